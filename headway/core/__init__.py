@@ -1,0 +1,1 @@
+"""Floor 0: the words every other floor shares. Standard library, numpy and msgspec only."""

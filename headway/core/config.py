@@ -1,0 +1,135 @@
+"""Engine arguments as users give them, and the resolved configurations their owners get.
+
+``EngineArgs`` may hold "auto" and None; ``engine.boot`` resolves them against the model and the machine, logs each choice
+with its reason, and hands frozen configurations down. Nothing below the engine floor sees an unresolved value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.core.errors import ConfigError
+from headway.core.ints import cdiv
+from headway.core.params import refuse_unknown
+
+RunAhead = int | Literal["auto"]
+MAX_RUN_AHEAD = 8
+
+
+@refuse_unknown
+@dataclass(kw_only=True, slots=True)
+class EngineArgs:
+    """Everything a user may say about an engine. Names and meanings are vLLM's, plus ``run_ahead``.
+
+    Attributes:
+        model: a folder in Hugging Face form, a GGUF file, a hub name, or the built-in name "smollm2".
+        tokenizer: folder or hub name to take the tokenizer from instead of the model's own.
+        revision: hub revision, pinned for every file.
+        dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
+        device: "auto", "cuda", "cuda:N" or "cpu".
+        max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
+        max_num_seqs: most requests running at once.
+        max_num_batched_tokens: most tokens in one step.
+        gpu_memory_utilization: share of the card's memory the engine may use.
+        kv_cache_memory_bytes: size of the KV cache; overrides gpu_memory_utilization.
+        block_size: tokens per KV block, a power of two from 8 to 256.
+        enable_prefix_caching: reuse KV blocks of equal prefixes.
+        enforce_eager: no CUDA graphs.
+        load_format: "auto", "safetensors", "gguf" or "dummy" (random weights, for benchmarks).
+        seed: seeds dummy weights and the per-request seeds of requests that bring none.
+        skip_tokenizer_init: token ids in, token ids out.
+        run_ahead: steps in flight before the host reads a result; 0 is the synchronous oracle; "auto" adapts.
+        max_logprobs: most logprobs a request may ask for.
+        generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
+        multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
+    """
+
+    model: str = "smollm2"
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    load_format: str = "auto"
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+    run_ahead: RunAhead = "auto"
+    max_logprobs: int = 20
+    generation_config: str = "auto"
+    multiprocess: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+
+    def _check_choices(self) -> None:
+        choices = {
+            "dtype": ("auto", "float32", "bfloat16", "float16"),
+            "load_format": ("auto", "safetensors", "gguf", "dummy"),
+            "generation_config": ("auto", "vllm"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        kind, _, index = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
+        if self.run_ahead != "auto" and not (_is_count(self.run_ahead, 0) and self.run_ahead <= MAX_RUN_AHEAD):
+            raise ConfigError(f'run_ahead must be "auto" or an integer from 0 to {MAX_RUN_AHEAD}; got {self.run_ahead!r}')
+
+    def _check_numbers(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value, 1):
+                raise ConfigError(f"{name} must be a positive integer; got {value!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1]; got {self.gpu_memory_utilization!r}")
+        size = self.block_size
+        if size is not None and (not _is_count(size, 8) or size > 256 or size & (size - 1)):
+            raise ConfigError(f"block_size must be a power of two from 8 to 256; got {size!r}")
+        if not _is_count(self.max_logprobs, 0):
+            raise ConfigError(f"max_logprobs must be an integer >= 0; got {self.max_logprobs!r}")
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be an integer; got {self.seed!r}")
+
+
+def _is_count(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler needs to know; plain integers.
+
+    Attributes:
+        num_blocks: KV blocks in the pool; block 0 is the null block and never handed out.
+        max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool = True
+    max_upload_ints: int = 2**31 - 1
+
+    def __post_init__(self) -> None:
+        usable = (self.num_blocks - 1) * self.block_size
+        if usable < self.max_model_len:
+            raise ConfigError(
+                f"the KV cache holds {usable} tokens, fewer than max_model_len={self.max_model_len}; "
+                f"lower max_model_len to {usable} or give the cache more memory"
+            )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return cdiv(self.max_model_len, self.block_size)

@@ -1,0 +1,98 @@
+"""The only things that cross between the API floor and the engine, in one process or between two.
+
+Plain msgspec structs: they are encoded with msgpack when the engine runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.core.params import SamplingParams
+
+
+class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
+    """A validated request for one completion (``n`` is fanned out above the engine).
+
+    Attributes:
+        request_id: unique among open requests; made by us, never by a client.
+        prompt_token_ids: at least one id, each below the vocabulary size.
+        params: checked; ``max_tokens`` is set and prompt + max_tokens <= max_model_len.
+        seed: 64-bit seed of this completion's random draws.
+        eos_token_ids: the model's end-of-sequence tokens (empty with ignore_eos).
+        bad_words_token_ids: ``params.bad_words`` as token sequences.
+        cache_salt: requests with different salts never share prefix-cache blocks.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: list[int]
+    bad_words_token_ids: list[list[int]] = []
+    cache_salt: str | None = None
+
+
+class TokenLogprobsRow(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: index 0 is the sampled (or prompt) token, the rest as asked for."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of entry 0 among the whole vocabulary, 1-based."""
+
+
+class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
+    """What one step brought for one request. Concatenating all updates gives the request's whole output.
+
+    ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobsRow] | None = None
+    new_prompt_logprobs: list[TokenLogprobsRow] | None = None
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What the API floor must know of a running engine to validate requests; fixed at start-up.
+
+    Attributes:
+        eos_token_ids: tokens that end generation unless ignore_eos.
+        generation_defaults: sampling fields taken from the model's generation_config.json (temperature, top_k, ...).
+        num_kv_tokens: capacity of the KV cache in tokens.
+        notes: what the engine does without, and why (for example "no pinned memory: copies block").
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int
+    eos_token_ids: list[int]
+    generation_defaults: dict[str, float]
+    num_kv_tokens: int
+    notes: list[str]
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counters and gauges since start-up; cheap to read at any time, no device access."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    back_pressure_waits: int = 0
+    back_pressure_seconds: float = 0.0
+    run_ahead: int = 0

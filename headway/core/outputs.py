@@ -1,0 +1,57 @@
+"""What users get back; names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log-probability under the raw logits. ``rank`` is 1 for the most likely token."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Token id -> Logprob for one position: the sampled (or prompt) token first, then the others."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    ``stop_reason`` is the stop string or the stop token id that ended it, None for end-of-sequence and length.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request; final when ``finished``. ``prompt_logprobs[0]`` is None: nothing precedes it.
+
+    ``error`` says why a completion ended with finish_reason "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None

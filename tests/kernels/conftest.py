@@ -1,0 +1,36 @@
+"""Kernel tests run Triton on the GPU when there is one, else in Triton's interpreter on CPU tensors.
+
+Fresh memory is poisoned: every ``torch.empty`` comes back full of NaN or of the most negative integer, so an output element
+that a kernel forgets to write cannot pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before any kernel module is imported
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def device() -> str:
+    """Where Triton kernels run in this test session."""
+    return DEVICE
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill uninitialised memory with NaN (floats) or the minimum (integers)."""
+    before = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
