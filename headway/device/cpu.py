@@ -1,0 +1,81 @@
+"""A CPU as a device: everything queued is done at once, so events are always passed and nothing ever waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from headway.device.base import Event, Graph, Stream
+
+
+class CpuStream:
+    """A stream whose work is done by the time it is queued."""
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Operations run as they come."""
+        return nullcontext()
+
+
+class CpuEvent:
+    """An event that has always happened."""
+
+    def record(self, stream: Stream) -> None:
+        """Nothing is pending."""
+
+    def query(self) -> bool:
+        """Always true."""
+        return True
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+    def elapsed_us(self, later: Event) -> float:
+        """No device clock: zero."""
+        return 0.0
+
+
+class CpuDevice:
+    """The synchronous device of plain CPU serving. See ``device.base.Device``."""
+
+    pins_memory = False
+    asynchronous = False
+    captures_graphs = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.main: Stream = CpuStream()
+        self.copies: Stream = CpuStream()
+        self.notes = ["CPU device: steps run synchronously, run-ahead and CUDA graphs have nothing to hide"]
+
+    def new_event(self, timing: bool = False) -> Event:
+        """An event that has always happened."""
+        return CpuEvent()
+
+    def host_ints(self, num_ints: int) -> torch.Tensor:
+        """Plain memory."""
+        return torch.zeros(num_ints, dtype=torch.int32)
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        """A CPU records nothing."""
+        raise NotImplementedError("the CPU device captures no graphs")
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """(available, total) physical memory."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+    def peak_bytes(self) -> int:
+        """Unknown."""
+        return 0
+
+    def reset_peak(self) -> None:
+        """Nothing is measured."""
+
+    def wait_idle(self) -> None:
+        """Always idle."""

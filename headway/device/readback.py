@@ -1,0 +1,73 @@
+"""The only way from device to host, and the only place where the engine waits for the device.
+
+One packed copy per step goes to a host buffer on the copy stream, behind an event. The buffer and the device tensor it is
+read from belong to the ticket until ``release``: neither can be reused while the copy may still run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headway.device.base import Device, Event
+
+
+@dataclass(slots=True)
+class WaitCounter:
+    """Host waits with their reason: back-pressure, the loop found the oldest step unfinished and had to wait for it."""
+
+    waits: int = 0
+    seconds: float = 0.0
+
+
+class Ticket:
+    """A readback under way."""
+
+    def __init__(self, owner: Readback, source: torch.Tensor, buffer: torch.Tensor, done: Event) -> None:
+        self._owner, self._source, self._buffer, self._done = owner, source, buffer, done
+
+    def ready(self) -> bool:
+        """Whether ``wait`` would return at once. Never blocks."""
+        return self._done.query()
+
+    def wait(self) -> npt.NDArray[np.int32]:
+        """The copied integers, a view that is valid until ``release``. Blocks until they have arrived; the wait is counted."""
+        if not self._done.query():
+            start = time.perf_counter()
+            self._done.synchronize()
+            self._owner.back_pressure.waits += 1
+            self._owner.back_pressure.seconds += time.perf_counter() - start
+        view: npt.NDArray[np.int32] = self._buffer.numpy()[: self._source.numel()]  # host: after the copy's event
+        return view
+
+    def release(self) -> None:
+        """Give the buffer back; views from ``wait`` must not be used any more."""
+        self._owner.recycle(self._buffer)
+
+
+class Readback:
+    """Starts readbacks of at most ``num_ints`` int32 each; grows by a buffer when all are on loan."""
+
+    def __init__(self, device: Device, num_ints: int) -> None:
+        self._device, self._num_ints = device, num_ints
+        self._free: list[torch.Tensor] = []
+        self.back_pressure = WaitCounter()
+
+    def start(self, source: torch.Tensor) -> Ticket:
+        """Copy ``source`` (contiguous int32 [<= num_ints]) once the work queued on ``main`` so far is done."""
+        buffer = self._free.pop() if self._free else self._device.host_ints(self._num_ints)
+        produced, done = self._device.new_event(), self._device.new_event()
+        produced.record(self._device.main)
+        self._device.copies.wait_event(produced)
+        with self._device.copies.active():
+            buffer[: source.numel()].copy_(source, non_blocking=True)
+        done.record(self._device.copies)
+        return Ticket(self, source, buffer, done)
+
+    def recycle(self, buffer: torch.Tensor) -> None:
+        """Take back the buffer of a released ticket."""
+        self._free.append(buffer)

@@ -1,0 +1,238 @@
+"""Builds an engine: resolves every "auto" against the model and the machine, says what it chose and why, allocates, warms up."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from headway.core.config import EngineArgs, SchedulerConfig
+from headway.core.errors import ConfigError, OutOfMemoryError
+from headway.core.ints import cdiv
+from headway.core.log import logger
+from headway.core.messages import AddRequest, ModelInfo
+from headway.device.base import Device
+from headway.device.select import select_device
+from headway.engine.core import EngineCore
+from headway.engine.pacer import Pacer
+from headway.engine.sizes import KVShape, Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context
+from headway.kernels.cpu.ops import preferred_dtype
+from headway.models.config import DecoderConfig, decoder_config, kv_spec
+from headway.models.decoder import DecoderModel
+from headway.models.load import load_model
+from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
+from headway.runner.graphs import DecodeGraphs, row_buckets
+from headway.runner.runner import ModelRunner, RunnerConfig
+from headway.sampling.sampler import Sampler, sampler_tables
+from headway.scheduler import Scheduler
+from headway.state.kv_pool import KVPool
+from headway.state.packed_step import segment_ints
+from headway.state.slots import SlotArena, core_tables
+from headway.weights import Checkpoint, open_checkpoint
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on its device, and what it was made from."""
+
+    device: Device
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    dtype: torch.dtype
+    model: DecoderModel
+
+
+def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
+    """Load the model and make a ready engine.
+
+    Args:
+        progress: draw progress bars on a terminal.
+
+    Raises:
+        ConfigError, ModelError, OutOfMemoryError: with what would work instead.
+    """
+    start = time.perf_counter()
+    loaded = _load(args, progress)
+    sizes = choose_sizes(args, loaded.config, loaded.device.asynchronous)
+    runner, sizes = _build_runner(args, loaded, sizes)
+    pacer = Pacer(args.run_ahead, loaded.device.asynchronous)
+    if loaded.device.captures_graphs and not args.enforce_eager:
+        _capture_graphs(runner, progress)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            block_size=sizes.block_size,
+            num_blocks=sizes.num_blocks,
+            enable_prefix_caching=args.enable_prefix_caching,
+            max_upload_ints=_upload_budget(sizes, loaded.config.vocab_size),
+        ),
+        upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
+    )
+    core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes))
+    _settle_garbage()
+    logger.info("engine ready in %.1f s", time.perf_counter() - start)
+    return core
+
+
+def _load(args: EngineArgs, progress: bool) -> Loaded:
+    device = select_device(args.device)
+    for note in device.notes:
+        logger.info("%s", note)
+    checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
+    config = decoder_config(checkpoint.config)
+    dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
+    longest = args.max_model_len or config.longest_context
+    if longest > config.longest_context:
+        raise ConfigError(
+            f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
+        )
+    model = load_model(
+        checkpoint,
+        dtype=dtype,
+        device=device.torch_device,
+        max_model_len=longest,
+        progress=progress,
+        seed=args.seed,
+    )
+    return Loaded(device, checkpoint, config, dtype, model)
+
+
+def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
+    if name != "auto":
+        return _DTYPES[name]
+    if device.torch_device.type == "cpu":
+        chosen = preferred_dtype()
+        logger.info("dtype auto: %s is the faster one on this CPU", chosen)
+        return chosen
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    # Float32 checkpoints are served in bfloat16, as everywhere: half the bytes, and bytes are what decoding costs.
+    return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
+
+
+def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> tuple[ModelRunner, Sizes]:
+    """A runner with its KV pool, and the sizes after the memory had its say."""
+    spec = kv_spec(loaded.config)
+    shape = KVShape(block_size=sizes.block_size, dtype=loaded.dtype, **spec)
+    device = loaded.device
+    if device.asynchronous and args.kv_cache_memory_bytes is None:
+        device.reset_peak()
+        rehearsal = _make_runner(loaded, sizes, 2)
+        _rehearse(rehearsal, sizes)
+        budget = cuda_kv_bytes(device, args.gpu_memory_utilization)
+        del rehearsal
+        gc.collect()
+    else:
+        budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
+    sizes = fit_context(sizes, shape, budget, explicit=args.max_model_len is not None)
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB; context %d",
+        sizes.num_blocks,
+        sizes.block_size,
+        sizes.num_blocks * shape.bytes_per_block / 2**30,
+        sizes.max_model_len,
+    )
+    try:
+        runner = _make_runner(loaded, sizes, sizes.num_blocks)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the KV cache of {sizes.num_blocks * shape.bytes_per_block / 2**30:.2f} GiB does not fit; "
+            "lower kv_cache_memory_bytes, gpu_memory_utilization or max_num_seqs"
+        ) from error
+    _rehearse(runner, sizes)
+    return runner, sizes
+
+
+def _rehearse(runner: ModelRunner, sizes: Sizes) -> None:
+    num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
+    try:
+        runner.rehearse(num_tokens, min(sizes.max_num_seqs, num_tokens))
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"a step of {num_tokens} tokens does not fit the card beside the weights; "
+            "lower max_num_batched_tokens or max_num_seqs"
+        ) from error
+
+
+def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
+    vocab_size, device = loaded.config.vocab_size, loaded.device
+    blocks_per_seq = cdiv(sizes.max_model_len, sizes.block_size)
+    tables = core_tables(sizes.max_model_len, blocks_per_seq, MAX_STOP_IDS) + sampler_tables(vocab_size)
+    arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
+    kv = KVPool(
+        num_blocks=num_blocks,
+        block_size=sizes.block_size,
+        dtype=loaded.dtype,
+        device=device.torch_device,
+        **kv_spec(loaded.config),
+    )
+    config = RunnerConfig(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        block_size=sizes.block_size,
+        vocab_size=vocab_size,
+        max_logprobs=sizes.max_logprobs,
+        max_upload_ints=2 * _upload_budget(sizes, vocab_size),  # resumed requests take up to 1.3x what they are counted
+        max_in_flight=sizes.max_in_flight,
+    )
+    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, kv, config)
+
+
+def _upload_budget(sizes: Sizes, vocab_size: int) -> int:
+    """Room for the largest single admission, and for a step full of ordinary ones."""
+    blocks_per_seq = cdiv(sizes.max_model_len, sizes.block_size)
+    largest = 2 * max_upload_ints(sizes.max_model_len, blocks_per_seq, vocab_size)
+    ordinary = 2 * sizes.max_num_batched_tokens + 128 * sizes.max_num_seqs
+    return largest + ordinary
+
+
+def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> int:
+    """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
+    num_tokens = len(request.prompt_token_ids)
+    return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * cdiv(num_tokens, block_size)
+
+
+def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
+    buckets = row_buckets(runner.config.max_num_seqs)
+    graphs = DecodeGraphs(runner.device, runner.decode_logits, runner.sample_and_advance, buckets)
+    start = time.perf_counter()
+    with tqdm(total=len(buckets), desc="capturing CUDA graphs", disable=None if progress else True) as bar:
+        graphs.capture(lambda bucket: bar.update())
+    runner.use_graphs(graphs)
+    logger.info("captured %d row counts in %.1f s", len(buckets), time.perf_counter() - start)
+
+
+def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
+    generation = loaded.checkpoint.generation_config
+    eos = generation.get("eos_token_id")
+    eos_ids = [eos] if isinstance(eos, int) else list(eos or loaded.config.eos_token_ids)
+    defaults = {name: float(generation[name]) for name in _GENERATION_FIELDS if generation.get(name) is not None}
+    return ModelInfo(
+        model=args.model,
+        architecture=loaded.config.architecture,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device.torch_device),
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        max_logprobs=sizes.max_logprobs,
+        eos_token_ids=[token for token in eos_ids if 0 <= token < loaded.config.vocab_size][:MAX_EOS_IDS],
+        generation_defaults=defaults if args.generation_config == "auto" else {},
+        num_kv_tokens=(sizes.num_blocks - 1) * sizes.block_size,
+        notes=list(loaded.device.notes),
+    )
+
+
+def _settle_garbage() -> None:
+    """Move everything built so far out of the collector's sight: a full collection inside the loop takes milliseconds."""
+    gc.collect()
+    gc.freeze()

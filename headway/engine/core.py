@@ -1,0 +1,138 @@
+"""``EngineCore.step``: THE host loop, plain and overlapped side by side."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from headway.core.errors import HeadwayError
+from headway.core.log import logger
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.plan import StepPlan
+from headway.engine.pacer import Pacer
+from headway.runner.runner import InFlight, ModelRunner
+from headway.scheduler import Scheduler
+
+
+class EngineCore:
+    """Joins the scheduler (host, integers) and the runner (device). Not thread-safe: one thread drives it.
+
+    Args:
+        info: what the API floor needs to know.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo) -> None:
+        self.info = info
+        self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
+        self._in_flight: deque[InFlight] = deque()
+        self._failures: list[RequestUpdate] = []
+        self._num_steps = 0
+
+    def add(self, request: AddRequest) -> None:
+        """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""
+        try:
+            self._scheduler.add(request)
+        except Exception as error:
+            self._runner.admissions.forget(request.request_id)
+            self._failures.append(_failure(request.request_id, error))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, wherever it is. Unknown ids are ignored: it may just have finished."""
+        self._scheduler.abort(request_id)
+        self._runner.admissions.forget(request_id)
+
+    def step(self) -> list[RequestUpdate]:
+        """One turn of the loop; [] when there is nothing to report yet."""
+        updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
+        if self._failures:
+            updates, self._failures = self._failures + updates, []
+        for update in updates:
+            if update.finish_reason is not None:
+                self._runner.admissions.forget(update.request_id)
+        return updates
+
+    def _plain_step(self) -> list[RequestUpdate]:
+        """Schedule, launch, wait, apply: the synchronous oracle."""
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._launch(plan)
+        return self._apply_oldest() if self._in_flight else []
+
+    def _overlapped_step(self) -> list[RequestUpdate]:
+        """Schedule and launch the next step while up to ``depth`` earlier ones run; then apply the oldest."""
+        plan = None
+        if len(self._in_flight) <= self._pacer.depth:
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                self._observe_headway()
+                self._launch(plan)
+        if self._in_flight and (plan is None or len(self._in_flight) > self._pacer.depth):
+            return self._apply_oldest()
+        return []
+
+    def _launch(self, plan: StepPlan) -> None:
+        try:
+            step = self._runner.launch(plan)
+        except Exception as error:
+            self._fail_plan(plan, error)
+            return
+        self._num_steps += 1
+        self._in_flight.append(step)
+
+    def _apply_oldest(self) -> list[RequestUpdate]:
+        step = self._in_flight.popleft()
+        result = self._runner.collect(step)
+        return self._scheduler.apply(step.plan, result)
+
+    def _observe_headway(self) -> None:
+        """Tell the pacer how much work the device still had when this step was about to be launched."""
+        if self._pacer.is_adaptive and self._in_flight:
+            ran_dry = self._in_flight[-1].ticket.ready()
+            had_spare = len(self._in_flight) > 1 and not self._in_flight[-2].ticket.ready()
+            self._pacer.observe(ran_dry, had_spare)
+
+    def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
+        """A step could not be launched: its requests fail, the others and the engine live on.
+
+        Raises:
+            The error itself when the device is lost: nothing can run any more.
+        """
+        if _is_fatal(error):
+            raise error
+        logger.error("step %d could not be launched", plan.step, exc_info=error)
+        self._failures += self._scheduler.discard(plan, _reason(error))
+
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._in_flight or self._failures) or self._scheduler.has_unfinished()
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges; no device access."""
+        stats = self._scheduler.stats()
+        waits = self._runner.readback.back_pressure
+        stats.num_steps = self._num_steps
+        stats.back_pressure_waits, stats.back_pressure_seconds = waits.waits, waits.seconds
+        stats.run_ahead = self._pacer.depth
+        return stats
+
+    def check_integrity(self) -> None:
+        """When idle: every block and slot is back. Raises HeadwayError otherwise."""
+        self._scheduler.check_integrity()
+
+    def shutdown(self) -> None:
+        """Wait for launched steps and drop them."""
+        while self._in_flight:
+            self._runner.collect(self._in_flight.popleft())
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+
+
+def _failure(request_id: str, error: Exception) -> RequestUpdate:
+    return RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="error", error=_reason(error))
+
+
+def _is_fatal(error: Exception) -> bool:
+    """CUDA errors other than running out of memory leave the context unusable."""
+    name = type(error).__name__
+    return name == "AcceleratorError" or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

@@ -1,0 +1,108 @@
+"""CUDA graphs of whole decode steps: one launch replays edits, unpack, forward, logits, sampling and slot update.
+
+For each padded row count there is one graph of the front half (up to the logits) for any mixture of features, and one of the
+whole step for each common sampling variant. Variants are chosen from host facts only. Everything a graph reads has a stable
+address: the packed step, the slot tables, the batch buffers, the KV pool, the result ring (its index is data, not an argument).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from headway.device.base import Device, Graph
+from headway.sampling.draw import FILTER_MIN_P, FILTER_TOP, RANDOM
+from headway.sampling.logprobs import LogprobTensors
+from headway.sampling.sampler import Variant
+from headway.state.batch import StepBatch
+
+WHOLE_STEP_VARIANTS = (
+    Variant(),
+    Variant(flags=RANDOM),
+    Variant(flags=RANDOM | FILTER_TOP | FILTER_MIN_P),
+)
+"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p."""
+
+DecodeLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
+SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[LogprobTensors]]
+
+
+@dataclass(slots=True)
+class FrontHalf:
+    """A graph up to the logits, and where it leaves them."""
+
+    graph: Graph
+    batch: StepBatch
+    logits: torch.Tensor
+
+
+def row_buckets(max_num_seqs: int) -> list[int]:
+    """Padded row counts: 1, 2, 4, then steps of 8 up to 256, of 16 beyond; the largest is ``max_num_seqs``."""
+    buckets = {1, 2, 4, *range(8, 257, 8), *range(272, max_num_seqs + 1, 16), max_num_seqs}
+    return sorted(bucket for bucket in buckets if bucket <= max_num_seqs)
+
+
+class DecodeGraphs:
+    """Captured decode steps.
+
+    Args:
+        decode_logits, sample_and_advance: the two halves of a step (``ModelRunner``'s).
+        buckets: ascending padded row counts.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        decode_logits: DecodeLogits,
+        sample_and_advance: SampleAndAdvance,
+        buckets: Iterable[int],
+    ) -> None:
+        self._device = device
+        self._decode_logits, self._sample_and_advance = decode_logits, sample_and_advance
+        self.buckets = list(buckets)
+        self._front: dict[int, FrontHalf] = {}
+        self._whole: dict[tuple[int, Variant], Graph] = {}
+
+    def capture(self, on_bucket: Callable[[int], None]) -> None:
+        """Capture every bucket, largest first so that the shared pool is sized once; ``on_bucket`` draws progress."""
+        with torch.inference_mode():
+            for bucket in reversed(self.buckets):
+                with self._device.main.active():  # kernels compile and libraries load outside of a capture
+                    batch, logits = self._decode_logits(bucket, bucket)
+                    for variant in WHOLE_STEP_VARIANTS:
+                        self._sample_and_advance(batch, logits, variant)
+                self._front[bucket] = self._capture_front(bucket)
+                for variant in WHOLE_STEP_VARIANTS:
+                    self._whole[bucket, variant] = self._capture_whole(bucket, variant)
+                on_bucket(bucket)
+
+    def _capture_front(self, bucket: int) -> FrontHalf:
+        kept: list[tuple[StepBatch, torch.Tensor]] = []
+        graph = self._device.capture(lambda: kept.append(self._decode_logits(bucket, bucket)))
+        return FrontHalf(graph, *kept[0])
+
+    def _capture_whole(self, bucket: int, variant: Variant) -> Graph:
+        def body() -> None:
+            batch, logits = self._decode_logits(bucket, bucket)
+            self._sample_and_advance(batch, logits, variant)
+
+        return self._device.capture(body)
+
+    def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
+        """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
+        for bucket in self.buckets:
+            if bucket >= num_rows and bucket >= num_edits:
+                return bucket
+        return None
+
+    def replay(self, bucket: int, variant: Variant) -> list[LogprobTensors]:
+        """Run a decode step; returns its log-probability parts."""
+        whole = self._whole.get((bucket, variant))
+        if whole is not None:
+            whole.replay()
+            return []
+        front = self._front[bucket]
+        front.graph.replay()
+        return self._sample_and_advance(front.batch, front.logits, variant)

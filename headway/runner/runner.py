@@ -1,0 +1,315 @@
+"""``ModelRunner.launch``: THE device loop's body. One step, from plan to readback, without a host wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from headway.core.messages import AddRequest
+from headway.core.plan import Int32s, StepPlan, StepResult
+from headway.device.base import Device
+from headway.device.readback import Readback, Ticket
+from headway.device.staging import StagingRing
+from headway.kernels.apply_edits import apply_edits
+from headway.kernels.slot_advance import slot_advance
+from headway.runner.admission import AdmissionWriter
+from headway.runner.batch_buffers import BatchBuffers
+from headway.runner.graphs import DecodeGraphs
+from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
+from headway.sampling.logprobs import LogprobTensors
+from headway.sampling.sampler import Sampler, Variant
+from headway.state.batch import StepBatch
+from headway.state.kv_pool import KVPool
+from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
+from headway.state.slots import SlotArena
+
+PROMPT_LOGITS_CHUNK = 256
+"""Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
+
+
+class Model(Protocol):
+    """What the runner asks of a model."""
+
+    def __call__(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N, V]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerConfig:
+    """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+    max_logprobs: int
+    max_upload_ints: int
+    max_in_flight: int
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A launched step: its plan, and where its result will arrive."""
+
+    plan: StepPlan
+    ticket: Ticket
+    layout: ResultLayout
+
+
+@dataclass(slots=True)
+class PromptPositions:
+    """Prompt tokens whose log-probabilities a step reports; offsets are into the packed step on the device.
+
+    Attributes:
+        rows: (row, positions) per reporting row.
+        indices_at: list of the tokens (of the batch) whose logits predict them.
+        targets_at: list of the prompt tokens themselves.
+        slots_at: list of their slots.
+        entries: most entries any row asks for.
+    """
+
+    rows: list[tuple[int, int]]
+    indices_at: int
+    targets_at: int
+    slots_at: int
+    entries: int
+
+    @property
+    def total(self) -> int:
+        """Positions over all rows."""
+        return sum(count for _, count in self.rows)
+
+
+class ModelRunner:
+    """Owns the device side of an engine: slot tables, batch buffers, KV pool, staging and readback.
+
+    Args:
+        arena: slot tables; the sampler's and the core ones.
+        kv: the cache; may be replaced by ``use_kv_pool`` before the first step.
+    """
+
+    def __init__(
+        self, device: Device, model: Model, sampler: Sampler, arena: SlotArena, kv: KVPool, config: RunnerConfig
+    ) -> None:
+        self.device, self.config = device, config
+        self._model, self._sampler, self._arena, self._kv = model, sampler, arena, kv
+        self.admissions = AdmissionWriter(arena, sampler)
+        self._requests: list[AddRequest | None] = [None] * config.max_num_seqs
+        rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+        num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
+        self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
+        self._staging = StagingRing(device, self._packed)
+        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
+        self._results = torch.zeros(
+            config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
+        )
+        most_entries = max(config.max_logprobs, 128)
+        packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
+        self.readback = Readback(device, packet)
+        self._num_in_flight = 0
+        self._graphs: DecodeGraphs | None = None
+
+    def use_kv_pool(self, kv: KVPool) -> None:
+        """Replace the cache; only before graphs are captured."""
+        assert self._graphs is None and self._num_in_flight == 0
+        self._kv = kv
+
+    def use_graphs(self, graphs: DecodeGraphs) -> None:
+        """Replay ``graphs`` on decode steps from now on."""
+        self._graphs = graphs
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Queue one step on the device and return at once.
+
+        The results of at most ``max_in_flight`` steps may be outstanding; a further launch is the caller's bug.
+        """
+        assert self._num_in_flight < self.config.max_in_flight, "collect a step before launching another"
+        staging = self._staging.acquire()
+        packed = PackedStep(staging.ints, plan, plan.step % self.config.max_in_flight)
+        new_counted = self._write_admissions(packed, plan)
+        if len(plan.block_edit_ids):
+            stride = self._arena.stride("block_table")
+            base = self._arena.position("block_table", 0)
+            packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
+        prompt = self._prompt_positions(packed, plan)
+        variant = self._sampler.variant(plan.slots)
+        layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
+        with self.device.main.active(), torch.inference_mode():
+            self._staging.send(staging, packed.finish())
+            if plan.admissions:
+                self._apply_edits(packed.num_edits)
+                self._rebuild_counts(new_counted)
+            packet = self._run(plan, packed, variant, prompt, layout)
+            ticket = self.readback.start(packet)
+        self._num_in_flight += 1
+        return InFlight(plan, ticket, layout)
+
+    def collect(self, step: InFlight) -> StepResult:
+        """The step's result. Blocks until it has arrived: the engine's only wait."""
+        result = unpack_results(step.ticket.wait(), step.layout)
+        step.ticket.release()
+        self._num_in_flight -= 1
+        return result
+
+    def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
+        """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
+        for admission in plan.admissions:
+            self.admissions.write(packed, admission)
+            self._requests[admission.slot] = admission.request
+        in_use = self._sampler.penalties.in_use
+        counted = [admission.slot for admission in plan.admissions if in_use[admission.slot]]
+        return packed.list_at(np.array(counted, np.int32)), len(counted)
+
+    def _prompt_positions(self, packed: PackedStep, plan: StepPlan) -> PromptPositions | None:
+        """Lists for the rows whose prompt log-probabilities were asked for."""
+        asked = self._sampler.logprobs.prompt_entries(plan.slots)
+        if asked.max(initial=-1) < 0:
+            return None
+        starts = np.cumsum(plan.query_lens) - plan.query_lens
+        rows: list[tuple[int, int]] = []
+        indices: list[Int32s] = []
+        targets: list[int] = []
+        for row in np.flatnonzero(asked >= 0).tolist():
+            request = self._requests[plan.slots[row]]
+            assert request is not None
+            prompt = request.prompt_token_ids
+            first = int(plan.starts_bound[row])
+            count = min(first + int(plan.query_lens[row]), len(prompt) - 1) - first
+            if count > 0:
+                rows.append((row, count))
+                indices.append(np.arange(starts[row], starts[row] + count, dtype=np.int32))
+                targets += prompt[first + 1 : first + 1 + count]
+        if not rows:
+            return None
+        slots = np.repeat(plan.slots[[row for row, _ in rows]], [count for _, count in rows])
+        entries = int(asked[[row for row, _ in rows]].max())
+        return PromptPositions(
+            rows=rows,
+            indices_at=packed.list_at(np.concatenate(indices)),
+            targets_at=packed.list_at(np.array(targets, np.int32)),
+            slots_at=packed.list_at(slots.astype(np.int32)),
+            entries=entries,
+        )
+
+    def _apply_edits(self, num_edits: int) -> None:
+        apply_edits(self._arena.ints, self._packed, num_edits)
+
+    def _rebuild_counts(self, counted: tuple[int, int]) -> None:
+        position, number = counted
+        if number:
+            self._sampler.penalties.rebuild(self._packed[position : position + number], self.config.max_model_len)
+
+    def _run(
+        self,
+        plan: StepPlan,
+        packed: PackedStep,
+        variant: Variant,
+        prompt: PromptPositions | None,
+        layout: ResultLayout,
+    ) -> torch.Tensor:
+        """Queue the step's kernels, replayed or eager; returns the packet to read back."""
+        ring = self._results[plan.step % self.config.max_in_flight]
+        graphs = self._graphs
+        if graphs is not None and plan.num_decode_rows == plan.num_rows and prompt is None:
+            bucket = graphs.bucket_for(plan.num_rows, packed.num_edits if not plan.admissions else 0)
+            if bucket is not None:
+                layout.padded_rows = bucket
+                parts = graphs.replay(bucket, variant)
+                return pack_results(ring[:bucket], parts)
+        if not plan.admissions and packed.num_edits:
+            self._apply_edits(packed.num_edits)
+        batch = self._buffers.unpack(
+            self._packed,
+            num_tokens=packed.num_tokens,
+            num_rows=plan.num_rows,
+            num_decode_rows=plan.num_decode_rows,
+            max_query_len=int(plan.query_lens.max()),
+            max_seq_len_bound=int((plan.starts_bound + plan.query_lens).max()),
+        )
+        hidden = self._model(batch, self._kv)
+        parts = self.sample_and_advance(batch, self.row_logits(batch, hidden), variant)
+        if prompt is not None:
+            layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
+            parts.append(self._prompt_logprobs(hidden, prompt))
+        return pack_results(ring[: plan.num_rows], parts)
+
+    def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a decode step of ``num_rows`` padded rows, as graphs capture it: edits, unpack, forward, logits."""
+        self._apply_edits(max_edits)
+        batch = self._buffers.unpack(
+            self._packed,
+            num_tokens=num_rows,
+            num_rows=num_rows,
+            num_decode_rows=num_rows,
+            max_query_len=1,
+            max_seq_len_bound=self.config.max_model_len,
+        )
+        return batch, self._model.logits(self._model(batch, self._kv))
+
+    def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, V] logits after each row's last token."""
+        if batch.num_decode_rows < len(batch.row_slots):
+            hidden = hidden.index_select(0, batch.logit_indices)
+        return self._model.logits(hidden)
+
+    def sample_and_advance(self, batch: StepBatch, logits: torch.Tensor, variant: Variant) -> list[LogprobTensors]:
+        """The back half of a step: choose tokens, append them to the slots, evaluate stop conditions, record results."""
+        token_ids, logprobs = self._sampler(logits, batch.row_slots, variant)
+        view, penalties = self._arena.view, self._sampler.penalties
+        slot_advance(
+            self._packed,
+            batch.row_slots,
+            token_ids,
+            view("history"),
+            view("num_tokens"),
+            view("num_computed"),
+            view("alive"),
+            penalties.counts,
+            penalties.count_on,
+            view("min_total"),
+            view("max_total"),
+            view("stop_counts"),
+            view("stop_ids"),
+            self._results,
+        )
+        return [] if logprobs is None else [logprobs]
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptPositions) -> LogprobTensors:
+        def listed(position: int) -> torch.Tensor:
+            return self._packed[position : position + prompt.total]
+
+        indices, targets, slots = listed(prompt.indices_at), listed(prompt.targets_at), listed(prompt.slots_at)
+        chunks = []
+        for start in range(0, prompt.total, PROMPT_LOGITS_CHUNK):
+            part = slice(start, start + PROMPT_LOGITS_CHUNK)
+            logits = self._model.logits(hidden.index_select(0, indices[part]))
+            chunks.append(self._sampler.logprobs.gather_prompt(logits, targets[part], slots[part], prompt.entries))
+        ids, logprobs, ranks, counts = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
+        return ids, logprobs, ranks, counts
+
+    def rehearse(self, num_tokens: int, num_rows: int) -> None:
+        """Run the largest step there can be on padding only, to load kernels and to measure memory. Start-up only."""
+        with self.device.main.active(), torch.inference_mode():
+            self._packed.zero_()
+            self._apply_edits(1)
+            batch = self._buffers.unpack(
+                self._packed,
+                num_tokens=num_tokens,
+                num_rows=num_rows,
+                num_decode_rows=0,
+                max_query_len=num_tokens,
+                max_seq_len_bound=num_tokens,
+            )
+            logits = self.row_logits(batch, self._model(batch, self._kv))
+            every = (1 << len(self._sampler.features)) - 1
+            for variant in (Variant(), Variant(flags=1), Variant(every, 7, self.config.max_logprobs)):
+                pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
+            self._sampler.penalties.rebuild(batch.row_slots, 1)
+        self.device.wait_idle()

@@ -1,0 +1,71 @@
+"""Temperature, top-k, top-p, min-p, seeds: the draw itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headway.core.messages import AddRequest
+from headway.core.plan import Int32s
+from headway.kernels.sample import sample
+from headway.sampling.feature import SlotEdit, Tables, float_bits, ints
+from headway.state.slots import Table
+
+RANDOM, FILTER_TOP, FILTER_MIN_P = 1, 2, 4
+"""Host facts about a step's rows that let ``sample`` skip work: some row is random / uses top-k or top-p / uses min-p."""
+
+
+class Draw:
+    """Chooses one token per row. Stateless: the draw is a function of the request's seed and the position alone."""
+
+    def __init__(self, at: Tables) -> None:
+        self._flags = np.zeros(at.num_slots, np.int32)
+        view = at.arena.view
+        self._temperature, self._top_k, self._top_p = view("temperature"), view("top_k"), view("top_p")
+        self._min_p, self._seeds, self._num_tokens = view("min_p"), view("seeds"), view("num_tokens")
+
+    @staticmethod
+    def tables(vocab_size: int) -> list[Table]:
+        """Slot tables; seeds are (low, high) words."""
+        reals = [Table(name, dtype=torch.float32) for name in ("temperature", "top_p", "min_p")]
+        return [*reals, Table("top_k"), Table("seeds", 2)]
+
+    def stage(self, request: AddRequest) -> list[SlotEdit]:
+        """The request's sampling numbers."""
+        params = request.params
+        seed = np.array([request.seed & (2**64 - 1)], np.uint64).view(np.int32)
+        return [
+            SlotEdit("temperature", float_bits([params.temperature])),
+            SlotEdit("top_p", float_bits([params.top_p])),
+            SlotEdit("min_p", float_bits([params.min_p])),
+            SlotEdit("top_k", ints(params.top_k)),
+            SlotEdit("seeds", seed),
+        ]
+
+    def admit(self, slot: int, request: AddRequest) -> None:
+        """Remember which paths the slot needs."""
+        params = request.params
+        flags = 0
+        if not params.is_greedy:
+            flags = RANDOM
+            flags |= FILTER_TOP if params.top_k > 0 or params.top_p < 1.0 else 0
+            flags |= FILTER_MIN_P if params.min_p > 0.0 else 0
+        self._flags[slot] = flags
+
+    def flags(self, slots: Int32s) -> int:
+        """Union of the rows' paths."""
+        return int(np.bitwise_or.reduce(self._flags[slots]))
+
+    def apply(self, logits: torch.Tensor, slots: torch.Tensor, flags: int) -> torch.Tensor:
+        """int32 [N] tokens from ``logits`` [N, V]."""
+        return sample(
+            logits,
+            slots,
+            self._temperature,
+            self._top_k,
+            self._top_p,
+            self._min_p,
+            self._seeds,
+            self._num_tokens,
+            flags,
+        )

@@ -1,0 +1,66 @@
+"""What every sampling feature looks like."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from headway.core.messages import AddRequest
+from headway.core.plan import Bools, Floats, Int32s
+from headway.state.slots import SlotArena, Table
+
+
+class SlotEdit(NamedTuple):
+    """Values for the first columns of one slot's row of a table, as int32 (floats as their bits)."""
+
+    table: str
+    values: Int32s
+
+
+def ints(*values: int) -> Int32s:
+    """A row of integers."""
+    return np.array(values, np.int32)
+
+
+def float_bits(values: Floats | list[float]) -> Int32s:
+    """Floats as the int32 of the same bits, which is how the arena stores them."""
+    bits: Int32s = np.asarray(values, np.float32).view(np.int32)
+    return bits
+
+
+class Feature(Protocol):
+    """One kind of logit edit.
+
+    Attributes:
+        in_use: bool [S], host mirror: which slots' requests use the feature. Steps without any skip the kernel.
+    """
+
+    in_use: Bools
+
+    def stage(self, request: AddRequest) -> list[SlotEdit]:
+        """What the slot's tables must hold for ``request``, resetting what an earlier owner left. Pure.
+
+        Raises:
+            InvalidRequestError: the request does not fit the tables.
+        """
+
+    def wanted(self, request: AddRequest) -> bool:
+        """Whether ``request`` uses the feature."""
+
+    def apply(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Edit ``logits`` (float32 [N, V]) in place; ``slots`` is int32 [N], -1 on padding."""
+
+
+class Tables(NamedTuple):
+    """What a feature is built with: where its tables will live and how large they are."""
+
+    arena: SlotArena
+    num_slots: int
+    vocab_size: int
+
+
+def flag_tables(*names: str) -> list[Table]:
+    """int32 tables of width 1."""
+    return [Table(name) for name in names]

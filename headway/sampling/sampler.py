@@ -1,0 +1,101 @@
+"""The sampler: the order of logit edits, readable from top to bottom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from headway.core.messages import AddRequest
+from headway.core.plan import Int32s
+from headway.sampling.bad_words import BadWords
+from headway.sampling.draw import Draw
+from headway.sampling.feature import Feature, SlotEdit, Tables
+from headway.sampling.logit_edits import AllowedTokens, LogitBias, MinTokens
+from headway.sampling.logprobs import NOT_ASKED, Logprobs, LogprobTensors
+from headway.sampling.penalties import Penalties
+from headway.state.slots import SlotArena, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Which kernels a step needs: decided from host facts only, never from the device.
+
+    Attributes:
+        edits: bit i: some row uses feature i of ``Sampler.features``.
+        flags: the ``Draw`` paths some row needs.
+        max_logprobs: most log-probability entries a row asks for; -1: none.
+    """
+
+    edits: int = 0
+    flags: int = 0
+    max_logprobs: int = NOT_ASKED
+
+
+class Sampled(NamedTuple):
+    """token_ids int32 [N], and log-probabilities when the variant asks for them."""
+
+    token_ids: torch.Tensor
+    logprobs: LogprobTensors | None
+
+
+class Sampler:
+    """Turns logits into tokens for any mixture of requests.
+
+    Args:
+        arena: holds the tables named by ``sampler_tables``.
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, arena: SlotArena, vocab_size: int) -> None:
+        at = Tables(arena, arena.num_slots, vocab_size)
+        self.penalties = Penalties(at)
+        self.features: list[Feature] = [LogitBias(at), AllowedTokens(at), MinTokens(at), self.penalties, BadWords(at)]
+        self.draw = Draw(at)
+        self.logprobs = Logprobs(at)
+
+    def stage(self, request: AddRequest) -> list[SlotEdit]:
+        """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""
+        edits = [*self.draw.stage(request), *self.logprobs.stage(request)]
+        for feature in self.features:
+            edits += feature.stage(request)
+        return edits
+
+    def admit(self, slot: int, request: AddRequest) -> None:
+        """Update the host mirrors: ``slot`` now belongs to ``request``."""
+        self.draw.admit(slot, request)
+        self.logprobs.admit(slot, request)
+        for feature in self.features:
+            feature.in_use[slot] = feature.wanted(request)
+
+    def variant(self, slots: Int32s) -> Variant:
+        """What a step over these slots (int32 [R], on the host) needs."""
+        edits = 0
+        for bit, feature in enumerate(self.features):
+            edits |= int(feature.in_use[slots].any()) << bit
+        return Variant(edits, self.draw.flags(slots), self.logprobs.max_entries(slots))
+
+    def __call__(self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant) -> Sampled:
+        """Choose tokens.
+
+        Args:
+            logits: [N, V] as the model made them; not modified.
+            slots: int32 [N] on the device, -1 on padding.
+        """
+        edited = logits
+        if variant.edits:
+            edited = logits.to(torch.float32, copy=True)
+            for bit, feature in enumerate(self.features):
+                if variant.edits >> bit & 1:
+                    feature.apply(edited, slots)
+        token_ids = self.draw.apply(edited, slots, variant.flags)
+        if variant.max_logprobs == NOT_ASKED:
+            return Sampled(token_ids, None)
+        return Sampled(token_ids, self.logprobs.gather(logits, token_ids, slots, variant.max_logprobs))
+
+
+def sampler_tables(vocab_size: int) -> list[Table]:
+    """The slot tables that a ``Sampler`` needs in its arena."""
+    owners = (Draw, Logprobs, LogitBias, AllowedTokens, Penalties, BadWords)
+    return [table for owner in owners for table in owner.tables(vocab_size)]

@@ -1,0 +1,77 @@
+"""Slot tables share one arena; positions, views and edits agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headway.core.errors import ConfigError
+from headway.core.plan import StepPlan
+from headway.kernels.apply_edits import apply_edits
+from headway.state.packed_step import HEADER_INTS, PackedStep, segment_ints
+from headway.state.slots import SlotArena, Table
+
+
+def arena() -> SlotArena:
+    tables = [Table("a"), Table("b", 3), Table("real", dtype=torch.float32), Table("long", 3000)]
+    return SlotArena(tables, 5, torch.device("cpu"))
+
+
+def test_views_do_not_overlap_and_positions_match() -> None:
+    slots = arena()
+    for value, name in enumerate(("a", "b", "long"), start=1):
+        slots.view(name).fill_(value)
+    slots.view("real").fill_(0.5)
+    assert slots.view("a").shape == (5,) and slots.view("b").shape == (5, 3)
+    slots.ints[slots.position("b", 4, 2)] = 77
+    assert slots.view("b")[4].tolist() == [2, 2, 77]
+    assert (slots.view("a") == 1).all() and (slots.view("long") == 3).all() and (slots.view("real") == 0.5).all()
+
+
+def test_too_large_an_arena_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        SlotArena([Table("history", 2**26)], 64, torch.device("meta"))
+
+
+def test_edits_land_where_they_should_and_nowhere_else() -> None:
+    slots = arena()
+    plan = StepPlan(
+        step=0,
+        slots=np.array([3, 1], np.int32),
+        query_lens=np.array([1, 4], np.int32),
+        starts_bound=np.array([0, 0], np.int32),
+        samples=np.array([True, False]),
+        num_decode_rows=1,
+    )
+    ints = np.full(8000, -9, np.int32)
+    packed = PackedStep(ints, plan, result_index=6)
+    long = np.arange(2500, dtype=np.int32)
+    packed.write(slots.position("long", 2), long)
+    packed.scatter(np.array([slots.position("a", 0), slots.position("real", 4)]), np.array([5, 0x3F800000], np.int32))
+    where = packed.list_at(np.array([8, 9], np.int32))
+    used = packed.finish()
+    assert ints[:6].tolist() == [5, used - 15, 2, 5, HEADER_INTS, 6]
+    assert ints[HEADER_INTS : HEADER_INTS + 8].tolist() == [3, 1, 0, 1, 1, 4, 1, 0]
+    assert ints[where : where + 2].tolist() == [8, 9]
+    assert (ints[used:] == -9).all()
+    assert used == HEADER_INTS + 8 + segment_ints(2500) + 2 * segment_ints(1) + 2
+    apply_edits(slots.ints, torch.from_numpy(ints), 5)
+    assert slots.view("long")[2, :2500].tolist() == long.tolist()
+    assert slots.view("a").tolist() == [5, 0, 0, 0, 0]
+    assert slots.view("real").tolist() == [0, 0, 0, 0, 1.0]
+    assert int(slots.ints.count_nonzero()) == 2499 + 2
+
+
+def test_overflow_is_caught() -> None:
+    plan = StepPlan(
+        step=0,
+        slots=np.array([0], np.int32),
+        query_lens=np.array([1], np.int32),
+        starts_bound=np.array([0], np.int32),
+        samples=np.array([True]),
+        num_decode_rows=1,
+    )
+    packed = PackedStep(np.zeros(30, np.int32), plan, 0)
+    with pytest.raises(AssertionError, match="overflow"):
+        packed.write(0, np.zeros(11, np.int32))
