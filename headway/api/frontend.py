@@ -1,0 +1,108 @@
+"""What LLM and AsyncLLM share: choosing the engine client, the tokenizer, and conversations as prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headway.core.config import EngineArgs
+from headway.core.errors import InvalidRequestError
+from headway.engine.client import EngineClient, InprocClient, ThreadClient
+
+if TYPE_CHECKING:
+    from headway.api.chat_template import ChatTemplate
+    from headway.api.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+"""``{"role": ..., "content": ...}`` and whatever else the model's chat template reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatOptions:
+    """How conversations become text.
+
+    Attributes:
+        chat_template: Jinja source to use instead of the tokenizer's.
+        add_generation_prompt: end with the opening of the assistant's turn.
+        continue_final_message: leave the last message open, to be continued.
+        tools: JSON schemas of functions, for templates that read them.
+        template_kwargs: further variables for the template.
+    """
+
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool) -> EngineClient:
+    """Start an engine. ``args.multiprocess`` wins over ``own_process``; raises what building the engine raises."""
+    if args.multiprocess if args.multiprocess is not None else own_process:
+        from headway.engine.process import ProcessClient
+
+        return ProcessClient(args)
+    return ThreadClient(args) if asynchronous else InprocClient(args)
+
+
+def load_tokenizer(args: EngineArgs) -> Tokenizer | None:
+    """The tokenizer that ``args`` name; None with skip_tokenizer_init. Raises ModelError."""
+    if args.skip_tokenizer_init:
+        return None
+    from headway.api.tokenizer import load_tokenizer
+
+    return load_tokenizer(args.model, tokenizer=args.tokenizer, revision=args.revision)
+
+
+class ChatRenderer:
+    """Conversations to prompts with the tokenizer's chat template; keeps the last compiled template."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: ChatTemplate | None = None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model brings a chat template."""
+        return self._tokenizer is not None and self._tokenizer.pick_template() is not None
+
+    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """Text of a conversation, special tokens included: tokenise it without adding any.
+
+        Raises:
+            InvalidRequestError: no template, tools that the template would ignore, or messages it cannot render.
+        """
+        if self._tokenizer is None:
+            raise InvalidRequestError("chat needs a tokenizer, but skip_tokenizer_init is set", "messages")
+        source = options.chat_template or self._tokenizer.pick_template(has_tools=bool(options.tools))
+        if source is None:
+            raise InvalidRequestError("the model has no chat template; give chat_template or use generate", "messages")
+        if options.tools and "tools" not in source:
+            raise InvalidRequestError("the model's chat template does not show tools; leave tools out", "tools")
+        compiled = self._compiled
+        if compiled is None or compiled.source != source:
+            from headway.api.chat_template import ChatTemplate
+
+            compiled = self._compiled = ChatTemplate(source, self._tokenizer.special_tokens)
+        return compiled.render(
+            messages,
+            tools=options.tools,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            **options.template_kwargs,
+        )
+
+
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """One conversation or a list of them, as a list."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
+    if all(isinstance(message, Mapping) for message in messages):
+        return [list(messages)]
+    for conversation in messages:
+        if not isinstance(conversation, (list, tuple)) or not conversation:
+            raise InvalidRequestError("each conversation must be a non-empty list of messages", "messages")
+        if not all(isinstance(message, Mapping) for message in conversation):
+            raise InvalidRequestError("each message must be a dictionary with a role and a content", "messages")
+    return [list(conversation) for conversation in messages]

@@ -1,0 +1,294 @@
+"""The door: every request of every front end is checked and tokenised here, and nowhere else.
+
+What depends on one field alone is checked by ``SamplingParams`` itself; what depends on the model (vocabulary, context
+length, tokenizer) is checked here, so that a request that gets past the door can be served.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from headway.core.errors import InvalidRequestError, UnknownParameterError
+from headway.core.messages import AddRequest, ModelInfo
+from headway.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from headway.api.tokenizer import Tokenizer
+
+MAX_BAD_WORDS_SEQUENCES = 256
+MAX_BAD_WORDS_TOKENS = 2048
+"""Most token sequences, and tokens in all of them, that one request's ``bad_words`` may come to."""
+MAX_CACHE_SALT_CHARS = 1024
+
+_MASK64 = 2**64 - 1
+
+
+class TextPrompt(TypedDict, total=False):
+    """``{"prompt": text}``, optionally with a ``cache_salt``: only equal salts share cached prefixes."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """``{"prompt_token_ids": ids}``, optionally with a ``cache_salt``."""
+
+    prompt_token_ids: list[int]
+    cache_salt: str
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that may be submitted: one AddRequest per completion (``params.n`` of them), in order.
+
+    Their ids are ``{internal_id}-{i}``; internal ids are ours, unique for the life of a Door.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    internal_id: str
+    children: list[AddRequest]
+
+
+def is_token_ids(value: object) -> bool:
+    """Whether ``value`` is a non-empty list or tuple of integers: one tokenised prompt."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(_is_int(item) for item in value)
+
+
+def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """What ``LLM.generate`` takes, as a list of prompts. A flat list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)) or is_token_ids(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if isinstance(prompts, (list, tuple)):
+        return list(prompts)
+    raise InvalidRequestError(
+        f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompts).__name__}", "prompt"
+    )
+
+
+def params_list(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> list[SamplingParams]:
+    """One SamplingParams per prompt; a single one serves them all."""
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, (list, tuple)):
+        raise _wrong_params(params)
+    if len(params) != num_prompts:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts came with {len(params)} sampling_params; give one for all or one for each",
+            "sampling_params",
+        )
+    return list(params)
+
+
+def default_params(info: ModelInfo) -> SamplingParams:
+    """SamplingParams with the defaults of the model's generation_config.json (``info.generation_defaults``)."""
+    whole = {f.name for f in fields(SamplingParams) if str(f.type).startswith("int")}
+    return SamplingParams(**{k: int(v) if k in whole else v for k, v in info.generation_defaults.items()})  # type: ignore[arg-type]
+
+
+class Door:
+    """Checks, tokenises and fans out requests for one engine.
+
+    A request without a seed gets ``mix64(seed, number of the request at this door)``: fresh for each request, the same
+    in every run that makes the same calls in the same order. Completion ``i`` of ``n`` adds ``i`` (modulo 2**64).
+
+    Args:
+        tokenizer: None when the engine was started with skip_tokenizer_init.
+        seed: EngineArgs.seed.
+    """
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._seed = seed
+        self._numbers = itertools.count()
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """Check one request and make its AddRequests.
+
+        Args:
+            add_special_tokens: False for text that a chat template has already furnished with them.
+            cache_salt: used unless the prompt brings its own.
+
+        Raises:
+            InvalidRequestError: with ``parameter`` naming the field.
+        """
+        if not isinstance(params, SamplingParams):
+            raise _wrong_params(params)
+        text, ids, own_salt = self._read_prompt(prompt)
+        self._check_tokenizer_needs(params)
+        self._check_vocabulary(params)
+        self._check_logprobs(params)
+        if text is not None:
+            ids = self._encode(text, add_special_tokens)
+        params = replace(params, max_tokens=self._max_tokens(ids, params))
+        return self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+
+    def _read_prompt(self, prompt: object) -> tuple[str | None, list[int], str | None]:
+        """Text or token ids, and the salt, of any form of prompt; ids are checked here."""
+        salt: object = None
+        if isinstance(prompt, Mapping):
+            known = ("prompt", "prompt_token_ids", "cache_salt")
+            for key in prompt:
+                if key not in known:
+                    raise UnknownParameterError(str(key), known, "a prompt")
+            if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+                raise InvalidRequestError('a prompt needs either "prompt" or "prompt_token_ids"', "prompt")
+            salt = prompt.get("cache_salt")
+            name = "prompt" if "prompt" in prompt else "prompt_token_ids"
+            prompt = prompt[name]
+            if (name == "prompt") != isinstance(prompt, str):
+                raise InvalidRequestError(
+                    f'"{name}" must be {"a string" if name == "prompt" else "a list of token ids"}, '
+                    f"got {type(prompt).__name__}",
+                    name,
+                )
+        if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
+            raise InvalidRequestError(
+                f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
+            )
+        if isinstance(prompt, str):
+            return prompt, [], salt
+        if not isinstance(prompt, (list, tuple)):
+            raise InvalidRequestError(
+                f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompt).__name__}", "prompt"
+            )
+        self._check_prompt_ids(prompt)
+        return None, list(prompt), salt
+
+    def _check_prompt_ids(self, ids: Sequence[object]) -> None:
+        if not ids:
+            raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
+        size = self.info.vocab_size
+        for token in ids:
+            if not _is_int(token):
+                raise InvalidRequestError(f"token ids of a prompt must be integers, got {token!r:.80}", "prompt")
+            if not 0 <= token < size:  # type: ignore[operator]
+                raise InvalidRequestError(f"token id {token} is outside of the vocabulary (0 to {size - 1})", "prompt")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("skip_tokenizer_init is set: the prompt must be token ids, not text", "prompt")
+        if not text:
+            raise InvalidRequestError("the prompt is empty; give at least one character", "prompt")
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        self._check_prompt_ids(ids)
+        return ids
+
+    def _check_tokenizer_needs(self, params: SamplingParams) -> None:
+        if self.tokenizer is not None:
+            return
+        for name in ("stop", "bad_words"):
+            if getattr(params, name):
+                raise InvalidRequestError(f"{name} needs a tokenizer, but skip_tokenizer_init is set", name)
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        size = self.info.vocab_size
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
+            for token in getattr(params, name) or ():
+                if not 0 <= token < size:
+                    message = f"{name}: token id {token} is outside of the vocabulary (0 to {size - 1})"
+                    raise InvalidRequestError(message, name)
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            most = self.info.max_logprobs
+            if asked is not None and asked > most:
+                raise InvalidRequestError(
+                    f"{name} must be at most {most}, got {asked}; start the engine with a larger max_logprobs", name
+                )
+
+    def _max_tokens(self, ids: list[int], params: SamplingParams) -> int:
+        """max_tokens cut to the room that the prompt leaves."""
+        limit = self.info.max_model_len
+        room = limit - len(ids)
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but at most {limit - 1} fit: max_model_len is {limit} and at least "
+                f"one token has to be generated; shorten the prompt or raise max_model_len",
+                "prompt",
+            )
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} does not fit: the prompt has {len(ids)} tokens "
+                f"and max_model_len is {limit}",
+                "min_tokens",
+            )
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _bad_words(self, words: Iterable[str]) -> list[list[int]]:
+        """Token sequences of each word as it stands and, where that is a different word token, after a space."""
+        sequences: list[list[int]] = []
+        if self.tokenizer is None:
+            return sequences
+        for word in words:
+            plain = self.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not plain:
+                raise InvalidRequestError(f"bad_words entry {word!r:.80} has no tokens", "bad_words")
+            sequences.append(plain)
+            if spaced[0] != plain[0] and len(spaced) == len(plain):
+                sequences.append(spaced)
+        total = sum(map(len, sequences))
+        if len(sequences) > MAX_BAD_WORDS_SEQUENCES or total > MAX_BAD_WORDS_TOKENS:
+            raise InvalidRequestError(
+                f"bad_words come to {len(sequences)} sequences of {total} tokens together; "
+                f"at most {MAX_BAD_WORDS_SEQUENCES} sequences and {MAX_BAD_WORDS_TOKENS} tokens are allowed",
+                "bad_words",
+            )
+        for token in itertools.chain.from_iterable(sequences):
+            if not 0 <= token < self.info.vocab_size:
+                raise InvalidRequestError(f"bad_words: token id {token} is outside of the vocabulary", "bad_words")
+        return sequences
+
+    def _fan_out(self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None) -> PreparedRequest:
+        bad_words = self._bad_words(params.bad_words)
+        number = next(self._numbers)
+        seed = mix64(self._seed, number) if params.seed is None else params.seed
+        # Strings are this floor's business. One completion is enough to report on the prompt that all of them share.
+        first = replace(params, n=1, stop=None, bad_words=[])
+        others = replace(first, prompt_logprobs=None) if params.n > 1 else first
+        children = [
+            AddRequest(
+                request_id=f"{number}-{i}",
+                prompt_token_ids=ids,
+                params=others if i else first,
+                seed=(seed + i) & _MASK64,
+                eos_token_ids=[] if params.ignore_eos else self.info.eos_token_ids,
+                bad_words_token_ids=bad_words,
+                cache_salt=salt,
+            )
+            for i in range(params.n)
+        ]
+        return PreparedRequest(text, ids, params, str(number), children)
+
+
+def mix64(seed: int, number: int) -> int:
+    """64 well-mixed bits of (seed, number): two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014)."""
+    value = seed & _MASK64
+    for word in (0, number):
+        value = (value + word + 1) * 0x9E3779B97F4A7C15 & _MASK64
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
+        value ^= value >> 31
+    return value
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong_params(params: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}", "sampling_params"
+    )

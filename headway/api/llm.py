@@ -1,0 +1,210 @@
+"""``LLM``: prompts in, finished outputs back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headway.api import frontend
+from headway.api.frontend import ChatOptions, Message
+from headway.api.inputs import Door, PreparedRequest, Prompt, default_params, params_list, prompt_list
+from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.core.config import EngineArgs
+from headway.core.errors import EngineDeadError, InvalidRequestError
+from headway.core.messages import EngineStats, ModelInfo
+from headway.core.outputs import RequestOutput
+from headway.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from headway.api.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model and its engine, for batch work.
+
+    >>> with LLM("smollm2") as llm:
+    ...     [output] = llm.generate("The capital of France is", SamplingParams(temperature=0))
+
+    Installs no signal handlers. Close it, use it in ``with``, or let it go: the engine ends with it.
+
+    Args:
+        model: a folder, a GGUF file, a hub name, or "smollm2".
+        **engine_args: fields of ``headway.core.config.EngineArgs``.
+
+    Raises:
+        UnknownParameterError: an engine argument nobody knows.
+        ConfigError, ModelError, OutOfMemoryError: the engine cannot be built.
+    """
+
+    def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
+        args = EngineArgs(model=model, **engine_args)
+        self._tokenizer = frontend.load_tokenizer(args)
+        self._client = frontend.connect(args, own_process=False, asynchronous=False)
+        self._door = Door(self._client.info, self._tokenizer, args.seed)
+        self._processor = OutputProcessor(self._tokenizer)
+        self._chat = frontend.ChatRenderer(self._tokenizer)
+        self._numbers = itertools.count()
+        self._running = threading.Lock()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._client.info
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises InvalidRequestError with skip_tokenizer_init."""
+        if self._tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer: skip_tokenizer_init is set")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What ``generate`` uses when it is given none: the model's generation_config.json over Headway's defaults."""
+        return default_params(self._client.info)
+
+    def stats(self) -> EngineStats:
+        return self._client.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; outputs come in the order of the prompts.
+
+        Every prompt is checked before any is submitted. A request that fails inside the engine ends with finish_reason
+        "error" and says why in ``error``; the others are not affected. Ctrl-C aborts the whole call and leaves the
+        engine usable.
+
+        Args:
+            prompts: a string, a list of token ids, ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}`` (both take a
+                "cache_salt"), or a list of these.
+            sampling_params: one for all prompts, or one for each; None: ``get_default_sampling_params()``.
+            use_tqdm: show progress on stderr if that is a terminal.
+
+        Raises:
+            InvalidRequestError: a request cannot be served.
+            EngineDeadError: the engine stopped.
+        """
+        wanted = prompt_list(prompts)
+        params = self._params(sampling_params, len(wanted))
+        return self._run([self._door.prepare(p, q) for p, q in zip(wanted, params)], use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; arguments as in ``generate`` and ``ChatOptions``."""
+        talks = frontend.conversations(messages)
+        options = ChatOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        texts = [self._chat.render(talk, options) for talk in talks]
+        params = self._params(sampling_params, len(texts))
+        prepared = [self._door.prepare(t, q, add_special_tokens=False) for t, q in zip(texts, params)]
+        return self._run(prepared, use_tqdm)
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        return params_list(self.get_default_sampling_params() if given is None else given, count)
+
+    def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        if not prepared:
+            return []
+        with self._running:
+            requests = [self._processor.open(p, str(next(self._numbers))) for p in prepared]
+            try:
+                self._client.add([child for p in prepared for child in p.children])
+                self._drain(len(requests), Progress(requests, enabled=use_tqdm and sys.stderr.isatty()))
+            except BaseException:
+                left = [request_id for request in requests for request_id in self._processor.drop(request)]
+                with contextlib.suppress(EngineDeadError):
+                    self._client.abort(left)
+                raise
+            return [request.snapshot() for request in requests]
+
+    def _drain(self, num_open: int, progress: Progress) -> None:
+        """Poll until all requests have finished."""
+        with progress:
+            while num_open:
+                updates = self._client.poll()
+                touched, aborts = self._processor.apply(updates)
+                if aborts:
+                    self._client.abort(aborts)
+                finished = [request for request in touched if request.finished]
+                num_open -= len(finished)
+                progress.advance(finished)
+                if not updates and not self._client.has_work():
+                    raise EngineDeadError(f"the engine lost {num_open} requests")
+
+    def close(self) -> None:
+        """Stop the engine and free its memory. Safe to call twice."""
+        client = getattr(self, "_client", None)  # absent when __init__ failed
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+class Progress:
+    """One bar over a call's requests, with tokens per second."""
+
+    def __init__(self, requests: list[OpenRequest], enabled: bool) -> None:
+        self._num_requests = len(requests)
+        self._enabled = enabled
+        self._bar: Any = None
+        self._num_input = self._num_output = 0
+        self._start = 0.0
+
+    def __enter__(self) -> Progress:
+        self._start = perf_counter()
+        if self._enabled:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._num_requests, desc="Processed prompts", dynamic_ncols=True)
+        return self
+
+    def advance(self, finished: list[OpenRequest]) -> None:
+        """Count requests that have just finished."""
+        if self._bar is None or not finished:
+            return
+        self._num_input += sum(len(request.prepared.prompt_token_ids) for request in finished)
+        self._num_output += sum(request.num_generated for request in finished)
+        seconds = max(perf_counter() - self._start, 1e-9)
+        speed_in, speed_out = self._num_input / seconds, self._num_output / seconds
+        speed = f"est. speed input: {speed_in:.2f} toks/s, output: {speed_out:.2f} toks/s"
+        self._bar.set_postfix_str(speed, refresh=False)
+        self._bar.update(len(finished))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,29 @@
+"""``apply_edits`` in Triton: one program per edit."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def apply_edits_kernel(arena, packed, arena_size, packed_size, MAX_EDIT: tl.constexpr):
+    edit = tl.program_id(0)
+    if edit < tl.load(packed):
+        at = tl.load(packed + 1).to(tl.int64) + 3 * edit
+        if (at >= 0) & (at + 2 < packed_size):
+            dst = tl.load(packed + at).to(tl.int64)
+            src = tl.load(packed + at + 1).to(tl.int64)
+            length = tl.load(packed + at + 2)
+            fits = (dst >= 0) & (src >= 0) & (length >= 0) & (length <= MAX_EDIT)
+            fits = fits & (dst + length <= arena_size) & (src + length <= packed_size)
+            lane = tl.arange(0, MAX_EDIT)
+            mask = fits & (lane < length)
+            tl.store(arena + dst + lane, tl.load(packed + src + lane, mask=mask, other=0), mask=mask)
+
+
+def apply_edits(arena: torch.Tensor, packed: torch.Tensor, max_edits: int) -> None:
+    """See the package."""
+    if max_edits:
+        apply_edits_kernel[(max_edits,)](arena, packed, arena.numel(), packed.numel(), MAX_EDIT=1024)

@@ -1,0 +1,352 @@
+/* paged_attention: one pass over the keys with an online softmax, 32 keys at a time.
+ *
+ * An item is one key/value head of one row with up to MAX_VECTORS of its query vectors (queries x query heads of the group), so
+ * that keys and values are read once for the whole group. Rows with one query are cut into chunks of CHUNK keys whose partial
+ * results are merged at the end; the cut depends on the row alone, so a row's result does not depend on its neighbours in
+ * the batch, nor on the number of threads.
+ */
+#include "common.h"
+
+#define KEYS 32
+#define CHUNK 128
+#define MAX_VECTORS 48
+#define ALIGNED __attribute__((aligned(64)))
+
+struct attention {
+    const void *q, *k_cache, *v_cache;
+    const int32_t *tables, *row_slots, *query_start, *seq_lens;
+    void *out;
+    float *partials;
+    const struct item *items;
+    int64_t tokens, rows, slots, table_size, blocks, block_shift, heads, kv_heads, size;
+    int64_t padded; /* size rounded up to whole vectors of floats */
+    int64_t words;  /* 4-byte words of a head */
+    float scale, soft_cap;
+    int64_t window;
+    int bf;
+};
+
+/* Queries [q0, q1) of a row (counted from its first token `first`, which sits at position `past`), keys [k0, k1).
+ * partial < 0: the item gives the whole answer. */
+struct item {
+    int64_t row, head, first, past, q0, q1, k0, k1, partial;
+};
+
+INLINE void transpose16(vf r[LANES]) {
+#define PAIR(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+    vf t[LANES];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = PAIR(r[i], r[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+        t[i + 1] = PAIR(r[i], r[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i++) {
+        const int j = i | 2;
+        if (i & 2) continue;
+        r[i] = PAIR(t[i], t[j], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+        r[j] = PAIR(t[i], t[j], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i++) {
+        const int j = i | 4;
+        if (i & 4) continue;
+        t[i] = PAIR(r[i], r[j], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+        t[j] = PAIR(r[i], r[j], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        const int j = i | 8;
+        r[i] = PAIR(t[i], t[j], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+        r[j] = PAIR(t[i], t[j], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    }
+}
+
+/* Where the key (or value) of each of 32 positions lies; -1 outside [k0, k1). An invalid block id reads block 0.
+ * Blocks hold at least 8 tokens, so 8 neighbours share one. */
+INLINE void locate(const struct attention *a, const struct item *it, int64_t position, int64_t at[KEYS], vi usable[2]) {
+    const int32_t *table = a->tables + (int64_t)a->row_slots[it->row] * a->table_size;
+    const int64_t stride = a->kv_heads * a->size;
+    int32_t usable_at[KEYS] ALIGNED;
+    for (int64_t j = 0; j < KEYS; j += 8) {
+        const int64_t p = position + j, index = p >> a->block_shift;
+        int64_t block = index < a->table_size ? table[index] : 0;
+        if (block < 0 || block >= a->blocks) block = 0;
+        const int64_t token = (block << a->block_shift) + (p & ((1 << a->block_shift) - 1));
+        for (int64_t i = 0; i < 8; i++) {
+            const int inside = p + i >= it->k0 && p + i < it->k1;
+            at[j + i] = inside ? (token + i) * stride + it->head * a->size : -1;
+            usable_at[j + i] = -inside;
+        }
+    }
+    memcpy(usable, usable_at, sizeof usable_at);
+}
+
+/* keys [words, 32] <- the 32 keys, turned; absent ones are zero. */
+INLINE void turn_keys(const struct attention *a, const int64_t at[KEYS], uint32_t *keys, const int bf) {
+    const int64_t unit = bf ? 2 : 4, bytes = a->size * unit;
+    const int all = at[0] >= 0 && at[KEYS - 1] >= 0; /* the range of keys has no holes */
+    for (int64_t w = 0; w < a->words; w += LANES)
+        for (int half = 0; half < KEYS; half += LANES) {
+            const char *from = (const char *)a->k_cache + w * 4;
+            const int64_t left = bytes - w * 4;
+            vf r[LANES];
+            if (all && left >= 64) {
+#pragma GCC unroll 16
+                for (int j = 0; j < LANES; j++) r[j] = load(from + at[half + j] * unit, 0, 0);
+            } else {
+                for (int j = 0; j < LANES; j++) {
+                    r[j] = (vf){0};
+                    if (at[half + j] >= 0) memcpy(&r[j], from + at[half + j] * unit, left < 64 ? left : 64);
+                }
+            }
+            transpose16(r);
+#pragma GCC unroll 16
+            for (int j = 0; j < LANES; j++) store(keys, (w + j) * KEYS + half, r[j], 0);
+        }
+}
+
+/* scores [m, 32] = q [m, stride] . keys [words, 32] */
+INLINE void dot_keys(const int m, const uint32_t *q, int64_t stride, int64_t words, const uint32_t *keys, float *scores,
+                     const int bf) {
+    vf acc[4][2] = {{{0}}};
+    for (int64_t w = 0; w < words; w++) {
+        const vu k0 = (vu)load(keys, w * KEYS, 0), k1 = (vu)load(keys, w * KEYS + LANES, 0);
+#pragma GCC unroll 4
+        for (int i = 0; i < m; i++) {
+            acc[i][0] = multiply_add(acc[i][0], k0, q + i * stride + w, bf);
+            acc[i][1] = multiply_add(acc[i][1], k1, q + i * stride + w, bf);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < m; i++) {
+        store(scores, i * KEYS, acc[i][0], 0);
+        store(scores, i * KEYS + LANES, acc[i][1], 0);
+    }
+}
+
+/* out [m, padded] += probabilities [m, 32] . values, for n vectors of the head from element d. */
+INLINE void add_values(const int m, const int n, const struct attention *a, const int64_t at[KEYS], const float *probs,
+                       int64_t d, float *out, const int bf) {
+    vf acc[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < n; c++) acc[i][c] = load(out, i * a->padded + d + c * LANES, 0);
+    for (int j = 0; j < KEYS; j++) {
+        if (at[j] < 0) continue;
+        vf v[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < n; c++)
+            v[c] = n == 1 ? load_row(a->v_cache, at[j] + d, a->size - d, bf) : load(a->v_cache, at[j] + d + c * LANES, bf);
+#pragma GCC unroll 4
+        for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+            for (int c = 0; c < n; c++) acc[i][c] += v[c] * probs[i * KEYS + j];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+        for (int c = 0; c < n; c++) store(out, i * a->padded + d + c * LANES, acc[i][c], 0);
+}
+
+INLINE void add_all_values(const int m, const struct attention *a, const int64_t at[KEYS], const float *probs, float *out,
+                           const int bf) {
+    int64_t d = 0;
+    for (; d + 4 * LANES <= a->size; d += 4 * LANES) add_values(m, 4, a, at, probs, d, out, bf);
+    for (; d < a->size; d += LANES) add_values(m, 1, a, at, probs, d, out, bf);
+}
+
+/* Scores become probabilities relative to the running maximum; sums and outputs so far are brought to the new one. */
+INLINE void soften(const struct attention *a, float *scores, int64_t position, int64_t query, const vi usable[2],
+                   float *top, float *total, float *out) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int32_t last = (int32_t)(query - position), first = a->window > 0 ? last - (int32_t)a->window : -1;
+    vf s[2];
+    for (int h = 0; h < 2; h++) {
+        s[h] = load(scores, h * LANES, 0) * a->scale;
+        if (a->soft_cap > 0) s[h] = a->soft_cap * vtanh(s[h] / a->soft_cap);
+        const vi key = lane + h * LANES;
+        s[h] = choose(usable[h] & (key <= last) & (key > first), s[h], splat(-INFINITY));
+    }
+    const float high = max_lane(vmax(s[0], s[1]));
+    const float now = high <= *top ? *top : high; /* NaN scores stay seen */
+    if (now == -INFINITY) {
+        store(scores, 0, (vf){0}, 0);
+        store(scores, LANES, (vf){0}, 0);
+        return;
+    }
+    const vf p0 = vexp(s[0] - now), p1 = vexp(s[1] - now);
+    store(scores, 0, p0, 0);
+    store(scores, LANES, p1, 0);
+    if (now > *top) {
+        const float shrink = *top == -INFINITY ? 0.0f : expf(*top - now);
+        *total *= shrink;
+        for (int64_t d = 0; d < a->padded; d += LANES) store(out, d, load(out, d, 0) * shrink, 0);
+        *top = now;
+    }
+    *total += sum(p0 + p1);
+}
+
+/* One item: q and out are [vectors, padded], top and total [vectors]. */
+INLINE void attend(const struct attention *a, const struct item *it, float *work, const int bf) {
+    const int64_t group = a->heads / a->kv_heads, vectors = (it->q1 - it->q0) * group, padded = a->padded;
+    const int64_t stride = (a->words + LANES - 1) / LANES * LANES, bytes = a->size * (bf ? 2 : 4);
+    uint32_t *q = (uint32_t *)work, *keys = q + vectors * stride;
+    float *out = (float *)(keys + stride * KEYS), *scores = out + vectors * padded;
+    float *top = scores + vectors * KEYS, *total = top + vectors;
+    for (int64_t i = 0; i < vectors; i++) {
+        const int64_t head = (it->first + it->q0 + i / group) * a->heads + it->head * group + i % group;
+        q[i * stride + a->words - 1] = 0; /* an odd number of bfloat16 leaves half a word */
+        memcpy(q + i * stride, (const char *)a->q + head * bytes, bytes);
+        memset(out + i * padded, 0, padded * 4);
+        top[i] = -INFINITY;
+        total[i] = 0;
+    }
+    for (int64_t position = it->k0 / KEYS * KEYS; position < it->k1; position += KEYS) {
+        int64_t at[KEYS], i;
+        vi usable[2];
+        locate(a, it, position, at, usable);
+        turn_keys(a, at, keys, bf);
+        for (i = 0; i + 4 <= vectors; i += 4) dot_keys(4, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf);
+        switch (vectors - i) {
+        case 3: dot_keys(3, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf); break;
+        case 2: dot_keys(2, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf); break;
+        case 1: dot_keys(1, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf);
+        }
+        for (i = 0; i < vectors; i++)
+            soften(a, scores + i * KEYS, position, it->past + it->q0 + i / group, usable, top + i, total + i, out + i * padded);
+        for (i = 0; i + 4 <= vectors; i += 4) add_all_values(4, a, at, scores + i * KEYS, out + i * padded, bf);
+        switch (vectors - i) {
+        case 3: add_all_values(3, a, at, scores + i * KEYS, out + i * padded, bf); break;
+        case 2: add_all_values(2, a, at, scores + i * KEYS, out + i * padded, bf); break;
+        case 1: add_all_values(1, a, at, scores + i * KEYS, out + i * padded, bf);
+        }
+    }
+    for (int64_t i = 0; i < vectors; i++) {
+        if (it->partial >= 0) {
+            float *to = a->partials + (it->partial * group + i) * (padded + 2);
+            memcpy(to + 2, out + i * padded, padded * 4);
+            to[0] = top[i];
+            to[1] = total[i];
+            continue;
+        }
+        const int64_t head = (it->first + it->q0 + i / group) * a->heads + it->head * group + i % group;
+        const float inverse = total[i] > 0 ? 1.0f / total[i] : total[i]; /* no key: zeros; NaN stays NaN */
+        for (int64_t d = 0; d < a->size; d += LANES)
+            store_row(a->out, head * a->size + d, load(out, i * padded + d, 0) * inverse, a->size - d, bf);
+    }
+}
+
+static void attend_f32(const struct attention *a, const struct item *it, float *work) { attend(a, it, work, 0); }
+static void attend_bf16(const struct attention *a, const struct item *it, float *work) { attend(a, it, work, 1); }
+
+static void attention_item(void *context, int64_t index) {
+    const struct attention *a = context;
+    const struct item *it = a->items + index;
+    const int64_t vectors = (it->q1 - it->q0) * (a->heads / a->kv_heads);
+    const int64_t floats = 2 * vectors * a->padded + a->padded * KEYS + vectors * (KEYS + 2); /* bfloat16 needs less */
+    float local[8192] ALIGNED;
+    float *work = floats <= 8192 ? local : aligned_alloc(64, (floats * 4 + 63) / 64 * 64);
+    (a->bf ? attend_bf16 : attend_f32)(a, it, work);
+    if (work != local) free(work);
+}
+
+/* The chunks of one row and head, whose first partial result is `it->partial`, become its output. */
+static void merge(const struct attention *a, const struct item *it, int64_t chunks) {
+    const int64_t group = a->heads / a->kv_heads, stride = a->padded + 2;
+    for (int64_t g = 0; g < group; g++) {
+        const float *part = a->partials + (it->partial * group + g) * stride;
+        const int64_t base = (it->first * a->heads + it->head * group + g) * a->size;
+        float top = -INFINITY, total = 0;
+        for (int64_t c = 0; c < chunks; c++) top = part[c * group * stride] > top ? part[c * group * stride] : top;
+        for (int64_t d = 0; d < a->size; d += LANES) {
+            vf sums = {0};
+            total = 0;
+            for (int64_t c = 0; c < chunks; c++) {
+                const float *p = part + c * group * stride;
+                const float weight = p[0] == -INFINITY ? 0.0f : expf(p[0] - top);
+                total += p[1] * weight;
+                sums += load(p, 2 + d, 0) * weight;
+            }
+            const float inverse = total > 0 ? 1.0f / total : total;
+            store_row(a->out, base + d, sums * inverse, a->size - d, a->bf);
+        }
+    }
+}
+
+/* Context of a row, no longer than its block table reaches. */
+static int64_t context_length(const struct attention *a, int64_t r) {
+    const int64_t reach = a->table_size << a->block_shift;
+    return a->seq_lens[r] < reach ? a->seq_lens[r] : reach;
+}
+
+/* The items of row r, appended to `items` (NULL: only counted). Rows without context or with an invalid slot have none. */
+static int64_t row_items(const struct attention *a, int64_t r, struct item *items, int64_t *partials) {
+    const int64_t group = a->heads / a->kv_heads, length = context_length(a, r), slot = a->row_slots[r];
+    const int64_t first = a->query_start[r], end = a->query_start[r + 1], queries = end - first;
+    int64_t n = 0, span = MAX_VECTORS / group ? MAX_VECTORS / group : 1;
+    if (slot < 0 || slot >= a->slots || length <= 0 || first < 0 || end > a->tokens || queries <= 0) return 0;
+    for (int64_t head = 0; head < a->kv_heads; head++)
+        for (int64_t q0 = 0; q0 < queries; q0 += span) {
+            const int64_t q1 = q0 + span < queries ? q0 + span : queries, past = length - queries;
+            int64_t k0 = a->window > 0 ? past + q0 - a->window + 1 : 0, k1 = past + q1;
+            if (k0 < 0) k0 = 0;
+            if (k1 < k0) k1 = k0;
+            const int64_t chunks = queries == 1 && k1 - k0 > CHUNK ? (k1 - k0 + CHUNK - 1) / CHUNK : 1;
+            for (int64_t c = 0; c < chunks; c++, n++) {
+                if (!items) continue;
+                const int64_t c1 = k0 + (c + 1) * CHUNK < k1 ? k0 + (c + 1) * CHUNK : k1;
+                items[n] = (struct item){r, head, first, past, q0, q1, k0 + c * CHUNK, chunks > 1 ? c1 : k1,
+                                         chunks > 1 ? (*partials)++ : -1};
+            }
+        }
+    return n;
+}
+
+static void zero_unowned(const struct attention *a) {
+    const int64_t bytes = a->heads * a->size * (a->bf ? 2 : 4);
+    int64_t done = 0; /* tokens [0, done) have an owner or are zeroed */
+    for (int64_t r = 0; r < a->rows; r++) {
+        int64_t first = a->query_start[r], end = a->query_start[r + 1];
+        if (!row_items(a, r, NULL, NULL)) continue;
+        if (first > done) memset((char *)a->out + done * bytes, 0, (first - done) * bytes);
+        if (end > done) done = end;
+    }
+    if (a->tokens > done) memset((char *)a->out + done * bytes, 0, (a->tokens - done) * bytes);
+}
+
+/* Shapes as in the operation; returns 0, or -1 without memory. */
+EXPORT int headway_paged_attention(const void *q, const void *k_cache, const void *v_cache, const int32_t *tables,
+                                   const int32_t *row_slots, const int32_t *query_start, const int32_t *seq_lens, void *out,
+                                   int64_t tokens, int64_t rows, int64_t slots, int64_t table_size, int64_t blocks,
+                                   int64_t block_size, int64_t heads, int64_t kv_heads, int64_t size, float scale,
+                                   int64_t window, float soft_cap, int bf, int threads) {
+    struct attention a = {q, k_cache, v_cache, tables, row_slots, query_start, seq_lens, out, NULL, NULL, tokens, rows, slots,
+                          table_size, blocks, __builtin_ctzll((uint64_t)block_size), heads, kv_heads, size,
+                          (size + LANES - 1) / LANES * LANES, bf ? (size + 1) / 2 : size, scale, soft_cap, window, bf};
+    int64_t count = 0, filled = 0, partials = 0, work = 0;
+    zero_unowned(&a);
+    for (int64_t r = 0; r < rows; r++) count += row_items(&a, r, NULL, NULL);
+    if (!count) return 0;
+    struct item *items = malloc(count * sizeof *items);
+    if (!items) return -1;
+    for (int64_t r = 0; r < rows; r++) filled += row_items(&a, r, items + filled, &partials);
+    a.items = items;
+    if (partials && !(a.partials = malloc(partials * (heads / kv_heads) * (a.padded + 2) * 4))) {
+        free(items);
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) work += (items[i].q1 - items[i].q0) * (items[i].k1 - items[i].k0 + 16);
+    parallel_for(count, work * (heads / kv_heads) * size < 32768 ? 1 : threads, attention_item, &a);
+    for (int64_t i = 0, chunks = 1; i < count; i += chunks, chunks = 1) {
+        if (items[i].partial < 0) continue;
+        while (i + chunks < count && items[i + chunks].partial >= 0 && items[i + chunks].head == items[i].head &&
+               items[i + chunks].row == items[i].row)
+            chunks++;
+        merge(&a, items + i, chunks);
+    }
+    free(items);
+    free(a.partials);
+    return 0;
+}

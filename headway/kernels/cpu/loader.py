@@ -1,0 +1,167 @@
+"""Builds the C kernels once per machine and loads them.
+
+The library lies in ``$XDG_CACHE_HOME/headway`` (default ``~/.cache/headway``), named by a hash of everything that
+shapes it: sources, flags, compiler version, CPU features. It is written to a temporary name and renamed, so that
+processes starting together never load half a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
+         "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
+BUILD_SECONDS = 120
+
+_POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "headway_set_parallel": (None, [_POINTER]),
+    "headway_rms_norm": (None, [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT, _INT, _INT]),
+    "headway_silu_mul": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
+    "headway_rope_kv_write": (None, [_POINTER] * 5 + [_FLOAT] + [_POINTER] * 4 + [_INT64] * 7 + [_INT, _INT]),
+    "headway_paged_attention": (
+        _INT,
+        [_POINTER] * 8 + [_INT64] * 9 + [_FLOAT, _INT64, _FLOAT, _INT, _INT],
+    ),
+    "headway_linear": (None, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT]),
+    "headway_linear_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels, or None (logged once, with the reason) when they are switched off or cannot be built."""
+    if os.environ.get("HEADWAY_NATIVE", "1") == "0":
+        logger.info("native CPU kernels are off (HEADWAY_NATIVE=0); torch serves")
+        return None
+    try:
+        return load(build(cache_folder()))
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        logger.info("native CPU kernels are not available, torch serves (slower): %s", error)
+        return None
+
+
+def cache_folder() -> Path:
+    """The folder of compiled libraries, created for its owner alone.
+
+    Raises:
+        RuntimeError: somebody else owns it or can write to it; what lies there must not be loaded.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "headway"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_foreign(folder)
+    return folder
+
+
+def build(folder: Path) -> Path:
+    """Compile the sources into ``folder`` unless that has been done, and return the library's path.
+
+    Raises:
+        RuntimeError: there is no compiler, or it failed; the message ends with its last words.
+    """
+    compiler = find_compiler()
+    sources = {item.name: item.read_bytes() for item in _sources()}
+    target = folder / f"kernels-{_fingerprint(compiler, sources)}.so"
+    if target.exists():
+        _refuse_foreign(target)
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        for name, text in sources.items():
+            (Path(temporary) / name).write_bytes(text)
+        output = Path(temporary) / "kernels.so"
+        names = sorted(name for name in sources if name.endswith(".c"))
+        command = [*compiler, *FLAGS, *names, "-o", str(output), "-lm"]
+        done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, timeout=BUILD_SECONDS)
+        if done.returncode != 0:
+            raise RuntimeError(f"{shlex.join(compiler)} failed: {done.stderr.strip()[-300:]}")
+        os.replace(output, target)
+    return target
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load the library and give it the threads torch already has (a second OpenMP pool would spin against them)."""
+    loaded = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    loaded.headway_set_parallel(openmp_parallel())
+    return loaded
+
+
+def openmp_parallel() -> int | None:
+    """Address of GOMP_parallel in the OpenMP library that torch uses; None: the kernels run on the calling thread."""
+    torch_folder = Path(torch.__file__).parent
+    candidates = [*torch_folder.glob("lib/lib*omp*.so*"), *torch_folder.parent.glob("torch.libs/lib*omp*.so*")]
+    for candidate in [*map(str, candidates), "libgomp.so.1"]:
+        try:
+            # RTLD_NOLOAD: only a library that is loaded already can be the one torch uses.
+            openmp = ctypes.CDLL(candidate, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            return ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    logger.info("torch's OpenMP library was not found; native CPU kernels use one thread")
+    return None
+
+
+def find_compiler() -> list[str]:
+    """The C compiler's command: $CC, else cc, gcc or clang.
+
+    Raises:
+        RuntimeError: none is installed.
+    """
+    chosen = shlex.split(os.environ.get("CC", ""))
+    for command in [chosen] if chosen else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]):
+            return command
+    raise RuntimeError(f"no C compiler ({' '.join(chosen) or 'cc, gcc, clang'}) is installed")
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The CPU's features as Linux names them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(found.split(":", 1)[1].split())
+
+
+def _sources() -> list[resources.abc.Traversable]:
+    folder = resources.files(__package__) / "csrc"
+    return sorted((item for item in folder.iterdir() if item.name.endswith((".c", ".h"))), key=lambda item: item.name)
+
+
+def _fingerprint(compiler: list[str], sources: dict[str, bytes]) -> str:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS)
+    if version.returncode != 0:
+        raise RuntimeError(f"{shlex.join(compiler)} --version failed: {version.stderr.decode(errors='replace')[-300:]}")
+    digest = hashlib.sha256()
+    parts = [version.stdout, " ".join((*compiler, *FLAGS)).encode(), platform.machine().encode()]
+    parts += [" ".join(sorted(cpu_flags())).encode(), *(name.encode() + text for name, text in sources.items())]
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _refuse_foreign(path: Path) -> None:
+    info = path.stat()
+    if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RuntimeError(f"{path} can be written by others; make it yours alone (chmod go-w) or set XDG_CACHE_HOME")

@@ -1,0 +1,58 @@
+"""Causal attention over the paged KV cache, for decode rows, prefill rows and any mix of the two.
+
+paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, scale, window, soft_cap,
+                num_decode_rows, max_query_len, max_seq_len_bound) -> out
+    q             [T, H, D] (bf16, f16, f32), last two dimensions contiguous; any D; H a multiple of KH
+    k_cache, v_cache  [NB, bs, KH, D] in q's dtype, equal strides, head dimensions contiguous;
+                  bs a power of two from 8 to 256
+    block_tables  int32 [S, MB]; an id outside [0, NB) reads block 0
+    row_slots     int32 [R], row -> row of block_tables; outside [0, S) (-1 on padding) the row's output is zeros
+    query_start   int32 [R + 1], first token of each row; token r belongs to decode row r
+    seq_lens      int32 [R], context including this step's tokens, at most MB * bs; 0 (padding, zombie): output is zeros
+    scale         > 0, multiplies q . k
+    window        > 0: a query sees the last ``window`` positions, itself included; 0: all of them
+    soft_cap      > 0: logits become soft_cap * tanh(logits / soft_cap); 0: off
+    num_decode_rows   leading rows with exactly one token (padding rows among them may have none)
+    max_query_len     most tokens of any row, exact
+    max_seq_len_bound >= every seq_len; sizes grids only
+    out           [T, H, D] in q's dtype; tokens past query_start[R] are zeros
+
+Query j of a row with n queries sits at position seq_len - n + j and sees the positions up to its own. Query heads
+[kh * H / KH, (kh + 1) * H / KH) share KV head kh. Logits and sums are f32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.paged_attention import reference
+from headway.kernels.registry import Op
+
+
+def _paged_attention_meta(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    num_decode_rows: int,
+    max_query_len: int,
+    max_seq_len_bound: int,
+) -> torch.Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+paged_attention = Op(
+    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, "
+    "Tensor query_start, Tensor seq_lens, float scale, int window, float soft_cap, int num_decode_rows, "
+    "int max_query_len, int max_seq_len_bound) -> Tensor",
+    reference=reference.paged_attention,
+    meta=_paged_attention_meta,
+    triton="headway.kernels.paged_attention.launch:paged_attention",
+    cpu="headway.kernels.cpu.ops:paged_attention",
+)

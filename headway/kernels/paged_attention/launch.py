@@ -1,0 +1,117 @@
+"""Launches the kernels of ``paged_attention``: grids and tiles from host numbers only."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.paged_attention.tiles import (
+    DecodeTile,
+    PrefillTile,
+    choose_splits,
+    decode_tile,
+    num_sms,
+    prefill_tile,
+)
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    num_decode_rows: int,
+    max_query_len: int,
+    max_seq_len_bound: int,
+) -> torch.Tensor:
+    size = q.shape[2]
+    assert q.stride()[1:] == (size, 1) and block_tables.is_contiguous(), "heads and tables must be contiguous"
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride()[2:] == (size, 1), "cache rows must be contiguous"
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    numbers = (scale, window, soft_cap)
+    if num_decode_rows:
+        tables = (block_tables, row_slots, seq_lens)
+        launch_decode(q, k_cache, v_cache, out, tables, numbers, num_decode_rows, max_seq_len_bound)
+    if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
+        spans = (block_tables, row_slots, query_start, seq_lens)
+        launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+    return out
+
+
+def launch_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    numbers: tuple[float, int, float],
+    num_rows: int,
+    max_seq_len_bound: int,
+    tile: DecodeTile | None = None,
+) -> None:
+    """Rows [0, num_rows): one kernel, or two when the rows alone do not fill the device."""
+    block_tables, row_slots, seq_lens = tables
+    scale, window, soft_cap = numbers
+    num_rows = min(num_rows, q.shape[0])
+    heads, size = q.shape[1:]
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
+    bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
+    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
+    partial = top = out
+    if num_splits > 1:
+        partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
+        top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
+    num_slots, table_width = block_tables.shape
+    decode_kernel[(kv_heads, num_rows, num_splits)](
+        q, k_cache, v_cache, out, partial, top, block_tables, row_slots, seq_lens,
+        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
+        q.stride(0), k_cache.stride(0), k_cache.stride(1),
+        H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if num_splits > 1:
+        reduce_kernel[(heads, num_rows)](
+            partial, top, out, row_slots, seq_lens,
+            num_rows, num_slots, table_width * block_size, num_splits, min_tiles, window,
+            H=heads, D=size, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, WINDOWED=window > 0, num_warps=2,
+        )  # fmt: skip
+
+
+def launch_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    numbers: tuple[float, int, float],
+    first_row: int,
+    tile: PrefillTile | None = None,
+) -> None:
+    """Rows from ``first_row`` on, and zeros for the tokens behind the last row."""
+    block_tables, row_slots, query_start, seq_lens = tables
+    scale, window, soft_cap = numbers
+    num_tokens, heads, size = q.shape
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    num_rows = row_slots.shape[0]
+    tokens = num_tokens - first_row
+    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device))
+    num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first_row) + 1  # see find_row
+    num_slots, table_width = block_tables.shape
+    prefill_kernel[(num_tiles * kv_heads,)](
+        q, k_cache, v_cache, out, block_tables, row_slots, query_start, seq_lens,
+        num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, window, soft_cap,
+        q.stride(0), k_cache.stride(0), k_cache.stride(1),
+        H=heads, KH=kv_heads, D=size, BS=block_size,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Tile shapes and split counts of the paged attention kernels: plain host arithmetic, no search at run time.
+
+The limits on Hopper that the tables respect: 227 KB of shared memory a block, 255 registers a thread, warpgroup matrix
+products from 64 rows on. K and V tiles take ``num_stages - 1`` buffers each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from headway.core.ints import cdiv, next_power_of_2
+
+SPLIT_TOKENS = 1024
+"""Once the rows fill the device, a row is split only into pieces of at least this many tokens."""
+MAX_SPLITS = 64
+MAX_SPLITS_WHEN_FULL = 8
+INTERPRETED_SMS = 4
+"""Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """``block_m`` query heads of one KV head x ``block_n`` keys of ``block_d`` (padded) dimensions."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """``block_m`` (queries x heads of one KV head) x ``block_n`` keys of ``block_d`` (padded) dimensions."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    precision: str
+
+
+@lru_cache(maxsize=64)
+def decode_tile(size: int, group: int, dtype: torch.dtype) -> DecodeTile:
+    """The tile of the decode kernel for head size ``size`` and ``group`` query heads per KV head."""
+    block_d = max(16, next_power_of_2(size))
+    block_m = max(16, next_power_of_2(group))
+    if dtype == torch.float32:  # no tensor cores at full precision; small tiles keep registers in bounds
+        return DecodeTile(block_m, 32 if block_d <= 128 else 16, block_d, 4, 2, "ieee")
+    block_n = 64 if block_d <= 128 else 32
+    return DecodeTile(block_m, block_n, block_d, 4, 3, "tf32")
+
+
+@lru_cache(maxsize=64)
+def prefill_tile(size: int, heads: int, kv_heads: int, dtype: torch.dtype, tokens: int, sms: int) -> PrefillTile:
+    """The tile of the prefill kernel: large, unless ``tokens`` queries would leave some of ``sms`` processors idle."""
+    block_d = max(16, next_power_of_2(size))
+    group = heads // kv_heads
+    least = max(16, next_power_of_2(group))
+    if dtype == torch.float32:
+        return PrefillTile(max(least, 32), 32, block_d, 4, 2, "ieee")
+    if tokens * heads < 2 * sms * 128 or block_d > 256:
+        return PrefillTile(max(least, 64), 64 if block_d <= 128 else 32, block_d, 4, 3, "tf32")
+    if block_d <= 64:
+        return PrefillTile(max(least, 128), 128, block_d, 8, 3, "tf32")
+    if block_d <= 128:
+        return PrefillTile(max(least, 128), 64, block_d, 8, 3, "tf32")
+    return PrefillTile(max(least, 128), 32, block_d, 8, 2, "tf32")
+
+
+def choose_splits(programs: int, bound: int, block_n: int, sms: int) -> tuple[int, int]:
+    """(splits per row at most, tiles per split at least) of a decode launch.
+
+    Args:
+        programs: rows x KV heads, what runs side by side without splitting.
+        bound: >= the keys any row reads; only limits the number of splits.
+        block_n: keys per tile.
+        sms: processors of the device.
+
+    The kernel shares a row's true number of tiles evenly among the splits it uses, so short and long rows both spread.
+    Below three programs a processor a row may be split down to single tiles, for about four programs a processor.
+    Above, only long rows are split, so that one of them does not outlast all others.
+    """
+    tiles = cdiv(bound, block_n)
+    programs = max(programs, 1)
+    if programs < 3 * sms:
+        return max(1, min(cdiv(4 * sms, programs), tiles, MAX_SPLITS)), 1
+    return max(1, min(bound // SPLIT_TOKENS, MAX_SPLITS_WHEN_FULL)), SPLIT_TOKENS // block_n
+
+
+@lru_cache(maxsize=16)
+def num_sms(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device."""
+    if device.type != "cuda":
+        return INTERPRETED_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

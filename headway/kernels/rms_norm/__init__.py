@@ -1,0 +1,41 @@
+"""RMS normalisation, alone and fused with the residual addition (Zhang and Sennrich 2019, rounding as in HF Llama).
+
+rms_norm(x, weight, eps) -> y
+    x       [T, C] activations (bf16, f16, f32), last dimension contiguous
+    weight  [C]
+    y       [T, C] in x's dtype:  round(x / sqrt(mean(x^2) + eps)) * weight, statistics in f32
+
+add_rms_norm(x, residual, weight, eps) -> y
+    residual [T, C] in x's dtype, updated in place:  residual += x (rounded to the dtype);  y = rms_norm(residual)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.registry import Op
+from headway.kernels.rms_norm import reference
+
+
+def _rms_norm_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _add_rms_norm_meta(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+rms_norm = Op(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+    reference=reference.rms_norm,
+    meta=_rms_norm_meta,
+    triton="headway.kernels.rms_norm.triton:rms_norm",
+    cpu="headway.kernels.cpu.ops:rms_norm",
+)
+add_rms_norm = Op(
+    "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
+    reference=reference.add_rms_norm,
+    meta=_add_rms_norm_meta,
+    triton="headway.kernels.rms_norm.triton:add_rms_norm",
+    cpu="headway.kernels.cpu.ops:add_rms_norm",
+)

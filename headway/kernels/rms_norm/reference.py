@@ -1,0 +1,16 @@
+"""The meaning of ``rms_norm`` and ``add_rms_norm``; shapes in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed.to(x.dtype) * weight).to(x.dtype)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)

@@ -1,0 +1,68 @@
+"""Triton kernel of ``rms_norm`` and ``add_rms_norm``: each row is read once and stays in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+
+MANY_ROWS = 2048
+"""From this many rows on, a program takes several short rows: fewer, larger programs stream better."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def rms_norm_kernel(
+    x_ptr,  # [T, C]
+    residual_ptr,  # [T, C], read and written when ADD
+    weight_ptr,  # [C]
+    out_ptr,  # [T, C] contiguous
+    num_rows,
+    x_stride,
+    residual_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    col = tl.arange(0, BLOCK_C)[None, :]
+    mask = (row < num_rows) & (col < SIZE)
+    narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    x = narrow.to(tl.float32)
+    if ADD:
+        residual_at = residual_ptr + row * residual_stride + col
+        x += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+        narrow = x.to(narrow.dtype)
+        tl.store(residual_at, narrow, mask=mask)
+        x = narrow.to(tl.float32)  # what the residual holds now, rounding included
+    weight = tl.load(weight_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
+    y = (x * rstd[:, None]).to(narrow.dtype).to(tl.float32) * weight
+    tl.store(out_ptr + row * SIZE + col, y.to(narrow.dtype), mask=mask)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, residual, weight, eps)
+
+
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    num_rows, size = x.shape
+    assert x.stride(1) == 1 and weight.is_contiguous(), "rows must be contiguous"
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    block_c = next_power_of_2(size)
+    block_r = max(1, 4096 // block_c) if num_rows >= MANY_ROWS else 1
+    # One row: 8 elements (16 bytes of bf16) per thread, for latency. Several: 16, for fewer warps in the reduction.
+    warps = min(16, max(1, block_r * block_c // (256 if block_r == 1 else 512)))
+    other = x if residual is None else residual
+    rms_norm_kernel[(cdiv(num_rows, block_r),)](
+        x, other, weight, out, num_rows, x.stride(0), other.stride(0), eps,
+        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, num_warps=warps,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,46 @@
+"""Everything between the QKV projection and attention, in one launch: q/k norm, rotary embedding, KV cache write.
+
+rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q
+    qkv        [T, (H + 2 * KH) * D] activations, row = (q heads, k heads, v heads), last dimension contiguous
+    positions  int32 [T]; a position outside the table is clamped to it
+    cos_sin    f32 [L, Drot], row = (cos [Drot / 2], sin [Drot / 2]); Drot even, <= D
+    q_norm, k_norm  [D] weights of a per-head RMS norm before the rotation (Qwen3), rounded as in ``rms_norm``; or None
+    kv_slots   int32 [T], block * block_size + offset; a slot outside [0, NB * bs) (-1 on padding) writes nothing
+    k_cache, v_cache [NB, bs, KH, D], head dimensions contiguous; written in place, everything else is left alone
+    q          [T, H, D] normalised and rotated queries, in qkv's dtype
+
+The rotation is NeoX's (half-split, Su et al. 2021): for i < Drot / 2 the pair (x[i], x[i + Drot / 2]) turns by the
+angle of cos_sin[position, i]; elements from Drot on pass through. Products are f32, rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.registry import Op
+from headway.kernels.rope_kv_write import reference
+
+
+def _rope_kv_write_meta(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    kv_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    return torch.empty((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype, device=qkv.device)
+
+
+rope_kv_write = Op(
+    "rope_kv_write(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, "
+    "Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads) -> Tensor",
+    reference=reference.rope_kv_write,
+    meta=_rope_kv_write_meta,
+    triton="headway.kernels.rope_kv_write.triton:rope_kv_write",
+    cpu="headway.kernels.cpu.ops:rope_kv_write",
+)

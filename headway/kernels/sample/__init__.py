@@ -1,0 +1,41 @@
+"""``sample``: draws one token per row.
+
+sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,
+       Tensor num_tokens, int flags) -> Tensor
+
+    logits       f32, bf16 or f16 [N, V], not modified; NaN counts as -inf
+    slots        int32 [N]; rows with a slot outside [0, S) give 0
+    temperature, top_p, min_p  f32 [S]       top_k  int32 [S]; off: top_k <= 0, top_p >= 1, min_p <= 0
+    seeds        int32 [S, 2] (low word, high word)        num_tokens  int32 [S], the position of the token being drawn
+    flags        host facts, a superset is allowed and never changes a token: RANDOM, TOP, MIN_P below
+    returns      int32 [N]
+
+temperature < 1e-5: the largest logit, lowest index on ties. Else x = logit / temperature and every filter is a
+threshold on x, so that ties are kept together:
+
+    min_p   x >= max + log(min_p)
+    top_k   x >= the k-th largest
+    top_p   over the tokens kept so far, renormalised: x >= the largest t with mass{x >= t} >= top_p
+
+and the token is the argmax of x - log(E), E ~ Exponential(1) (the exponential race, i.e. Gumbel-max: Yellott 1977),
+lowest index on ties. E comes from a hash of (seed, position, token) and of nothing else, so a request's tokens depend
+neither on its batch nor on the device (rounding of log and exp aside). A row without any logit above -inf gives 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.registry import Op
+from headway.kernels.sample.reference import MIN_P, RANDOM, TOP
+from headway.kernels.sample.reference import sample as _reference
+
+__all__ = ["MIN_P", "RANDOM", "TOP", "sample"]
+
+sample = Op(
+    "sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+    "Tensor num_tokens, int flags) -> Tensor",
+    reference=_reference,
+    meta=lambda logits, slots, *rest: torch.empty_like(slots, dtype=torch.int32),
+    triton="headway.kernels.sample.triton:sample",
+)

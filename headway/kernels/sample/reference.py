@@ -1,0 +1,59 @@
+"""What ``sample`` means, in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.core.params import GREEDY_EPS
+from headway.kernels.sample.rng import log_exponential, token_bits
+
+RANDOM, TOP, MIN_P = 1, 2, 4
+"""Bits of ``flags``: some row has temperature >= 1e-5; some such row uses top_k or top_p; some such row uses min_p."""
+
+
+def sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    num_tokens: torch.Tensor,
+    flags: int,
+) -> torch.Tensor:
+    """See the package."""
+    inf = float("inf")
+    in_table = (slots >= 0) & (slots < temperature.shape[0])
+    slot = torch.where(in_table, slots, 0).to(torch.int64)
+    x = torch.nan_to_num(logits.to(torch.float32), nan=-inf, posinf=inf, neginf=-inf)
+    if flags & RANDOM:
+        heat = temperature.index_select(0, slot)[:, None]  # [N, 1]
+        random = heat >= GREEDY_EPS
+        x = x / torch.where(random, heat, 1.0)
+        if flags & (TOP | MIN_P):
+            k, p, low = (table.index_select(0, slot)[:, None] for table in (top_k, top_p, min_p))
+            bound = _threshold(x, k, p, low) if flags & TOP else _min_p_threshold(x.amax(1, keepdim=True), low)
+            x = torch.where((x >= bound) | ~random, x, -inf)
+        bits = token_bits(seeds.index_select(0, slot), num_tokens.index_select(0, slot), logits.shape[1])
+        x = x - log_exponential(bits) * random
+    return torch.where(in_table, x.argmax(1), 0).to(torch.int32)
+
+
+def _min_p_threshold(top: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    return torch.where(min_p > 0, top + min_p.log(), float("-inf"))
+
+
+def _threshold(x: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """The least x that all filters keep, f32 [N, 1]. x: f32 [N, V]; the others [N, 1]."""
+    off, vocab = float("-inf"), x.shape[1]
+    down = x.sort(dim=1, descending=True).values
+    top = down[:, :1]
+    kth = down.gather(1, (top_k.to(torch.int64) - 1).clamp(0, vocab - 1))
+    kth = torch.where((top_k > 0) & (top_k < vocab), kth, off)
+    floor = torch.maximum(kth, _min_p_threshold(top, min_p))
+    weight = torch.where(down == top, 1.0, (down - top).exp())  # also right when the largest is +inf
+    mass = torch.where(down >= floor, weight, 0.0).cumsum(1, dtype=torch.float64)
+    short = (mass < top_p.to(torch.float64) * mass[:, -1:]).sum(1, keepdim=True)  # tokens before the mass is reached
+    nucleus = down.gather(1, short.clamp(max=vocab - 1))
+    return torch.maximum(floor, torch.where(top_p < 1, nucleus, off))

@@ -1,0 +1,11 @@
+"""The meaning of ``silu_mul``; shapes in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate.float()).to(x.dtype) * up

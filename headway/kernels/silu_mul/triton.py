@@ -1,0 +1,41 @@
+"""Triton kernel of ``silu_mul``: element-wise, 16-byte accesses."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def silu_mul_kernel(
+    x_ptr,  # [T, 2 * SIZE]
+    out_ptr,  # [T, SIZE] contiguous
+    x_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < SIZE
+    gate_at = x_ptr + row * x_stride + col
+    narrow = tl.load(gate_at, mask=mask, other=0.0)
+    up = tl.load(gate_at + SIZE, mask=mask, other=0.0).to(tl.float32)
+    gate = narrow.to(tl.float32)
+    silu = (gate / (1.0 + tl.exp2(-gate * LOG2E))).to(narrow.dtype).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + col, (silu * up).to(narrow.dtype), mask=mask)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    num_rows, size = x.shape[0], x.shape[1] // 2
+    assert x.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    block = min(1024, next_power_of_2(size))  # 1024 divides the usual sizes; 8 elements per thread at 4 warps
+    silu_mul_kernel[(num_rows, cdiv(size, block))](
+        x, out, x.stride(0), SIZE=size, BLOCK=block, num_warps=max(1, block // 256)
+    )
+    return out

@@ -1,0 +1,38 @@
+"""``step_unpack``: expands the packed step, with the slot tables, into what a forward pass reads.
+
+step_unpack(Tensor packed, Tensor history, Tensor num_computed, Tensor alive, Tensor block_tables, Tensor(a!) input_ids,
+            Tensor(b!) positions, Tensor(c!) kv_slots, Tensor(d!) query_start, Tensor(e!) seq_lens,
+            Tensor(f!) row_slots, Tensor(g!) logit_indices, int block_size, int max_query_len) -> ()
+
+S = slots, L = max_model_len, MB = blocks per sequence, T = padded tokens, R = padded rows. All int32.
+
+    packed         [P]; packed[2] = rows, packed[3] = tokens, packed[4] = offset of the row records, each (slot,
+                   query_len, query_start, samples); rows lie one after the other from token 0
+    history        [S, L] token ids         num_computed, alive  [S]         block_tables  [S, MB] ([S] when MB = 1)
+    input_ids, positions, kv_slots          [T], out       query_start  [R + 1], out
+    seq_lens, row_slots, logit_indices      [R], out
+    max_query_len  >= every query_len; sizes the grid
+
+Row r continues its slot at start = num_computed[slot]: its token i has position start + i, id history[slot,
+position] and KV slot block_tables[slot, position // block_size] * block_size + position % block_size (-1 on the null
+block, 0). seq_lens = start + query_len; logit_indices = the row's last token.
+
+Zombie rows (alive[slot] = 0) keep row_slots, query_start and logit_indices; their tokens have id 0, position 0, KV slot
+-1, and seq_lens is 0. A row whose slot lies outside the tables, or whose tokens lie outside [0, L), is treated as a
+zombie (its row_slots is -1 if the slot is outside). Pad rows have row_slots -1, query_start = tokens, seq_lens 0,
+logit_indices 0; tokens after the last have id 0, position 0, KV slot -1. Every output element is written.
+"""
+
+from __future__ import annotations
+
+from headway.kernels.registry import Op
+from headway.kernels.step_unpack.reference import step_unpack as _reference
+
+step_unpack = Op(
+    "step_unpack(Tensor packed, Tensor history, Tensor num_computed, Tensor alive, Tensor block_tables, "
+    "Tensor(a!) input_ids, Tensor(b!) positions, Tensor(c!) kv_slots, Tensor(d!) query_start, Tensor(e!) seq_lens, "
+    "Tensor(f!) row_slots, Tensor(g!) logit_indices, int block_size, int max_query_len) -> ()",
+    reference=_reference,
+    meta=lambda *args: None,
+    triton="headway.kernels.step_unpack.triton:step_unpack",
+)

@@ -1,0 +1,155 @@
+"""``step_unpack`` in Triton: one launch.
+
+Prefill: programs (row, chunk of the row's tokens), then programs that clear the tokens after the last one.
+Decode (max_query_len 1): one lane per row, many rows per program, since a program per token would be mostly launch
+cost.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _row_record(packed, packed_size, row, num_rows, num_slots, length, num_computed, alive):
+    """(real, slot or -1, query_len, first token, start, live) of one or many rows."""
+    at = tl.load(packed + 4).to(tl.int64) + 4 * row
+    real = (row < num_rows) & (row < tl.load(packed + 2)) & (at >= 0) & (at + 3 < packed_size)
+    slot = tl.load(packed + at, mask=real, other=-1)
+    query_len = tl.load(packed + at + 1, mask=real, other=0)
+    first = tl.load(packed + at + 2, mask=real, other=0)
+    known = real & (slot >= 0) & (slot < num_slots)
+    slot = tl.where(known, slot, -1)
+    start = tl.load(num_computed + slot, mask=known, other=0)
+    live = known & (tl.load(alive + slot, mask=known, other=0) != 0) & (query_len > 0)
+    live = live & (start >= 0) & (start <= length - query_len)
+    return real, slot, query_len, first, start, live
+
+
+@triton.jit
+def _write_tokens(
+    token, mask, slot, position, live, history, block_tables, input_ids, positions, kv_slots,
+    length, width, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write the tokens of lanes in ``mask``; lanes that are not ``live`` get (0, 0, -1)."""
+    live = live & mask
+    slot = slot.to(tl.int64)
+    column = position // BLOCK_SIZE
+    token_id = tl.load(history + slot * length + position, mask=live, other=0)
+    block = tl.load(block_tables + slot * width + column, mask=live & (column < width), other=0)
+    kv_slot = tl.where(block > 0, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    tl.store(input_ids + token, token_id, mask=mask)
+    tl.store(positions + token, tl.where(live, position, 0), mask=mask)
+    tl.store(kv_slots + token, kv_slot, mask=mask)
+
+
+@triton.jit
+def _write_rows(
+    row, mask, real, slot, query_len, first, start, live, total, query_start, seq_lens, row_slots, logit_indices,
+    max_tokens,
+):  # fmt: skip
+    last = tl.minimum(tl.maximum(first + query_len - 1, 0), max_tokens - 1)
+    tl.store(query_start + row, tl.where(real, first, total), mask=mask)
+    tl.store(seq_lens + row, tl.where(live, start + query_len, 0), mask=mask)
+    tl.store(row_slots + row, slot, mask=mask)
+    tl.store(logit_indices + row, tl.where(real, last, 0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["max_rows", "max_tokens"])
+def step_unpack_decode_kernel(
+    packed, history, num_computed, alive, block_tables, input_ids, positions, kv_slots, query_start, seq_lens,
+    row_slots, logit_indices, packed_size, num_slots, length, width, max_rows, max_tokens,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.minimum(tl.maximum(tl.load(packed + 3), 0), max_tokens)
+    real, slot, query_len, first, start, live = _row_record(
+        packed, packed_size, lane, max_rows, num_slots, length, num_computed, alive
+    )
+    _write_rows(
+        lane, lane < max_rows, real, slot, query_len, first, start, live, total, query_start, seq_lens, row_slots,
+        logit_indices, max_tokens,
+    )  # fmt: skip
+    tl.store(query_start + lane, total, mask=lane == max_rows)
+    mine = real & (query_len > 0) & (first >= 0) & (first < total)
+    _write_tokens(
+        first, mine, slot, start, live, history, block_tables, input_ids, positions, kv_slots, length, width, BLOCK_SIZE
+    )
+    _write_tokens(
+        lane, (lane >= total) & (lane < max_tokens), slot, start, live & (lane < 0), history, block_tables, input_ids,
+        positions, kv_slots, length, width, BLOCK_SIZE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["max_rows", "max_tokens"])
+def step_unpack_kernel(
+    packed, history, num_computed, alive, block_tables, input_ids, positions, kv_slots, query_start, seq_lens,
+    row_slots, logit_indices, packed_size, num_slots, length, width, max_rows, max_tokens,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    chunk = tl.program_id(1)
+    total = tl.minimum(tl.maximum(tl.load(packed + 3), 0), max_tokens)
+    lane = tl.arange(0, BLOCK)
+    if row < max_rows:
+        real, slot, query_len, first, start, live = _row_record(
+            packed, packed_size, row, max_rows, num_slots, length, num_computed, alive
+        )
+        if chunk == 0:
+            _write_rows(
+                row, row < max_rows, real, slot, query_len, first, start, live, total, query_start, seq_lens, row_slots,
+                logit_indices, max_tokens,
+            )  # fmt: skip
+            if row == 0:
+                tl.store(query_start + max_rows, total)
+        offset = chunk * BLOCK + lane
+        token = first + offset
+        mine = real & (offset < query_len) & (token >= 0) & (token < total)
+        _write_tokens(
+            token, mine, slot, start + offset, live, history, block_tables, input_ids, positions, kv_slots, length,
+            width, BLOCK_SIZE,
+        )  # fmt: skip
+    else:
+        token = ((row - max_rows) * tl.num_programs(1) + chunk) * BLOCK + lane
+        tail = (token >= total) & (token < max_tokens)
+        _write_tokens(
+            token, tail, row, lane, tail & (lane < 0), history, block_tables, input_ids, positions, kv_slots, length,
+            width, BLOCK_SIZE,
+        )  # fmt: skip
+
+
+def step_unpack(
+    packed: torch.Tensor,
+    history: torch.Tensor,
+    num_computed: torch.Tensor,
+    alive: torch.Tensor,
+    block_tables: torch.Tensor,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    kv_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    row_slots: torch.Tensor,
+    logit_indices: torch.Tensor,
+    block_size: int,
+    max_query_len: int,
+) -> None:
+    """See the package."""
+    num_slots, length = history.shape
+    max_rows, max_tokens = seq_lens.numel(), input_ids.numel()
+    args = (
+        packed, history, num_computed, alive, block_tables, input_ids, positions, kv_slots, query_start, seq_lens,
+        row_slots, logit_indices, packed.numel(), num_slots, length, block_tables.numel() // num_slots, max_rows,
+        max_tokens,
+    )  # fmt: skip
+    if max_query_len == 1:
+        block = 128
+        grid = (triton.cdiv(max(max_rows + 1, max_tokens), block),)
+        step_unpack_decode_kernel[grid](*args, BLOCK_SIZE=block_size, BLOCK=block, num_warps=4)
+        return
+    block = 32 if max_query_len <= 32 else 512  # two variants to compile, not one per size
+    chunks = triton.cdiv(max_query_len, block)
+    tail_rows = triton.cdiv(max_tokens, chunks * block)
+    step_unpack_kernel[(max_rows + tail_rows, chunks)](*args, BLOCK_SIZE=block_size, BLOCK=block, num_warps=4)

@@ -1,0 +1,36 @@
+"""Small device functions that several kernels share: order-preserving integer keys of floats."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_logits(ptr, mask):
+    """f32 logits; NaN and masked-off lanes are -inf, -0.0 is 0.0."""
+    x = tl.load(ptr, mask=mask, other=float("-inf")).to(tl.float32) + 0.0
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def order_key(x):
+    """int32 key of f32: key(a) < key(b) if and only if a < b (no NaN, no -0.0)."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of_key(key):
+    """The f32 whose ``order_key`` is ``key``."""
+    bits = key ^ ((key >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weight_below(x, top):
+    """exp(x - top) for x <= top, also when both are +inf."""
+    return tl.where(x == top, 1.0, tl.exp(x - top))

@@ -1,0 +1,127 @@
+"""``DecoderModel``: token ids to logits. Architectures differ in their ``Family``, not in code.
+
+Shapes: T tokens of the step, C hidden size, V vocabulary, N positions whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from headway.models.config import DecoderConfig, Family
+from headway.models.layers.attention import Attention
+from headway.models.layers.embedding import Embedding
+from headway.models.layers.linear import Linear
+from headway.models.layers.mlp import GatedMLP
+from headway.models.layers.norm import RMSNorm
+from headway.models.rope import cos_sin_table
+from headway.state.batch import StepBatch
+from headway.state.kv_pool import KVPool
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward block. The norm before the attention is applied by the caller, fused with the add of
+    the layer below."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, cos_sin: torch.Tensor, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.attention = Attention(config, layer, cos_sin, dtype=dtype, device=device)
+        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.mlp = GatedMLP(config, dtype=dtype, device=device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: StepBatch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add the attention to residual [T, C], whose ``input_norm`` is x [T, C]; returns the MLP's part to add."""
+        attended = self.attention.forward(x, batch, k_cache, v_cache)
+        return self.mlp.forward(self.post_norm.add(attended, residual))
+
+    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
+        return {
+            **self.input_norm.destinations(f"{prefix}input_layernorm."),
+            **self.attention.destinations(f"{prefix}self_attn."),
+            **self.post_norm.destinations(f"{prefix}post_attention_layernorm."),
+            **self.mlp.destinations(f"{prefix}mlp."),
+        }
+
+
+class DecoderModel(nn.Module):
+    """A decoder with uninitialised weights; ``models.load`` fills them and calls ``finalize``.
+
+    Args:
+        config: checked numbers.
+        dtype, device: of the weights and activations.
+        max_model_len: positions the rotary table covers.
+
+    Attributes:
+        cos_sin: float32 [max_model_len, rotary dimensions].
+    """
+
+    family: ClassVar[Family]
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+        super().__init__()
+        self.config, self.dtype, self.device, self.max_model_len = config, dtype, device, max_model_len
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self.cos_sin = cos_sin_table(config.rope, max_model_len, device)
+        self.embedding = Embedding(vocab, hidden, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, self.cos_sin, dtype=dtype, device=device) for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        tied = self.embedding.weight if config.tie_word_embeddings else None
+        self.head = Linear(hidden, {"lm_head": vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        self._chain = self._link()
+
+    def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
+        """Each layer with the norm that follows it: the next layer's first, or the final one."""
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return list(zip(layers, [*(layer.input_norm for layer in layers[1:]), self.norm], strict=True))
+
+    def forward(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+        """One step. Writes the step's keys and values into ``kv``; never waits for the device.
+
+        Returns:
+            [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
+        """
+        residual = self.embedding.forward(batch.input_ids)
+        x = self._chain[0][0].input_norm.forward(residual)
+        for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
+            x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, C] hidden states -> [N, V] in the model's dtype."""
+        return self.head.forward(hidden)
+
+    def destinations(self) -> dict[str, torch.Tensor]:
+        """Every checkpoint tensor the model needs -> the view of our parameters it fills."""
+        found = self.embedding.destinations("model.embed_tokens.")
+        for i, (layer, _) in enumerate(self._chain):
+            found |= layer.destinations(f"model.layers.{i}.")
+        return found | self.norm.destinations("model.norm.") | self.head.destinations("")
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Called once, when the weights are in place; nothing may move or replace them afterwards."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.finalize()
+        if self.head.tied:
+            self.embedding.share(self.head.packed)
+        for module in self.modules():
+            # nn.Module finds parameters and submodules through a Python-level __getattr__, at 20 look-ups a layer a
+            # visible part of a decode step on CPU. Plain instance attributes shadow it.
+            vars(module).update(module.named_parameters(recurse=False))
+            vars(module).update(module.named_children())

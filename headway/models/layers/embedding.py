@@ -1,0 +1,48 @@
+"""Token embedding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headway.kernels.linear import PackedLinear
+
+
+class Embedding(nn.Module):
+    """Rows of a table by token id.
+
+    Attributes:
+        weight: [V, C]; gone once a tied output layer has packed it.
+    """
+
+    def __init__(self, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, size, dtype=dtype, device=device), requires_grad=False)
+        self.panels: torch.Tensor | None = None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int32 [T], each in [0, V) -> a fresh [T, C], which the caller may overwrite."""
+        panels = self.panels
+        return F.embedding(ids, self.weight) if panels is None else panel_rows(panels, ids)
+
+    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
+        return {f"{prefix}weight": self.weight}
+
+    def share(self, packed: PackedLinear | None) -> None:
+        """Read rows from the tied output layer's packed weight from now on, so that memory holds the table once."""
+        if packed is not None and packed.packed is not None:
+            self.panels = packed.packed
+            del self.weight
+
+
+def panel_rows(panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows ids [T] of the [N, K] matrix in ``linear_packed``'s layout [ceil(N / 32), K, 32]: [T, K].
+
+    A row's elements lie a cache line apart. The output layer, which reads all rows each step, decides the layout.
+    """
+    count, inputs, width = panels.shape
+    unit = 2 if panels.dtype is torch.bfloat16 else 1  # inputs kept together
+    rows = panels.view(count, inputs // unit, width, unit)[ids // width, :, ids % width]  # [T, K / unit, unit]
+    return rows.flatten(1)

@@ -1,0 +1,74 @@
+"""Linear layers, several projections of the same input fused into one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headway.kernels.linear import PackedLinear
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, where the rows of W belong to one or several named projections.
+
+    Args:
+        in_features: K.
+        parts: projection name in the checkpoint -> its output rows, in the order they are stacked; N is their sum.
+        bias: whether every part has one.
+        tied: use this [N, K] weight, owned (and loaded) by another layer.
+
+    Attributes:
+        weight: [N, K]; gone once it is packed.
+        bias: [N] or None.
+        packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        tied: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        rows = sum(self.parts.values())
+        self.tied = tied is not None
+        if tied is None:
+            tied = nn.Parameter(torch.empty(rows, in_features, dtype=dtype, device=device), requires_grad=False)
+        assert tied.shape == (rows, in_features)
+        self.weight = tied
+        empty_bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+        self.bias = nn.Parameter(empty_bias, requires_grad=False) if empty_bias is not None else None
+        self.packed: PackedLinear | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., K] -> [..., N]."""
+        packed = self.packed
+        return F.linear(x, self.weight, self.bias) if packed is None else packed(x)
+
+    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint tensor name -> the rows of ours it fills. A tied weight is the other layer's to load."""
+        found: dict[str, torch.Tensor] = {}
+        start = 0
+        for name, rows in self.parts.items():
+            if not self.tied:
+                found[f"{prefix}{name}.weight"] = self.weight[start : start + rows]
+            if self.bias is not None:
+                found[f"{prefix}{name}.bias"] = self.bias[start : start + rows]
+            start += rows
+        return found
+
+    def finalize(self) -> None:
+        """Called once, after loading: let the packed form replace the weight where this device has one."""
+        packed = PackedLinear(self.weight, self.bias)
+        if packed.packed is not None:
+            self.packed = packed
+            self.register_buffer("panels", packed.packed, persistent=False)  # so that sums over tensors see it
+            del self.weight

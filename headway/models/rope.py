@@ -1,0 +1,241 @@
+"""Rotary position embeddings: reading their configuration and making the cosine and sine table.
+
+A head's first ``rotary_dim`` dimensions are rotated in pairs (i, i + rotary_dim / 2) by position * frequency[i], with
+frequency[i] = theta ** (-2 i / rotary_dim) (Su et al. 2021). The kinds below change the frequencies, to stretch the
+context a model was trained on; the formulas are those of transformers' ``modeling_rope_utils``, in its order of float32
+operations, because at position 100 000 one rounding of a frequency is already visible.
+
+Two kinds depend on the length of the sequence in transformers: "dynamic" and "longrope" change the frequencies once a
+sequence outgrows the original context. With a KV cache that mixes keys rotated by different frequencies, and what a
+token gets would depend on how its prompt was cut into steps. Here the frequencies are those of the longest sequence the
+engine admits (``max_len``), for every position of every request. So an engine whose ``max_model_len`` is within the
+original context computes what transformers does; with a longer one, every sequence is computed as transformers would
+compute one of ``max_model_len`` tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headway.core.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """One rotary embedding, every default resolved.
+
+    Attributes:
+        kind: a key of ``ROPE_KINDS``.
+        theta: base of the frequencies.
+        rotary_dim: leading dimensions of a head that rotate; even.
+        original_len: context the model was trained on before it was stretched.
+        factor: how much longer the context becomes; 1 where the kind has none.
+        attention_factor: multiplies cosines and sines.
+        low_freq_factor, high_freq_factor: llama3's band, in turns per original context.
+        beta_fast, beta_slow: yarn's band, in turns per original context.
+        truncate: yarn rounds its band outwards to whole dimensions.
+        short_factors, long_factors: divisors per frequency [rotary_dim / 2] (longrope); "factors" uses short_factors.
+    """
+
+    kind: str = "default"
+    theta: float
+    rotary_dim: int
+    original_len: int
+    factor: float = 1.0
+    attention_factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device) -> torch.Tensor:
+    """float32 [max_len, rotary_dim]: row p is (cos[rotary_dim / 2], sin[rotary_dim / 2]) of position p."""
+    frequencies = ROPE_KINDS[rope.kind](rope, max_len)
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
+    table = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
+    return table.to(device)
+
+
+def _powers(rope: RopeConfig, theta: float) -> torch.Tensor:
+    """theta ** (2 i / rotary_dim), float32 [rotary_dim / 2]."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    return torch.pow(theta, exponents)
+
+
+def _default(rope: RopeConfig, _max_len: int) -> torch.Tensor:
+    return 1.0 / _powers(rope, rope.theta)
+
+
+def _linear(rope: RopeConfig, _max_len: int) -> torch.Tensor:
+    return _default(rope, _max_len) / rope.factor
+
+
+def _dynamic(rope: RopeConfig, max_len: int) -> torch.Tensor:
+    """NTK-aware base for sequences of max_len tokens; the plain one within the original context."""
+    if max_len <= rope.original_len:
+        return _default(rope, max_len)
+    stretch = rope.factor * max_len / rope.original_len - (rope.factor - 1)
+    return 1.0 / _powers(rope, rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2)))
+
+
+def _llama3(rope: RopeConfig, _max_len: int) -> torch.Tensor:
+    """Low frequencies divided by factor, high ones kept, a linear blend (in turns per context) between."""
+    plain = _default(rope, _max_len)
+    turns = rope.original_len * plain / (2 * math.pi)
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * plain / rope.factor + kept * plain
+
+
+def _yarn(rope: RopeConfig, _max_len: int) -> torch.Tensor:
+    """YaRN (Peng et al. 2023): as llama3, but the blend is linear in the dimension's index."""
+    powers = _powers(rope, rope.theta)
+
+    def dimension_of(turns: float) -> float:
+        """The (fractional) pair that makes this many turns over the original context."""
+        return rope.rotary_dim * math.log(rope.original_len / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # no band: a step instead of 0 / 0
+    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / (high - low)
+    kept = 1 - ramp.clamp(0.0, 1.0)
+    return (1 - kept) / (rope.factor * powers) + kept / powers
+
+
+def _longrope(rope: RopeConfig, max_len: int) -> torch.Tensor:
+    """LongRoPE (Ding et al. 2024): searched divisors, one set within the original context and one beyond."""
+    factors = rope.long_factors if max_len > rope.original_len else rope.short_factors
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * _powers(rope, rope.theta))
+
+
+def _factors(rope: RopeConfig, _max_len: int) -> torch.Tensor:
+    """Explicit divisors, as GGUF files store them (``rope_freqs.weight``)."""
+    return 1.0 / (torch.tensor(rope.short_factors, dtype=torch.float32) * _powers(rope, rope.theta))
+
+
+ROPE_KINDS: Mapping[str, Callable[[RopeConfig, int], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "factors": _factors,
+}
+
+_KNOWN_KEYS = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "factors"),
+        "finetuned",  # a remark some YaRN checkpoints carry
+    }
+)
+
+
+def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) -> RopeConfig:
+    """The rotary embedding of a config.json, in the old form (rope_theta, rope_scaling) or the new (rope_parameters).
+
+    Raises:
+        UnsupportedModelError: an unknown kind or field, or a field that is missing or out of range.
+    """
+    fields = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    for name, value in fields.items():
+        if name not in _KNOWN_KEYS or isinstance(value, Mapping):
+            raise UnsupportedModelError(f"config.json: rope field {name!r} = {value!r:.60} is not implemented")
+    kind = fields.get("rope_type") or fields.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise UnsupportedModelError(f"config.json: rope type {kind!r} is not implemented; {', '.join(ROPE_KINDS)} are")
+    outer = {name: config[name] for name in ("rope_theta", "partial_rotary_factor") if config.get(name) is not None}
+    fields = outer | {name: value for name, value in fields.items() if value is not None}
+
+    # Rounded down, but not because 100 * 0.29 is 28.999999999999996.
+    rotary_dim = int(head_dim * _number(fields, "partial_rotary_factor", 1.0) + 1e-6)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim or (kind == "dynamic" and rotary_dim < 4):
+        raise UnsupportedModelError(f"config.json: cannot rotate {rotary_dim} of the {head_dim} dimensions of a head")
+    original_len = max_position
+    if kind in ("llama3", "yarn", "longrope"):
+        # A value beside the rope fields wins over one among them, as in transformers.
+        beside = config.get("original_max_position_embeddings")
+        fields["original_max_position_embeddings"] = beside or fields.get("original_max_position_embeddings")
+        original_len = int(_number(fields, "original_max_position_embeddings", max_position, above=1))
+    return RopeConfig(
+        kind=kind,
+        theta=_number(fields, "rope_theta", 10000.0, above=1),
+        rotary_dim=rotary_dim,
+        original_len=original_len,
+        **_kind_fields(kind, fields, original_len, max_position, rotary_dim // 2),
+    )
+
+
+def _kind_fields(
+    kind: str, fields: Mapping[str, Any], original_len: int, max_position: int, pairs: int
+) -> dict[str, Any]:
+    """The fields of RopeConfig that only some kinds have."""
+    if kind in ("linear", "dynamic"):
+        return {"factor": _number(fields, "factor")}
+    if kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        found = {name: _number(fields, name) for name in names}
+        if found["high_freq_factor"] <= found["low_freq_factor"]:
+            raise UnsupportedModelError("config.json: rope high_freq_factor must be greater than low_freq_factor")
+        return found
+    if kind == "yarn":
+        factor = _number(fields, "factor", max_position / original_len)
+        return {
+            "factor": factor,
+            "attention_factor": _number(fields, "attention_factor", _yarn_attention(fields, factor)),
+            "beta_fast": _number(fields, "beta_fast", 32.0),
+            "beta_slow": _number(fields, "beta_slow", 1.0),
+            "truncate": bool(fields.get("truncate", True)),
+        }
+    if kind == "longrope":
+        factor = _number(fields, "factor", max_position / original_len)
+        attention = math.sqrt(1 + math.log(factor) / math.log(original_len)) if factor > 1 else 1.0
+        return {
+            "factor": factor,
+            "attention_factor": _number(fields, "attention_factor", attention),
+            "short_factors": _divisors(fields, "short_factor", pairs),
+            "long_factors": _divisors(fields, "long_factor", pairs),
+        }
+    return {"short_factors": _divisors(fields, "factors", pairs)} if kind == "factors" else {}
+
+
+def _yarn_attention(fields: Mapping[str, Any], factor: float) -> float:
+    """YaRN's temperature, 0.1 ln(factor) + 1; DeepSeek's variant is a quotient of two weighted ones."""
+
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if fields.get("mscale") and fields.get("mscale_all_dim"):
+        return temperature(_number(fields, "mscale")) / temperature(_number(fields, "mscale_all_dim"))
+    return temperature(1.0)
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float | None = None, *, above: float = 0) -> float:
+    value = fields.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
+        raise UnsupportedModelError(f"config.json: rope field {name!r} must be a number > {above}, got {value!r:.60}")
+    return float(value)
+
+
+def _divisors(fields: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
+    values = fields.get(name)
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != pairs:
+        raise UnsupportedModelError(f"config.json: rope field {name!r} must be a list of {pairs} numbers")
+    return tuple(_number({name: value}, name) for value in values)

@@ -1,0 +1,5 @@
+"""Floor 1: who runs in the next step. Integers and numpy only; never a tensor."""
+
+from headway.scheduler.scheduler import Scheduler
+
+__all__ = ["Scheduler"]

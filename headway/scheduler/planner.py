@@ -1,0 +1,199 @@
+"""One step's rows: decode rows, then the running prefill, then admissions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headway.core.config import SchedulerConfig
+from headway.core.errors import HeadwayError
+from headway.core.plan import Admission, Bools, Int32s, StepPlan
+from headway.scheduler.lifecycle import Lifecycle
+from headway.scheduler.request import Request
+from headway.scheduler.slots import Rows
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The plan so far. Row lists cover the rows after the decode rows."""
+
+    tokens_left: int
+    uploads_left: int
+    requests: list[Request] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    drained: list[Request] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    edit_slots: list[int] = field(default_factory=list)
+    edit_indices: list[int] = field(default_factory=list)
+    edit_ids: list[int] = field(default_factory=list)
+
+    def edit(self, slot: int, first_index: int, block_ids: list[int]) -> None:
+        self.edit_slots += [slot] * len(block_ids)
+        self.edit_indices += range(first_index, first_index + len(block_ids))
+        self.edit_ids += block_ids
+
+
+class Planner:
+    """Builds plans. First come first served: an earlier request never waits for a later one's tokens or blocks."""
+
+    def __init__(self, config: SchedulerConfig, life: Lifecycle) -> None:
+        self._config = config
+        self._life = life
+        self._table = life.table
+        self._blocked: tuple[Request, int] | None = None
+        self.cache_queries = 0
+        self.cache_hits = 0
+
+    def build(self, step: int) -> tuple[StepPlan, Rows] | None:
+        """The next step and its rows, or None when nothing can run now."""
+        draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
+        preemptions = self._life.num_preemptions
+        decode, starts = self._take_decode(draft)
+        self._continue_prefill(draft)
+        if self._life.num_preemptions == preemptions:
+            self._admit(draft)
+        if not len(decode) and not draft.requests:
+            return None
+        planned = self._assemble(step, draft, decode, starts)
+        # Not earlier: a slot or block of this step's own rows must not be handed out again within the step.
+        for request in draft.drained:
+            self._life.drain(request)
+        return planned
+
+    # -- decode rows ---------------------------------------------------------------------------------------------
+
+    def _take_decode(self, draft: _Draft) -> tuple[Rows, Int32s]:
+        table, running = self._table, self._life.running
+        rows = running.decode_rows().first(draft.tokens_left)
+        starts = table.scheduled[rows.index]
+        short = starts >= table.capacity[rows.index]
+        if short.any():
+            count = self._grow_decode(draft, rows, np.flatnonzero(short).tolist())
+            if count < len(rows):  # the rest were preempted, or wait for a block
+                rows, starts = rows.first(count), starts[:count]
+        ends = starts + 1
+        table.scheduled[rows.index] = ends
+        table.in_flight[rows.index] += 1
+        for i in np.flatnonzero(ends == table.last[rows.index]).tolist():
+            draft.drained.append(rows.requests[i])
+        draft.tokens_left -= len(rows)
+        return rows, starts
+
+    def _grow_decode(self, draft: _Draft, rows: Rows, short: list[int]) -> int:
+        """One more block for each row in ``short`` (ascending); returns how many leading rows can run.
+
+        Victims come from the end. The last row left is not preempted for its own sake: it keeps what it has and sits
+        this step out, and gives way only when an earlier request needs its blocks.
+        """
+        life = self._life
+        for i in short:
+            request = rows.requests[i]
+            if request.slot < 0:  # a victim of an earlier row, and so are all after it
+                break
+            while not life.kv.pool.num_free and life.running.newest is not request:
+                life.preempt(life.running.newest)
+            if not life.kv.pool.num_free:
+                if i == 0:
+                    raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
+                return i
+            self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
+        return min(len(rows), life.running.num_decoding)
+
+    def _grow(self, draft: _Draft, request: Request, num_tokens: int) -> None:
+        held = len(request.block_ids)
+        new = self._life.kv.grow(request, num_tokens)
+        if new:
+            draft.edit(request.slot, held, new)
+            self._table.capacity[request.slot] = len(request.block_ids) * self._life.kv.block_size
+
+    # -- prefill rows --------------------------------------------------------------------------------------------
+
+    def _continue_prefill(self, draft: _Draft) -> None:
+        request = self._life.running.prefilling
+        if request is None:
+            return
+        # It is the newest request: it never takes blocks from another, it takes what is left.
+        pool = self._life.kv.pool
+        start = int(self._table.scheduled[request.slot])
+        room = (len(request.block_ids) + pool.num_free) * self._life.kv.block_size - start
+        self._prefill_row(draft, request, min(room, draft.tokens_left))
+
+    def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
+        """Adds a row of at most ``most`` known tokens; none when that is 0."""
+        table, slot = self._table, request.slot
+        start, known = int(table.scheduled[slot]), int(table.known[slot])
+        count = min(most, known - start)
+        if count <= 0:
+            return
+        end = start + count
+        self._grow(draft, request, end)
+        table.scheduled[slot] = end
+        table.in_flight[slot] += 1
+        # Named now: rows of this step and of later ones read these blocks after this row has written them.
+        self._life.kv.register(request, table.history[slot], end)
+        draft.requests.append(request)
+        draft.query_lens.append(count)
+        draft.starts.append(start)
+        draft.samples.append(end == known)
+        draft.tokens_left -= count
+        if end == known:
+            self._life.running.prefilling = None
+            self._life.running.add_decoding(request)
+            if end == table.last[slot]:
+                draft.drained.append(request)
+
+    def _admit(self, draft: _Draft) -> None:
+        life = self._life
+        while life.waiting and self._table.num_free and draft.tokens_left and life.running.prefilling is None:
+            request = life.waiting.head
+            if request.in_flight or request.upload_now > draft.uploads_left or self._still_blocked(request):
+                return
+            hits = life.kv.lookup(request)
+            if not life.kv.fits(request, hits, others_run=len(life.running) > 0):
+                self._blocked = (request, life.kv.pool.num_free)
+                return
+            self._blocked = None
+            self._start(draft, request, hits)
+
+    def _still_blocked(self, request: Request) -> bool:
+        """Whether nothing was freed since the request last did not fit: spares the look-up of a long prompt."""
+        return self._blocked is not None and (
+            self._blocked[0] is request and self._life.kv.pool.num_free <= self._blocked[1]
+        )
+
+    def _start(self, draft: _Draft, request: Request, hits: list[int]) -> None:
+        life = self._life
+        draft.uploads_left -= request.upload_now
+        cached = len(hits) * life.kv.block_size
+        if request.cached_tokens is None:
+            request.cached_tokens = cached
+            self.cache_queries += len(request.tokens) if life.kv.may_hit(request) else 0
+            self.cache_hits += cached
+        life.admit(request, hits)
+        self._table.capacity[request.slot] = cached
+        draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
+        draft.edit(request.slot, 0, hits)
+        self._prefill_row(draft, request, draft.tokens_left)
+
+    # -- the plan ------------------------------------------------------------------------------------------------
+
+    def _assemble(self, step: int, draft: _Draft, decode: Rows, starts: Int32s) -> tuple[StepPlan, Rows]:
+        n = len(decode)
+        rows = decode
+        query_lens: Int32s = np.ones(n, np.int32)
+        samples: Bools = np.ones(n, np.bool_)
+        if draft.requests:
+            rows = decode.plus(Rows.of(draft.requests, self._table))
+            query_lens = np.concatenate((query_lens, np.array(draft.query_lens, np.int32)))
+            samples = np.concatenate((samples, np.array(draft.samples, np.bool_)))
+            starts = np.concatenate((starts, np.array(draft.starts, np.int32)))
+        plan = StepPlan(step, rows.slots.copy(), query_lens, starts, samples, n, draft.admissions)
+        if draft.edit_ids:
+            plan.block_edit_slots = np.array(draft.edit_slots, np.int32)
+            plan.block_edit_indices = np.array(draft.edit_indices, np.int32)
+            plan.block_edit_ids = np.array(draft.edit_ids, np.int32)
+        plan.owners = [*rows.requests]
+        return plan, rows

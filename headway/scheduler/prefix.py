@@ -1,0 +1,63 @@
+"""Which block holds the KV of which token prefix.
+
+A full block is named by a chained digest: blake2b over the parent block's digest and the block's token ids. The
+digest is keyed with random bytes drawn at start, so nobody outside can construct two prefixes that collide.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+
+from headway.core.plan import Int32s
+
+DIGEST_BYTES = 16
+
+
+class PrefixIndex:
+    """digest -> block and back. Owns no blocks: ``BlockPool`` tells it when one is recycled."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._key = secrets.token_bytes(32)
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._digest_of
+
+    def _root(self, salt: str | None) -> bytes:
+        # No salt and the empty salt are different families.
+        data = b"plain" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")
+        return blake2b(data, digest_size=DIGEST_BYTES, key=self._key, person=b"root").digest()
+
+    def extend(self, digests: list[bytes], salt: str | None, tokens: Int32s, num_blocks: int) -> None:
+        """Appends to ``digests`` until it names the first ``num_blocks`` full blocks of ``tokens`` (int32 [n])."""
+        bs = self._block_size
+        parent = digests[-1] if digests else self._root(salt)
+        for index in range(len(digests), num_blocks):
+            data = parent + tokens[index * bs : (index + 1) * bs].tobytes()
+            parent = blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()
+            digests.append(parent)
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds the prefix named ``digest``."""
+        return self._block_of.get(digest)
+
+    def register(self, digest: bytes, block_id: int) -> None:
+        """Names ``block_id``, unless another block already holds the same prefix: the first one stays."""
+        if digest not in self._block_of:
+            self._block_of[digest] = block_id
+            self._digest_of[block_id] = digest
+
+    def forget(self, block_id: int) -> None:
+        """``block_id`` is about to hold something else."""
+        del self._block_of[self._digest_of.pop(block_id)]
+
+    def clear(self) -> None:
+        """No block has a name any more."""
+        self._block_of.clear()
+        self._digest_of.clear()

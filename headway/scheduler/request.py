@@ -1,0 +1,98 @@
+"""What the scheduler keeps of one request, outside the per-slot tables."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from headway.core.errors import InvalidRequestError
+from headway.core.messages import AddRequest, TokenLogprobsRow
+from headway.core.plan import Int32s
+
+
+class Status(IntEnum):
+    """Where a request is.
+
+    WAITING: in the queue, owns nothing; after a preemption some of its rows may still be in flight.
+    RUNNING: owns a slot and blocks.
+    DRAINING: every row it will ever need has been launched; slot and blocks are given back, results still come.
+    FINISHED: over; whatever still comes for it is ignored.
+    """
+
+    WAITING = 0
+    RUNNING = 1
+    DRAINING = 2
+    FINISHED = 3
+
+
+class Request:
+    """One open request.
+
+    Attributes:
+        tokens: int32, every known token; current only while the request owns no slot (the slot's history is then).
+        max_total: prompt + max_tokens, clamped to the model length.
+        upload: int32 values its first admission sends.
+        slot: the slot it owns, -1 for none.
+        block_ids: the blocks it holds, in order of position.
+        digests: chained digest of its first full blocks, as far as computed; valid for the request's whole life.
+        num_registered: leading blocks already offered to the prefix index (or found there) in this incarnation.
+        in_flight: rows launched and not applied; current only while it owns no slot.
+        prompt_rows: prompt log-probabilities collected so far, None when not asked for.
+        cached_tokens: tokens that the first admission found in the prefix cache, None before it.
+        reported: whether an update has been issued.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "cached_tokens",
+        "digests",
+        "in_flight",
+        "max_total",
+        "message",
+        "num_registered",
+        "prompt_len",
+        "prompt_rows",
+        "reported",
+        "request_id",
+        "slot",
+        "status",
+        "tokens",
+        "upload",
+        "wants_logprobs",
+    )
+
+    def __init__(self, message: AddRequest, max_model_len: int, upload: int) -> None:
+        """Raises InvalidRequestError when the request can never run."""
+        params = message.params
+        self.message = message
+        self.request_id = message.request_id
+        self.tokens: Int32s = np.asarray(message.prompt_token_ids, dtype=np.int32)
+        self.prompt_len = len(self.tokens)
+        if self.prompt_len == 0:
+            raise InvalidRequestError("the prompt has no tokens; send at least one", "prompt")
+        room = max_model_len - self.prompt_len
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if not 1 <= max_tokens <= room:
+            raise InvalidRequestError(
+                f"prompt ({self.prompt_len} tokens) + max_tokens ({max_tokens}) exceeds the context of "
+                f"{max_model_len}; shorten the prompt or lower max_tokens",
+                "max_tokens",
+            )
+        self.max_total = self.prompt_len + max_tokens
+        self.upload = upload
+        self.status = Status.WAITING
+        self.slot = -1
+        self.block_ids: list[int] = []
+        self.digests: list[bytes] = []
+        self.num_registered = 0
+        self.in_flight = 0
+        self.wants_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
+        self.prompt_rows: list[TokenLogprobsRow] | None = None if params.prompt_logprobs is None else []
+        self.cached_tokens: int | None = None
+        self.reported = False
+
+    @property
+    def upload_now(self) -> int:
+        """int32 values an admission sends now: a resumed request brings its generated tokens too."""
+        return self.upload + len(self.tokens) - self.prompt_len

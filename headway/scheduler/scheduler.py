@@ -1,0 +1,143 @@
+"""``Scheduler``, the face of the floor: ``schedule`` and, up to ``depth`` steps later, ``apply``."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from headway.core.config import SchedulerConfig
+from headway.core.errors import HeadwayError, InvalidRequestError
+from headway.core.messages import AddRequest, EngineStats, RequestUpdate
+from headway.core.plan import StepPlan, StepResult
+from headway.scheduler.lifecycle import Lifecycle
+from headway.scheduler.planner import Planner
+from headway.scheduler.request import Request
+from headway.scheduler.results import Collector
+from headway.scheduler.slots import Rows
+
+
+def count_prompt_ints(message: AddRequest) -> int:
+    """Upload of a request that sends its prompt and nothing else."""
+    return len(message.prompt_token_ids)
+
+
+class Scheduler:
+    """Continuous batching over slots and KV blocks, ahead of the device by any number of steps.
+
+    After scheduling a row that samples, the host assumes one more token and goes on; ends that only the device sees
+    arrive with ``apply``, and rows launched meanwhile are ignored. Requests never run past max_tokens.
+    A plan that was returned must be launched, or discarded before the next one is asked for: later plans count on what
+    it writes. One thread calls everything.
+    """
+
+    def __init__(self, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int] = count_prompt_ints) -> None:
+        """``upload_ints``: int32 values a first admission sends (prompt and sampling tables); a resumed one sends
+        its generated tokens on top. Block-table edits are not counted against ``max_upload_ints``."""
+        self._config = config
+        self._upload_ints = upload_ints
+        self._life = Lifecycle(config)
+        self._planner = Planner(config, self._life)
+        self._collector = Collector(self._life)
+        self._launched: OrderedDict[int, Rows] = OrderedDict()
+        self._next_step = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, message: AddRequest) -> None:
+        """Queues a request. Everything that can be wrong with one request is found here.
+
+        Raises:
+            InvalidRequestError: its id is open, it is empty or too long, or one step cannot carry its state.
+        """
+        upload = self._upload_ints(message)
+        request = Request(message, self._config.max_model_len, upload)
+        most = upload + request.max_total - 1 - request.prompt_len
+        if most > self._config.max_upload_ints:
+            raise InvalidRequestError(
+                f"the request may have to send {most} values in one step, which carries "
+                f"{self._config.max_upload_ints}; shorten the prompt, max_tokens or its token tables"
+            )
+        self._life.enter(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request silently, in whatever state; False when the id is not open."""
+        request = self._life.open.get(request_id)
+        if request is None:
+            return False
+        self._life.finish(request)
+        return True
+
+    def fail(self, request_id: str, message: str) -> RequestUpdate | None:
+        """Ends a request with an error; None when the id is not open."""
+        request = self._life.open.get(request_id)
+        return None if request is None else self._collector.fail(request, message)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run before another result is applied or request added."""
+        built = self._planner.build(self._next_step)
+        if built is None:
+            return None
+        plan, rows = built
+        self._launched[plan.step] = rows
+        self._next_step += 1
+        return plan
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
+        """Takes the result of the oldest step in flight; returns one update per request that got something.
+
+        Prompt log-probabilities are delivered whole, with the update that brings the first token.
+
+        Raises:
+            HeadwayError: the plan is not the oldest in flight.
+        """
+        if next(iter(self._launched), None) != plan.step:
+            raise HeadwayError(f"step {plan.step} is not the oldest in flight; results are applied in order")
+        rows = self._launched.pop(plan.step)
+        return self._collector.apply(plan, rows, result)
+
+    def discard(self, plan: StepPlan, message: str) -> list[RequestUpdate]:
+        """The newest step could not be launched: the requests in it fail, the others go on; its number stays unused.
+
+        Raises:
+            HeadwayError: the plan is not the newest in flight.
+        """
+        if next(reversed(self._launched), None) != plan.step:
+            raise HeadwayError(f"step {plan.step} is not the newest in flight; only that one can be discarded")
+        rows = self._launched.pop(plan.step)
+        # Its prefill rows had their blocks named, and nothing was written there.
+        self._life.kv.forget_prefixes()
+        return [u for u in (self.fail(request_id, message) for request_id in rows.ids) if u is not None]
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps scheduled and not applied."""
+        return len(self._launched)
+
+    def has_unfinished(self) -> bool:
+        """Whether any request is open. Rows of ended requests may still be in flight when none is."""
+        return bool(self._life.open)
+
+    def stats(self) -> EngineStats:
+        """The fields the scheduler knows; a draining request counts as running. The engine fills in the others."""
+        return EngineStats(
+            num_running=len(self._life.running) + self._life.num_draining,
+            num_waiting=len(self._life.waiting),
+            kv_cache_usage=self._life.kv.usage,
+            prefix_cache_queries=self._planner.cache_queries,
+            prefix_cache_hits=self._planner.cache_hits,
+            num_preemptions=self._life.num_preemptions,
+            num_steps=self._next_step,
+            prompt_tokens=self._collector.prompt_tokens,
+            generation_tokens=self._collector.generation_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises HeadwayError when slots, blocks, reference counts and requests do not add up. Slow; any time.
+
+        With no request open this means: every block is free or cached, every slot free, every count zero.
+        """
+        self._life.check()

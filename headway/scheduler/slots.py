@@ -1,0 +1,157 @@
+"""Per-slot host tables, one numpy array per field: a steady decode step touches them with whole-batch operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.plan import Int32s
+from headway.scheduler.request import Request
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """S slots of L tokens.
+
+    Attributes (S entries each):
+        scheduled: tokens whose rows have been scheduled = position of the next row. A bound on the device's count.
+        known: tokens whose value the host knows, prompt included.
+        last: ``scheduled`` at which nothing is left to schedule (prompt + max_tokens - 1).
+        capacity: tokens the held blocks can store.
+        in_flight: rows launched and not applied, of the present owner.
+        epoch: how often the slot changed hands; a row launched under an older epoch is not the present owner's.
+        special: the next update of the owner carries more than a token.
+        history: int32 [S, L], known tokens.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int) -> None:
+        self.num_slots = num_slots
+        self.scheduled = np.zeros(num_slots, np.int32)
+        self.known = np.zeros(num_slots, np.int32)
+        self.last = np.zeros(num_slots, np.int32)
+        self.capacity = np.zeros(num_slots, np.int32)
+        self.in_flight = np.zeros(num_slots, np.int32)
+        self.epoch = np.zeros(num_slots, np.int64)
+        self.special = np.zeros(num_slots, np.bool_)
+        self.history: Int32s = np.zeros((num_slots, max_model_len), np.int32)
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def open(self, request: Request, num_computed: int) -> int:
+        """Hands a free slot to the request; returns it."""
+        slot = self._free.pop()
+        known = len(request.tokens)
+        self.scheduled[slot] = num_computed
+        self.known[slot] = known
+        self.last[slot] = request.max_total - 1
+        self.capacity[slot] = 0
+        self.in_flight[slot] = 0
+        self.special[slot] = request.wants_logprobs or not request.reported
+        self.history[slot, :known] = request.tokens
+        request.slot = slot
+        return slot
+
+    def close(self, request: Request) -> None:
+        """Takes the slot back; what only the slot knew moves to the request."""
+        slot = request.slot
+        request.tokens = self.history[slot, : self.known[slot]].copy()
+        request.in_flight = int(self.in_flight[slot])
+        request.slot = -1
+        self.epoch[slot] += 1
+        self._free.append(slot)
+
+
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """The same rows four ways.
+
+    Attributes:
+        slots: int32 [R].
+        index: int64 [R], the same numbers (numpy indexes with these without converting).
+        epochs: int64 [R], epoch of each slot when the rows were chosen.
+        requests: R owners.
+        ids: R request ids.
+    """
+
+    slots: Int32s
+    index: Int64s
+    epochs: Int64s
+    requests: list[Request]
+    ids: list[str]
+
+    @classmethod
+    def of(cls, requests: list[Request], table: SlotTable) -> Rows:
+        index = np.array([r.slot for r in requests], np.int64)
+        ids = [r.request_id for r in requests]
+        return cls(index.astype(np.int32), index, table.epoch[index], requests, ids)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def first(self, n: int) -> Rows:
+        if n >= len(self.requests):
+            return self
+        return Rows(self.slots[:n], self.index[:n], self.epochs[:n], self.requests[:n], self.ids[:n])
+
+    def plus(self, other: Rows) -> Rows:
+        """These rows, then ``other``'s."""
+        return Rows(
+            np.concatenate((self.slots, other.slots)),
+            np.concatenate((self.index, other.index)),
+            np.concatenate((self.epochs, other.epochs)),
+            self.requests + other.requests,
+            self.ids + other.ids,
+        )
+
+
+class RunningSet:
+    """Requests that own slots, in order of arrival: decoding ones, then at most one still inside its known tokens.
+
+    A second one cannot start before the first is through (first come first served: it takes the whole budget or
+    ends), so appending keeps the order.
+    """
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._decoding: list[Request] = []
+        self._rows: Rows | None = None
+        self.prefilling: Request | None = None
+
+    def __len__(self) -> int:
+        return len(self._decoding) + (self.prefilling is not None)
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._decoding)
+
+    @property
+    def newest(self) -> Request:
+        """The most recently admitted request."""
+        return self.prefilling or self._decoding[-1]
+
+    def requests(self) -> list[Request]:
+        return self._decoding + ([self.prefilling] if self.prefilling else [])
+
+    def decode_rows(self) -> Rows:
+        """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""
+        if self._rows is None:
+            self._rows = Rows.of(list(self._decoding), self._table)
+        return self._rows
+
+    def add_decoding(self, request: Request) -> None:
+        self._decoding.append(request)
+        self._rows = None
+
+    def remove(self, request: Request) -> None:
+        """Takes out a request that is in the set."""
+        if request is self.prefilling:
+            self.prefilling = None
+        else:
+            self._decoding.remove(request)
+            self._rows = None

@@ -1,0 +1,260 @@
+"""AsyncLLM over a fake engine: streams, aborts, death."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from headway import AsyncLLM, EngineDeadError, InvalidRequestError, RequestOutput, SamplingParams, UnknownParameterError
+from headway.api.async_llm import LONG_TEXT_CHARS
+from headway.api.frontend import ChatOptions
+from headway.engine.client import ThreadClient
+from tests.api import fakes
+from tests.engine import fake_core
+
+ENDLESS = SamplingParams(seed=0, max_tokens=None)
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.install(monkeypatch)
+
+
+def run(body: Callable[[AsyncLLM], Awaitable[None]], **engine_args: Any) -> None:
+    async def main() -> None:
+        async with AsyncLLM("fake", **engine_args) as llm:
+            await body(llm)
+
+    asyncio.run(main())
+    assert not [t for t in threading.enumerate() if t.name.startswith("headway")]
+
+
+def core(llm: AsyncLLM) -> fake_core.FakeCore:
+    client = llm._hub.client
+    assert isinstance(client, ThreadClient)
+    assert isinstance(client._shared.core, fake_core.FakeCore)
+    return client._shared.core
+
+
+async def last(llm: AsyncLLM, *args: Any, **kwargs: Any) -> RequestOutput:
+    return [output async for output in llm.generate(*args, **kwargs)][-1]
+
+
+async def idle(llm: AsyncLLM) -> None:
+    """Wait until the engine runs nothing."""
+    while llm._hub.client.has_work() or core(llm).requests:
+        await asyncio.sleep(0)
+
+
+def seeded(**fields: Any) -> SamplingParams:
+    return SamplingParams(seed=0, **fields)
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_cumulative_outputs_grow_to_the_last(multiprocess: bool) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        texts = [o.outputs[0].text async for o in llm.generate("a", seeded(max_tokens=9, stop="i"), "mine")]
+        assert texts[-1] == "bcdefgh"
+        assert all(b.startswith(a) for a, b in pairwise(texts))
+        outputs = await asyncio.gather(*(last(llm, chr(97 + i), seeded(max_tokens=i + 1, n=2)) for i in range(8)))
+        assert [o.outputs[0].token_ids for o in outputs] == [[98 + i + j for j in range(i + 1)] for i in range(8)]
+        assert all(len(o.outputs) == 2 and o.finished for o in outputs)
+        assert (await llm.stats()).num_running == 0
+
+    run(body, multiprocess=multiprocess)
+
+
+def test_deltas_add_up() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        text, tokens = "", []
+        async for output in llm.generate("a", seeded(max_tokens=20, logprobs=0), delta=True):
+            for completion in output.outputs:
+                text += completion.text
+                tokens += completion.token_ids
+                assert len(completion.logprobs or []) == len(completion.token_ids)
+        assert text == "bcdefghijklmnopqrstu"
+        assert bytes(tokens).decode() == text
+
+    run(body, multiprocess=False)
+
+
+def test_leaving_the_loop_aborts() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        async for output in llm.generate("a", ENDLESS):
+            assert not output.finished
+            break
+        gc.collect()
+        await idle(llm)
+        assert llm._processor.requests() == []
+
+    run(body, multiprocess=False)
+
+
+def test_closing_the_generator_aborts() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        stream = llm.generate("a", ENDLESS)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await idle(llm)
+
+    run(body, multiprocess=False)
+
+
+def test_cancelling_the_task_aborts() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        started = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in llm.chat([{"role": "user", "content": "hi"}], ENDLESS):
+                started.set()
+
+        task = asyncio.create_task(consume())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(llm)
+
+    run(body, multiprocess=False)
+
+
+def test_abort_by_name_is_exact_and_ends_the_stream() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(last(llm, "a", ENDLESS, name)) for name in ("x", "x", "x1")]
+        while len(core(llm).requests) < 3:
+            await asyncio.sleep(0)
+        await llm.abort("unknown")
+        await llm.abort("x")
+        for task in tasks[:2]:
+            output = await task
+            assert (output.request_id, output.finished, output.outputs[0].finish_reason) == ("x", True, "abort")
+        assert not tasks[2].done()
+        await llm.abort("x1")
+        await tasks[2]
+        await idle(llm)
+
+    run(body, multiprocess=False)
+
+
+def test_wrong_requests_raise_and_leave_nothing() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        with pytest.raises(InvalidRequestError, match="empty"):
+            await last(llm, "")
+        with pytest.raises(InvalidRequestError, match="SamplingParams"):
+            await last(llm, "a", {"n": 1})
+        assert llm._processor.requests() == []
+        assert llm._hub._events == {}
+
+    run(body, multiprocess=False)
+
+
+def test_a_failed_request_leaves_the_others_alone() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        bad, good = await asyncio.gather(last(llm, [fake_core.FAIL]), last(llm, "a", seeded(max_tokens=2)))
+        assert (bad.error, bad.outputs[0].finish_reason) == ("failure asked for", "error")
+        assert good.outputs[0].text == "bc"
+
+    run(body, multiprocess=False)
+
+
+@pytest.mark.parametrize(("multiprocess", "prompt"), [(False, fake_core.CRASH), (True, fake_core.EXIT)])
+def test_engine_death_reaches_every_open_stream(multiprocess: bool, prompt: int) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        llm.check_health()
+        streams = [llm.generate("a", ENDLESS) for _ in range(3)]
+        for stream in streams:
+            await anext(stream)
+        results = await asyncio.gather(
+            last(llm, [prompt]), *(_exhaust(stream) for stream in streams), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [EngineDeadError] * 4
+        assert llm.dead_error is not None
+        with pytest.raises(EngineDeadError):
+            llm.check_health()
+        with pytest.raises(EngineDeadError):
+            await last(llm, "a")
+
+    run(body, multiprocess=multiprocess)
+
+
+async def _exhaust(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_shutdown_ends_open_streams() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        task = asyncio.create_task(last(llm, "a", ENDLESS))
+        while not core(llm).requests:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(llm.shutdown)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await task
+        llm.shutdown()
+
+    run(body, multiprocess=False)
+
+
+def test_chat_and_salt_and_long_text() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        talk = [{"role": "user", "content": "hi"}]
+        [output] = [o async for o in llm.chat(talk, seeded(max_tokens=1))][-1:]
+        assert output.prompt == "<user>hi<assistant>"
+        options = ChatOptions(add_generation_prompt=False)
+        [output] = [o async for o in llm.chat(talk, seeded(max_tokens=1), options=options)][-1:]
+        assert output.prompt_token_ids == list(b"<user>hi")
+        seen: list[str | None] = []
+        add = core(llm).add
+
+        def spy(request: Any) -> None:
+            seen.append(request.cache_salt)
+            add(request)
+
+        core(llm).add = spy  # type: ignore[method-assign]
+        await last(llm, "a", seeded(max_tokens=1), cache_salt="s")
+        await last(llm, {"prompt": "a", "cache_salt": "own"}, seeded(max_tokens=1), cache_salt="s")
+        assert seen == ["s", "own"]
+        output = await last(llm, "x" * (LONG_TEXT_CHARS + 1), seeded(max_tokens=1))
+        assert len(output.prompt_token_ids) == LONG_TEXT_CHARS + 2
+
+    run(body, multiprocess=False)
+
+
+def test_one_engine_serves_one_loop_after_another() -> None:
+    llm = AsyncLLM("fake", multiprocess=False)
+    for _ in range(2):
+        assert asyncio.run(last(llm, "a", seeded(max_tokens=2))).outputs[0].text == "bc"
+
+    async def leave_one_open() -> None:
+        stream = llm.generate("a", ENDLESS)
+        await anext(stream)
+
+        async def other_loop() -> None:
+            with pytest.raises(RuntimeError, match="another event loop"):
+                await last(llm, "b")
+
+        await asyncio.to_thread(asyncio.run, other_loop())
+
+    asyncio.run(leave_one_open())
+    assert asyncio.run(last(llm, "a", seeded(max_tokens=2))).outputs[0].text == "bc"
+    llm.shutdown()
+
+
+def test_letting_go_of_it_stops_the_engine() -> None:
+    llm = AsyncLLM("fake", multiprocess=False)
+    engine = core(llm)
+    del llm
+    gc.collect()
+    assert engine.is_shut_down
+    assert not [t for t in threading.enumerate() if t.name.startswith("headway")]
+
+
+def test_unknown_engine_arguments() -> None:
+    with pytest.raises(UnknownParameterError):
+        AsyncLLM("fake", max_model_length=3)

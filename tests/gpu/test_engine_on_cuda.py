@@ -1,0 +1,115 @@
+"""The engine on a real GPU: graphs equal eager, the GPU's greedy tokens equal the CPU's, and no step waits for the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.config import EngineArgs
+from headway.core.messages import AddRequest
+from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
+from headway.runner.runner import ModelRunner
+from tests.engine.harness import Answer, drain, request
+from tests.engine.test_depths import FEATURES, close
+from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(folder)
+    return folder
+
+
+def engine(model: Path, **overrides: Any) -> EngineCore:
+    args: dict[str, Any] = {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "kv_cache_memory_bytes": 200 * KV_BLOCK_BYTES,
+    }
+    return build_engine(EngineArgs(**(args | overrides)), progress=False)
+
+
+@contextmanager
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every launch runs with torch's sync detector in error mode."""
+    launch = ModelRunner.launch
+
+    def guarded(self: ModelRunner, plan: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(self, plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "launch", guarded)
+        yield
+
+
+def batch() -> list[AddRequest]:
+    rng = random.Random(2)
+    return [
+        request(f"{name}{i}", [rng.randrange(97) for _ in range(rng.randrange(1, 60))], seed=i, **dict(params))
+        for i, (name, params) in enumerate(list(FEATURES.items()) * 2)
+    ]
+
+
+def run(core: EngineCore, requests: list[AddRequest]) -> dict[str, Answer]:
+    for each in requests:
+        core.add(each)
+    answers = drain(core)
+    core.check_integrity()
+    core.shutdown()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> dict[str, Answer]:
+    return run(engine(tiny_model, device="cpu", run_ahead=0), batch())
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+@pytest.mark.parametrize("depth", [0, 1, 2, 4, "auto"])
+def test_every_feature_at_every_depth_equals_the_cpu(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch, depth: Any, enforce_eager: bool
+) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with no_waits(monkeypatch):
+        answers = run(engine(tiny_model, run_ahead=depth, enforce_eager=enforce_eager), batch())
+    assert len(answers) == len(oracle)
+    for request_id, answer in answers.items():
+        close(answer, oracle[request_id], tolerance=1e-3)
+
+
+def test_preemption_on_the_gpu(tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(tiny_model, run_ahead=2, max_num_batched_tokens=24, kv_cache_memory_bytes=18 * KV_BLOCK_BYTES)
+    with no_waits(monkeypatch):
+        answers = run(core, batch())
+    assert core.stats().num_preemptions > 0
+    for request_id, answer in answers.items():
+        close(answer, oracle[request_id], tolerance=1e-3)
+
+
+def test_back_pressure_is_the_only_wait(tiny_model: Path) -> None:
+    core = engine(tiny_model, run_ahead=2)
+    run(core, batch())
+    stats = core.stats()
+    assert stats.num_steps > 0 and stats.back_pressure_waits <= stats.num_steps

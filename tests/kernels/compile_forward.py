@@ -1,0 +1,112 @@
+"""Compiles the forward kernels for sm_90 without a GPU and prints one JSON line each; run by ``test_forward_compiles``.
+
+A process of its own: the tests' process has Triton's interpreter switched on, which replaces the compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
+from headway.kernels.rms_norm.triton import rms_norm_kernel
+from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
+from headway.kernels.silu_mul.triton import silu_mul_kernel
+
+TYPES = {
+    "partial_ptr": "*fp32",
+    "top_ptr": "*fp32",
+    "cos_sin_ptr": "*fp32",
+    "scale": "fp32",
+    "soft_cap": "fp32",
+    "eps": "fp32",
+}
+INT_POINTERS = ("tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr")
+SMS = 132
+
+
+def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
+    """Compile with the types the launchers pass; activations are bf16, activation pointers and strides 16-aligned."""
+    signature, constexprs, attributes = {}, {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        pointer = argument.endswith("_ptr")
+        if argument in constants:
+            signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
+        elif argument in INT_POINTERS:
+            signature[argument] = "*i32"
+        else:
+            signature[argument] = TYPES.get(argument, "*bf16" if pointer else "i32")
+            if pointer or argument.endswith("_stride"):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = built.asm["ptx"]
+    report = assembler_report(ptx)
+    print(
+        json.dumps(
+            {
+                "name": name,
+                "shared": built.metadata.shared,
+                "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
+                "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+                "async_copies": ptx.count("cp.async.cg"),
+                "warpgroup_products": ptx.count("wgmma.mma_async"),
+                "warp_products": ptx.count("mma.sync"),
+            }
+        ),
+        flush=True,
+    )
+
+
+def assembler_report(ptx: str) -> str:
+    """What ptxas says of registers and spills."""
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [str(assembler), "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, capped: bool) -> None:
+    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped}"
+    kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
+    tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
+    reduce = {"H": heads, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
+    compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
+    for tokens in (512, 65536):
+        big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
+        blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
+        options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
+        compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
+
+
+def main() -> None:
+    compile_attention(128, 16, 8, windowed=False, capped=False)
+    compile_attention(64, 32, 8, windowed=True, capped=True)
+    for add in (False, True):
+        compile_kernel(
+            "rms_norm", rms_norm_kernel, {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add}, num_warps=8
+        )
+    compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
+    rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
+    rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}
+    compile_kernel("rope_kv_write", rope_kv_write_kernel, rope, num_warps=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The forward kernels compile for Hopper with the table's tiles: matrix units, asynchronous copies, no spills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
+
+SHARED_LIMIT = 227 * 1024
+
+
+def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
+    here = Path(__file__).resolve()
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(here.parents[2]), "TRITON_CACHE_DIR": str(tmp_path)}
+    script = [sys.executable, str(here.with_name("compile_forward.py"))]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(kernels) == 12
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED_LIMIT, kernel
+        assert kernel["spilled"] == 0, kernel
+        if kernel["name"].startswith("prefill"):
+            assert kernel["warpgroup_products"] and kernel["async_copies"], kernel
+        if kernel["name"].startswith("decode"):
+            assert kernel["warp_products"] and kernel["async_copies"], kernel

@@ -1,0 +1,65 @@
+"""``rms_norm`` and ``add_rms_norm``: the reference against the formula in f64, the kernel against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.kernels.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.rms_norm.triton import MANY_ROWS
+from headway.kernels.testing import assert_close, kernel_dtypes, make_random
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(1, 16), (3, 20), (5, 80), (2, 1030)]
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_follows_the_formula(dtype: torch.dtype) -> None:
+    x, weight = make_random(4, 24, dtype=dtype, device="cpu"), make_random(24, dtype=dtype, device="cpu", seed=1)
+    wide = x.double()
+    expected = wide / (wide.square().mean(1, keepdim=True) + EPS).sqrt() * weight.double()
+    assert_close(rms_norm.reference(x, weight, EPS), expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_equals_reference(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    x = make_random(*shape, dtype=dtype, device=device)
+    weight = make_random(shape[1], dtype=dtype, device=device, seed=1)
+    before = x.clone()
+    assert_close(rms_norm.implementation("cuda")(x, weight, EPS), rms_norm.reference(x, weight, EPS))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_kernel_equals_reference(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    x = make_random(*shape, dtype=dtype, device=device)
+    weight = make_random(shape[1], dtype=dtype, device=device, seed=1)
+    residual = make_random(*shape, dtype=dtype, device=device, seed=2)
+    expected_residual = residual.clone()
+    expected = add_rms_norm.reference(x, expected_residual, weight, EPS)
+    before = x.clone()
+    assert_close(add_rms_norm.implementation("cuda")(x, residual, weight, EPS), expected)
+    assert torch.equal(residual, expected_residual)
+    assert torch.equal(x, before)
+
+
+def test_many_rows_share_programs(device: str) -> None:
+    x, weight = make_random(MANY_ROWS + 3, 20, dtype=torch.float32, device=device), torch.ones(20, device=device)
+    assert_close(rms_norm.implementation("cuda")(x, weight, EPS), rms_norm.reference(x, weight, EPS))
+
+
+def test_rows_may_be_strided_and_absent(device: str) -> None:
+    wide, weight = make_random(3, 40, dtype=torch.float32, device=device), torch.ones(16, device=device)
+    kernel = rms_norm.implementation("cuda")
+    assert_close(kernel(wide[:, 8:24], weight, EPS), rms_norm.reference(wide[:, 8:24], weight, EPS))
+    assert kernel(wide[:0, :16], weight, EPS).shape == (0, 16)
+
+
+def test_meta_gives_shapes() -> None:
+    x = torch.empty(3, 8, device="meta", dtype=torch.bfloat16)
+    weight = torch.empty(8, device="meta")
+    for y in (rms_norm(x, weight, EPS), add_rms_norm(x, torch.empty_like(x), weight, EPS)):
+        assert y.shape == x.shape and y.dtype == x.dtype

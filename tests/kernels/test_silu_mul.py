@@ -1,0 +1,40 @@
+"""``silu_mul``: the reference against the formula in f64, the kernel against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.kernels.silu_mul import silu_mul
+from headway.kernels.testing import assert_close, kernel_dtypes, make_random
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_follows_the_formula(dtype: torch.dtype) -> None:
+    x = make_random(4, 24, dtype=dtype, device="cpu")
+    gate, up = x.double().split(12, dim=1)
+    assert_close(silu_mul.reference(x), (gate / (1 + (-gate).exp()) * up).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", [(1, 2), (3, 40), (2, 2 * 1030), (0, 8)])
+def test_kernel_equals_reference(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    x = make_random(*shape, dtype=dtype, device=device) * 4
+    assert_close(silu_mul.implementation("cuda")(x), silu_mul.reference(x))
+
+
+def test_large_gates_saturate(device: str) -> None:
+    x = torch.tensor([[-80.0, 80.0, 2.0, 2.0]], device=device)
+    assert silu_mul.implementation("cuda")(x)[0].tolist() == pytest.approx([0.0, 160.0], abs=1e-30)
+
+
+def test_rows_may_be_strided(device: str) -> None:
+    x = make_random(3, 64, dtype=torch.float32, device=device)[:, 16:48]
+    assert_close(silu_mul.implementation("cuda")(x), silu_mul.reference(x))
+
+
+def test_meta_gives_shapes() -> None:
+    y = silu_mul(torch.empty(3, 8, device="meta", dtype=torch.float16))
+    assert y.shape == (3, 4) and y.dtype == torch.float16

@@ -1,0 +1,97 @@
+"""Runs a model step by step without scheduler or runner: batches, block tables and KV pool made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headway.models.config import kv_spec
+from headway.models.decoder import DecoderModel
+from headway.state.batch import StepBatch
+from headway.state.kv_pool import KVPool
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass
+class Row:
+    """Tokens of one request in one step; ``start`` is the position of the first. Not alive: a zombie row."""
+
+    slot: int
+    tokens: Sequence[int]
+    start: int = 0
+    alive: bool = True
+
+
+class Machine:
+    """A model with a KV cache whose blocks are dealt out in random order, so that no layout is right by luck."""
+
+    def __init__(self, model: DecoderModel, *, num_slots: int = 5, block_size: int = 8, seed: int = 0) -> None:
+        self.model = model
+        self.block_size = block_size
+        per_slot = -(-model.max_model_len // block_size)
+        num_blocks = num_slots * per_slot + 1
+        order = np.random.default_rng(seed).permutation(np.arange(1, num_blocks, dtype=np.int32))
+        self.tables = order.reshape(num_slots, per_slot)  # [S, MB]
+        self.kv = KVPool(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+            **kv_spec(model.config),
+        )
+
+    def batch(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> StepBatch:
+        """What ``step_unpack`` would make of these rows."""
+        ids: list[int] = []
+        positions: list[int] = []
+        kv_slots: list[int] = []
+        starts, seq_lens, lasts = [0], [], []
+        for row in rows:
+            for i, token in enumerate(row.tokens):
+                position = row.start + i
+                block = int(self.tables[row.slot, position // self.block_size])
+                ids.append(token if row.alive else 0)
+                positions.append(position if row.alive else 0)
+                kv_slots.append(block * self.block_size + position % self.block_size if row.alive else -1)
+            starts.append(len(ids))
+            seq_lens.append(row.start + len(row.tokens) if row.alive else 0)
+            lasts.append(len(ids) - 1)
+        query_lens = [len(row.tokens) for row in rows]
+        num_decode_rows = next((r for r, n in enumerate(query_lens) if n != 1), len(rows))
+        return StepBatch(
+            input_ids=_ints(ids + [0] * pad_tokens),
+            positions=_ints(positions + [0] * pad_tokens),
+            kv_slots=_ints(kv_slots + [-1] * pad_tokens),
+            query_start=_ints(starts + [starts[-1]] * pad_rows),
+            seq_lens=_ints(seq_lens + [0] * pad_rows),
+            row_slots=_ints([row.slot for row in rows] + [-1] * pad_rows),
+            logit_indices=_ints(lasts + [0] * pad_rows),
+            block_tables=torch.from_numpy(self.tables).to(DEVICE),
+            num_decode_rows=num_decode_rows,
+            max_query_len=max(query_lens),
+            max_seq_len_bound=self.model.max_model_len,
+        )
+
+    def step(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> list[torch.Tensor]:
+        """Run one step; per row, logits [its tokens, V] on the CPU."""
+        batch = self.batch(rows, pad_rows=pad_rows, pad_tokens=pad_tokens)
+        with torch.inference_mode():
+            logits = self.model.logits(self.model.forward(batch, self.kv)).float().cpu()
+        assert logits.shape == (len(batch.input_ids), self.model.config.vocab_size)
+        return list(logits[: len(logits) - pad_tokens].split([len(row.tokens) for row in rows]))
+
+    def in_chunks(self, tokens: Sequence[int], sizes: Sequence[int], *, slot: int = 1) -> torch.Tensor:
+        """Logits [sum(sizes), V] of one sequence run in steps of these sizes."""
+        found, start = [], 0
+        for size in sizes:
+            found += self.step([Row(slot, tokens[start : start + size], start)])
+            start += size
+        return torch.cat(found)
+
+
+def _ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)

@@ -1,0 +1,147 @@
+"""Rotary tables against transformers' own, beyond the lengths the model tests reach, and reading configurations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.errors import UnsupportedModelError
+from headway.models.rope import ROPE_KINDS, cos_sin_table, read_rope
+
+HEAD_DIM = 24
+LONG = {"short_factor": [1.0 + i for i in range(12)], "long_factor": [3.0 + i for i in range(12)]}
+CPU = torch.device("cpu")
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4},
+    "linear-partial": {"rope_type": "linear", "factor": 4, "partial_rotary_factor": 0.5},
+    "dynamic": {"factor": 2.0},
+    "llama3": {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "llama3-no-original": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 512},
+    "yarn-untruncated": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 512,
+        "truncate": False,
+        "beta_fast": 16,
+        "beta_slow": 2,
+    },
+    "yarn-mscale": {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0},
+    "yarn-no-band": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1e-4, "beta_slow": 1e-4},
+    "longrope": {"factor": 8.0, "original_max_position_embeddings": 512} | LONG,
+    "longrope-ratio": {"rope_type": "longrope", "original_max_position_embeddings": 256} | LONG,
+}
+
+
+def transformers_table(scaling: dict[str, Any], max_len: int, max_position: int) -> torch.Tensor:
+    """What transformers uses for one sequence of max_len tokens, as our layout."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=max_position,
+        rope_parameters={"rope_theta": 5000.0} | scaling,
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(max_len)[None])
+    half = cos.shape[-1] // 2
+    return torch.cat([cos[0, :, :half], sin[0, :, :half]], dim=1)
+
+
+@pytest.mark.parametrize("max_len", [300, 1024, 3000])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_table_equals_transformers(name: str, max_len: int) -> None:
+    scaling = {"rope_type": name} | SCALINGS[name]
+    rope = read_rope({"rope_parameters": {"rope_theta": 5000.0} | scaling}, head_dim=HEAD_DIM, max_position=1024)
+    table = cos_sin_table(rope, max_len, CPU)
+    # 3000 radians in float32 are known to 2e-4.
+    torch.testing.assert_close(table, transformers_table(scaling, max_len, 1024), atol=5e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_length_dependent_kinds_are_one_table_for_the_engine(kind: str) -> None:
+    """Within the original context a larger engine changes nothing; beyond it all positions move together."""
+    fields = SCALINGS[kind] | {"original_max_position_embeddings": 1024}
+    rope = read_rope({"rope_parameters": {"rope_type": kind} | fields}, head_dim=HEAD_DIM, max_position=1024)
+    short, full, beyond = (cos_sin_table(rope, n, CPU) for n in (100, 1024, 1025))
+    assert torch.equal(short, full[:100])
+    assert not torch.allclose(beyond[:100], short, atol=1e-4)
+
+
+def test_factors_divide_frequencies() -> None:
+    factors = [1.0 + 0.5 * i for i in range(12)]
+    config = {"rope_theta": 100.0, "rope_scaling": {"rope_type": "factors", "factors": factors}}
+    table = cos_sin_table(read_rope(config, head_dim=HEAD_DIM, max_position=64), 64, CPU)
+    angle = 37 * 100.0 ** (-2 * 5 / HEAD_DIM) / factors[5]
+    assert table[37, 5].item() == pytest.approx(math.cos(angle), abs=1e-5)
+    assert table[37, 12 + 5].item() == pytest.approx(math.sin(angle), abs=1e-5)
+
+
+def test_partial_rotation_counts_frequencies_over_the_rotated_part() -> None:
+    rope = read_rope({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, head_dim=HEAD_DIM, max_position=64)
+    assert rope.rotary_dim == 6
+    table = cos_sin_table(rope, 10, CPU)
+    assert table.shape == (10, 6)
+    assert table[9, 2].item() == pytest.approx(math.cos(9 * 100.0 ** (-4 / 6)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_old_and_new_forms_read_the_same(name: str) -> None:
+    fields = {key: value for key, value in SCALINGS[name].items() if key != "rope_type"}
+    kind = SCALINGS[name].get("rope_type", name)
+    new = {"rope_parameters": {"rope_type": kind, "rope_theta": 77.0} | fields}
+    old = {"rope_theta": 77.0, "rope_scaling": {"type": kind} | fields}
+    read = [read_rope(config, head_dim=HEAD_DIM, max_position=1024) for config in (new, old)]
+    assert read[0] == read[1]
+    assert read[0].kind == kind
+    assert read[0].theta == 77.0
+
+
+def test_original_length_beside_the_rope_fields_wins() -> None:
+    config = {
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256},
+    }
+    assert read_rope(config, head_dim=HEAD_DIM, max_position=1024).original_len == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"rope_type": "mrope"}, "mrope"),
+        ({"rope_type": "default", "mrope_section": [4, 4, 4]}, "mrope_section"),
+        ({"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": "4"}, "factor"),
+        ({"rope_type": "linear", "factor": -1.0}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [1.0] * 11}, "long_factor"),
+        ({"rope_type": "factors", "factors": [0.0] * 12}, "factors"),
+        ({"rope_type": "default", "rope_theta": True}, "rope_theta"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "rope_theta"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.3}, "7 of the 24"),
+        ({"rope_type": "default", "partial_rotary_factor": 1.5}, "36 of the 24"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        read_rope({"rope_parameters": fields}, head_dim=HEAD_DIM, max_position=1024)
+
+
+def test_every_kind_is_tested() -> None:
+    assert set(ROPE_KINDS) == {fields.get("rope_type", name) for name, fields in SCALINGS.items()} | {"factors"}

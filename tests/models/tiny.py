@@ -1,0 +1,145 @@
+"""Tiny random transformers models, saved as checkpoints: the oracle of the model tests."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.models.decoder import DecoderModel
+from headway.models.load import load_model
+from headway.weights import open_checkpoint
+from tests.models.harness import DEVICE
+
+LENGTH = 26
+"""Tokens in the test sequences."""
+MAX_LEN = 32
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One oddity: a transformers family and what its configuration changes."""
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    shards: int = 1
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+_YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 16}
+TINY: dict[str, Tiny] = {
+    "llama": Tiny("Llama"),
+    "llama-tied-sharded": Tiny("Llama", {"tie_word_embeddings": True, "vocab_size": 131}, shards=3),
+    "llama-biases": Tiny("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-one-kv-head": Tiny("Llama", {"num_key_value_heads": 1, "head_dim": 24, "num_attention_heads": 5}),
+    "llama-no-grouping": Tiny("Llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
+    "llama-theta": Tiny("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama-linear": Tiny("Llama", _rope("linear", factor=2.5)),
+    "llama-dynamic": Tiny("Llama", _rope("dynamic", factor=2.0)),
+    "llama-llama3": Tiny(
+        "Llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
+    "llama-yarn": Tiny("Llama", _rope("yarn", **_YARN)),
+    "llama-yarn-mscale": Tiny("Llama", _rope("yarn", **_YARN, mscale=1.0, mscale_all_dim=0.5, truncate=False)),
+    "llama-yarn-attention": Tiny("Llama", _rope("yarn", **_YARN, attention_factor=1.7, beta_fast=4.0, beta_slow=0.5)),
+    "llama-longrope": Tiny(
+        "Llama",
+        _rope(
+            "longrope",
+            short_factor=[1.0 + 0.1 * i for i in range(10)],
+            long_factor=[2.0 + 0.5 * i for i in range(10)],
+            factor=4.0,
+            original_max_position_embeddings=40,
+        ),
+    ),
+    "mistral": Tiny("Mistral", {"sliding_window": None}),
+    "mistral-window": Tiny("Mistral", {"sliding_window": 5, "num_key_value_heads": 1}),
+    "qwen2": Tiny("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-upper-window": Tiny(
+        "Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "num_hidden_layers": 3}
+    ),
+    "qwen2-layer-types": Tiny(
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+        },
+    ),
+    "qwen3": Tiny("Qwen3", {"tie_word_embeddings": True, "vocab_size": 131}),
+    "qwen3-bias-window": Tiny(
+        "Qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Our model and what transformers makes of one sequence: ``logits`` [LENGTH, V] of ``tokens``."""
+
+    model: DecoderModel
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def hf_model(case: Tiny) -> Any:
+    """A random transformers model. Every weight counts: norms are not 1, biases not 0."""
+    import transformers
+
+    config = getattr(transformers, f"{case.family}Config")(**_SIZES | case.config)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        mean = 1.0 if "norm" in name else 0.0
+        parameter.data.normal_(mean, 0.2, generator=generator)
+    return model
+
+
+def save(model: Any, folder: Path, shards: int = 1) -> Path:
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder, max_shard_size=size // shards + 1)
+    return folder
+
+
+@functools.cache
+def pair(name: str) -> Pair:
+    """The case in float32, built once, loaded through the real checkpoint reader."""
+    case = TINY[name]
+    oracle = hf_model(case)
+    tokens = torch.randint(0, 97, (LENGTH,), generator=torch.Generator().manual_seed(2)).tolist()
+    with torch.no_grad():
+        logits = oracle(torch.tensor([tokens])).logits[0]
+    return Pair(ours(oracle, case.shards), tokens, logits)
+
+
+def ours(oracle: Any, shards: int = 1, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    """A transformers model, saved and loaded by us."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(oracle, Path(folder), shards)
+        assert len(list(Path(folder).glob("*.safetensors"))) >= shards
+        checkpoint = open_checkpoint(folder)
+        return load_model(checkpoint, dtype=dtype, device=DEVICE, max_model_len=MAX_LEN, progress=False, seed=0)

@@ -1,0 +1,144 @@
+"""What one plan holds: budgets, order of rows, chunks, admissions, preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.errors import InvalidRequestError
+from headway.core.plan import StepPlan
+from headway.scheduler import Scheduler
+from tests.scheduler.fake_device import make_request, predict
+from tests.scheduler.loop import Loop, make_config
+
+
+def owners(plan: StepPlan | None) -> list[str]:
+    assert plan is not None
+    return [r.request_id for r in plan.owners]  # type: ignore[attr-defined]
+
+
+def test_a_prompt_longer_than_the_budget_runs_in_chunks() -> None:
+    loop = Loop(make_config(max_num_batched_tokens=5), depth=2)
+    loop.add(make_request("a", [*range(10), 1, 2], 3, ignore_eos=True))
+    plans = [loop.launch() for _ in range(4)]
+    assert [p.query_lens.tolist() for p in plans if p] == [[5], [5], [2], [1]]
+    assert [p.starts_bound.tolist() for p in plans if p] == [[0], [5], [10], [12]]
+    assert [p.samples.tolist() for p in plans if p] == [[False], [False], [True], [True]]
+    assert [p.num_decode_rows for p in plans if p] == [0, 0, 0, 1]
+
+
+def test_decode_rows_come_first_and_leave_the_rest_of_the_budget_to_a_chunk() -> None:
+    loop = Loop(make_config(max_num_batched_tokens=6))
+    loop.add(make_request("a", [1, 2], 9, ignore_eos=True), make_request("b", list(range(11)), 9, ignore_eos=True))
+    assert owners(loop.tick()) == ["a", "b"]
+    plan = loop.tick()
+    assert owners(plan) == ["a", "b"] and plan is not None
+    assert plan.query_lens.tolist() == [1, 5] and plan.num_decode_rows == 1
+
+
+def test_no_more_rows_than_slots_and_first_come_first_served() -> None:
+    loop = Loop(make_config(max_num_seqs=2), depth=1)
+    for name in "abc":
+        loop.add(make_request(name, [1, 2, 4], 4, ignore_eos=True))
+    assert owners(loop.launch()) == ["a", "b"]
+    assert loop.scheduler.stats().num_running == 2 and loop.scheduler.stats().num_waiting == 1
+    loop.finish()
+    assert all(len(loop.tokens(name)) == 4 for name in "abc")
+
+
+def test_the_head_of_the_queue_is_never_overtaken() -> None:
+    loop = Loop(make_config(num_blocks=10, max_num_batched_tokens=64))
+    loop.add(make_request("a", [1] * 20, 2, ignore_eos=True))
+    loop.add(make_request("big", [2] * 24, 2, ignore_eos=True), make_request("tiny", [4], 2, ignore_eos=True))
+    assert owners(loop.tick()) == ["a"]  # "tiny" would fit, "big" comes first
+
+
+def test_uploads_are_spread_over_steps() -> None:
+    loop = Loop(make_config(max_upload_ints=31, max_num_batched_tokens=64))
+    loop.add(*(make_request(name, [1] * 14, 2, ignore_eos=True) for name in "abc"))
+    assert owners(loop.tick()) == ["a", "b"]
+    plan = loop.tick()
+    assert plan is not None and [a.request.request_id for a in plan.admissions] == ["c"]
+
+
+def test_what_the_caller_says_an_upload_costs_counts() -> None:
+    scheduler = Scheduler(make_config(max_upload_ints=100), upload_ints=lambda message: 60)
+    for name in "ab":
+        scheduler.add(make_request(name, [1, 2], 2))
+    plan = scheduler.schedule()
+    assert plan is not None and plan.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "uploads", "word"),
+    [([], 4, 1000, "no tokens"), ([1] * 30, 3, 1000, "exceeds"), ([1] * 20, 4, 22, "one step")],
+)
+def test_impossible_requests_are_refused_at_once(prompt: list[int], max_tokens: int, uploads: int, word: str) -> None:
+    scheduler = Scheduler(make_config(max_upload_ints=uploads))
+    with pytest.raises(InvalidRequestError, match=word):
+        scheduler.add(make_request("a", prompt, max_tokens))
+    assert not scheduler.has_unfinished()
+
+
+def test_an_id_can_be_open_only_once() -> None:
+    loop = Loop(make_config())
+    loop.add(make_request("a", [1, 2], 2))
+    with pytest.raises(InvalidRequestError, match="already open"):
+        loop.scheduler.add(make_request("a", [1, 2], 2))
+    loop.finish()
+    loop.add(make_request("a", [1, 2], 2))
+    loop.finish()
+
+
+def test_nothing_is_scheduled_past_max_tokens() -> None:
+    loop = Loop(make_config(), depth=9)
+    loop.add(make_request("a", [1, 2], 3, ignore_eos=True))
+    assert [loop.launch() is not None for _ in range(4)] == [True, True, True, False]
+    assert loop.scheduler.has_unfinished() and loop.scheduler.num_in_flight == 3
+    # Its last row is launched: slot and blocks are free for the next step before any result has come.
+    assert loop.scheduler.stats().kv_cache_usage == 0 and loop.scheduler.stats().num_running == 1
+    loop.finish()
+    assert loop.reason("a") == "length"
+
+
+def test_the_newest_request_is_preempted_and_resumes_with_all_its_tokens() -> None:
+    loop = Loop(make_config(max_model_len=20, num_blocks=7, enable_prefix_caching=False), depth=3)
+    a = make_request("a", [1, 2, 4, 5, 6], 14, ignore_eos=True)
+    b = make_request("b", [7, 8, 9, 1, 2], 14, ignore_eos=True)
+    loop.add(a, b)
+    while not loop.scheduler.stats().num_preemptions:
+        loop.tick()
+    life = loop.scheduler._life
+    assert [r.request_id for r in life.running.requests()] == ["a"]
+    assert life.waiting.head.request_id == "b" and life.waiting.head.in_flight > 0
+    seen = len(loop.device.log)
+    loop.finish()
+    resumed = [x for p in loop.device.log[seen:] for x in p.admissions]
+    assert [x.request.request_id for x in resumed] == ["b"] and resumed[0].num_computed == 0
+    known = resumed[0].token_ids.tolist()
+    assert known == ([7, 8, 9, 1, 2] + predict(b)[0])[: len(known)] and len(known) > 5
+    assert loop.tokens("a") == predict(a)[0] and loop.tokens("b") == predict(b)[0]
+
+
+def test_victims_return_to_the_queue_in_their_order() -> None:
+    loop = Loop(make_config(max_model_len=24, num_blocks=8, max_num_seqs=3, enable_prefix_caching=False))
+    loop.add(*(make_request(name, [i, 2, 4], 20, ignore_eos=True) for i, name in enumerate("abc")))
+    loop.add(make_request("d", [9], 2, ignore_eos=True))
+    while loop.scheduler.stats().num_preemptions < 2:
+        loop.tick()
+    queue = loop.scheduler._life.waiting._queue
+    assert list(queue) == ["b", "c", "d"]
+    # A resumed request sends what it had generated, too.
+    assert [r.upload_now for r in queue.values()] == [len(r.tokens) for r in queue.values()]
+    assert queue["b"].upload_now > 3
+    loop.finish()
+
+
+def test_the_plan_lists_every_block_of_an_admission_and_only_new_ones_later() -> None:
+    loop = Loop(make_config())
+    loop.add(make_request("a", list(range(9)), 1))
+    loop.finish()
+    loop.add(make_request("b", [*range(8), 10, 1], 6, ignore_eos=True))
+    plan = loop.tick()
+    assert plan is not None and plan.admissions[0].num_computed == 8
+    assert plan.block_edit_indices.tolist() == [0, 1, 2] and 0 not in plan.block_edit_ids.tolist()
+    assert [len(p.block_edit_ids) for p in (loop.tick(), loop.tick(), loop.tick()) if p] == [0, 0, 1]

