@@ -3,9 +3,9 @@
     python bench/ops/sampling.py [--only sample] [--rows 1,64]
 
 Each figure is the mean over a CUDA graph of many calls, the best of several replays. The floor is the bytes that the
-operation must move over 4.44 TB/s, one H200's measured limit. Calls walk over several copies of the logits, so that they
-come from memory and not from the L2 cache, as they would not after a forward pass of 256 rows; at few rows the L2 holds
-them in an engine too, and a figure below its floor would be no error. Every case is first compared with its reference.
+operation must move over 4.44 TB/s, one H200's limit. Calls walk over several copies of the logits, so that they
+come from memory; in an engine the L2 cache may still hold those of a few rows. Every case is first compared with its
+reference.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ class EngineArgs:
         if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
         if self.run_ahead != "auto" and not (_is_count(self.run_ahead, 0) and self.run_ahead <= MAX_RUN_AHEAD):
-            raise ConfigError(f'run_ahead must be "auto" or an integer from 0 to {MAX_RUN_AHEAD}; got {self.run_ahead!r}')
+            raise ConfigError(
+                f'run_ahead must be "auto" or an integer from 0 to {MAX_RUN_AHEAD}; got {self.run_ahead!r}'
+            )
 
     def _check_numbers(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):

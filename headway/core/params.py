@@ -191,7 +191,9 @@ class SamplingParams:
                 _refuse(name, f"takes at most {most} strings, got {len(words)}")
             for word in words:
                 if not isinstance(word, str) or not word or len(word) > MAX_STOP_STRING_CHARS:
-                    _refuse(name, f"entries must be strings of 1 to {MAX_STOP_STRING_CHARS} characters, got {word!r:.80}")
+                    _refuse(
+                        name, f"entries must be strings of 1 to {MAX_STOP_STRING_CHARS} characters, got {word!r:.80}"
+                    )
         if self.stop and not self.detokenize:
             _refuse("stop", "strings need detokenize=True; use stop_token_ids otherwise")
 

@@ -19,7 +19,9 @@ def select_device(name: str) -> Device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CpuDevice()
     if not torch.cuda.is_available():
-        raise ConfigError(f"device={name!r}, but torch sees no CUDA GPU; use device='cpu' or install a CUDA build of torch")
+        raise ConfigError(
+            f"device={name!r}, but torch sees no CUDA GPU; use device='cpu' or install a CUDA build of torch"
+        )
     torch_device = torch.device("cuda" if name == "auto" else name)
     if (torch_device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={name!r}, but there are only {torch.cuda.device_count()} GPUs")

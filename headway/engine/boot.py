@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from headway.core.config import EngineArgs, SchedulerConfig
 from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.core.messages import AddRequest, ModelInfo
+from headway.core.progress import progress_bar
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
@@ -205,8 +205,8 @@ def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
     buckets = row_buckets(runner.config.max_num_seqs)
     graphs = DecodeGraphs(runner.device, runner.decode_logits, runner.sample_and_advance, buckets)
     start = time.perf_counter()
-    with tqdm(total=len(buckets), desc="capturing CUDA graphs", disable=None if progress else True) as bar:
-        graphs.capture(lambda bucket: bar.update())
+    with progress_bar(len(buckets), "capturing CUDA graphs", show=progress) as advance:
+        graphs.capture(lambda bucket: advance(1))
     runner.use_graphs(graphs)
     logger.info("captured %d row counts in %.1f s", len(buckets), time.perf_counter() - start)
 

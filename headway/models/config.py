@@ -63,9 +63,12 @@ class DecoderConfig:
 
     @property
     def longest_context(self) -> int:
-        """Tokens up to which the rotary embedding was meant to be stretched; at least max_position_embeddings."""
-        stretched = {"linear": self.max_position_embeddings, "dynamic": self.max_position_embeddings}
-        stretched["yarn"] = self.rope.original_len
+        """Tokens up to which the rotary embedding was stretched; at least max_position_embeddings.
+
+        "dynamic" does not count as stretched: a longer engine would change what short sequences get (``models.rope``),
+        so going beyond the original context is the user's choice.
+        """
+        stretched = {"linear": self.max_position_embeddings, "yarn": self.rope.original_len}
         return max(self.max_position_embeddings, int(stretched.get(self.rope.kind, 0) * self.rope.factor))
 
 

@@ -5,13 +5,12 @@ The peak of host memory is one tensor; the peak of device memory is the model it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 import torch
-from tqdm import tqdm
 
 from headway.core.errors import OutOfMemoryError, WeightsError
+from headway.core.progress import progress_bar
 from headway.models.config import DecoderConfig, decoder_config
 from headway.models.decoder import DecoderModel
 from headway.models.registry import model_class
@@ -45,7 +44,7 @@ def load_model(
     if checkpoint.is_dummy:
         _fill_randomly(model, seed)
     else:
-        _fill(model, _with_progress(checkpoint, show=progress and sys.stderr.isatty()))
+        _fill(model, _with_progress(checkpoint, show=progress))
     model.finalize()
     return model.eval()
 
@@ -118,9 +117,7 @@ def _fill_randomly(model: DecoderModel, seed: int) -> None:
 
 
 def _with_progress(checkpoint: Checkpoint, *, show: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    with tqdm(
-        total=checkpoint.num_bytes, desc="loading weights", unit="B", unit_scale=True, file=sys.stderr, disable=not show
-    ) as bar:
+    with progress_bar(checkpoint.num_bytes, "loading weights", show=show, unit="B") as advance:
         for name, tensor in checkpoint.tensors():
             yield name, tensor
-            bar.update(tensor.numel() * tensor.itemsize)
+            advance(tensor.numel() * tensor.itemsize)

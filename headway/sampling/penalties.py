@@ -37,9 +37,7 @@ class Penalties:
     def wanted(self, request: AddRequest) -> bool:
         """Whether any penalty differs from its neutral value."""
         params = request.params
-        return (
-            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-        )
+        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """The flag and the three values."""

@@ -105,9 +105,12 @@ def test_min_tokens_lets_early_stop_strings_pass() -> None:
     assert detok.text == "a;b;c"
 
 
+@pytest.mark.parametrize("stop", [None, ["nowhere"]])
 @pytest.mark.parametrize(("keep", "text"), [(False, "ab"), (True, "ab<eos>")])
-def test_the_token_that_ends_a_completion_gives_text_only_when_asked(keep: bool, text: str) -> None:
-    params = SamplingParams(include_stop_str_in_output=keep, skip_special_tokens=False)
+def test_the_token_that_ends_a_completion_gives_text_only_when_asked(
+    keep: bool, text: str, stop: list[str] | None
+) -> None:
+    params = SamplingParams(stop=stop, include_stop_str_in_output=keep, skip_special_tokens=False)
     detok = plain(params)
     detok.push([97, 98, EOS], ended_by_token=True)
     detok.finish()

@@ -76,14 +76,14 @@ def test_logprobs() -> None:
                 new_logprobs=[TokenLogprobsRow([99, 97, 98], [-3.0, -0.1, -0.2], 7)],
                 new_prompt_logprobs=[TokenLogprobsRow([112, 113], [-0.5, -0.25], 2)],
             ),
-            update("0-0", "a", new_logprobs=[TokenLogprobsRow([97, 97, 98], [-0.1, -0.1, -0.2], 1)]),
+            update("0-0", "a", new_logprobs=[TokenLogprobsRow([97, 97, 98], [-0.1, -0.1, -0.2], 5)]),
         ]
     )
     output = request.snapshot()
     [completion] = output.outputs
     assert completion.logprobs == [
         {99: Logprob(-3.0, 7, "c"), 97: Logprob(-0.1, 1, "a"), 98: Logprob(-0.2, 2, "b")},
-        {97: Logprob(-0.1, 1, "a"), 98: Logprob(-0.2, 2, "b")},
+        {97: Logprob(-0.1, 5, "a"), 98: Logprob(-0.2, 2, "b")},
     ]
     assert list(completion.logprobs[0]) == [99, 97, 98]
     assert completion.cumulative_logprob == pytest.approx(-3.1)

@@ -14,7 +14,18 @@ from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
 
 NUM_PROMPTS, NUM_TOKENS = 50, 64
-TOPICS = ["rain", "prime numbers", "the sea", "a red bicycle", "bread", "Saturn", "winter", "a lost key", "music", "trees"]
+TOPICS = [
+    "rain",
+    "prime numbers",
+    "the sea",
+    "a red bicycle",
+    "bread",
+    "Saturn",
+    "winter",
+    "a lost key",
+    "music",
+    "trees",
+]
 FORMS = [
     "Tell me a story about {}.",
     "{} is",

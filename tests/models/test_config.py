@@ -149,6 +149,6 @@ def test_longest_context() -> None:
 
     assert read().longest_context == 128
     assert longest(rope_type="linear", factor=4.0) == 512
-    assert longest(rope_type="dynamic", factor=2.0) == 256
+    assert longest(rope_type="dynamic", factor=2.0) == 128
     assert longest(rope_type="yarn", factor=4.0, original_max_position_embeddings=64) == 256
     assert longest(rope_type="yarn", factor=4.0, original_max_position_embeddings=16) == 128
