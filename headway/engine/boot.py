@@ -1,4 +1,4 @@
-"""Builds an engine: resolves every "auto" against the model and the machine, says what it chose and why, allocates, warms up."""
+"""Builds an engine: resolves every "auto" against the model and the machine, says what it chose, allocates, warms up."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
 def _logprobs(packet: Int32s, start: int, num: int, entries: int) -> tuple[LogprobsResult, int]:
     width = 1 + entries
     sizes = np.cumsum([start, num * width, num * width, num, num])
-    ids, values, ranks, counts = (packet[a:b].copy() for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+    ids, values, ranks, counts = (packet[a:b].copy() for a, b in pairwise(sizes))
     part = LogprobsResult(
         token_ids=ids.reshape(num, width),
         logprobs=values.view(np.float32).reshape(num, width),

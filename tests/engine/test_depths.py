@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headway.core.config import EngineArgs
-
 from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 

@@ -9,7 +9,6 @@ import pytest
 from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler
-
 from tests.engine.harness import MakeEngine, drain, request, run
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
