@@ -3,8 +3,8 @@
     python bench/cpu_decode.py [--rows 1 16] [--context 256] [--dtypes bfloat16 float32] [--threads N]
 
 Random weights, every layer its own, so caches are as cold as in serving. A figure is the sum over the layers of each
-layer's shortest time, layers taken in turn: other processes only ever add. The memory floor is bytes (weights and KV read
-once) over the measured read bandwidth; the arithmetic floor is operations over the fastest matrix product measured here.
+layer's shortest time, layers taken in turn: other processes only ever add. The memory floor is bytes (weights and KV
+read once) over the measured read bandwidth; the arithmetic floor is operations over the fastest matrix product here.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def step_calls(model: Model, context: int) -> Calls:
 
 
 def best_ms(calls: Calls, seconds: float) -> float:
-    """Sum over the calls of each one's shortest time, in ms; they are made in turn for ``seconds``, at least 5 rounds."""
+    """Sum over the calls of each one's shortest time, in ms; made in turn for ``seconds``, at least 5 rounds."""
     best, end, rounds = [float("inf")] * len(calls), time.perf_counter() + seconds, 0
     while rounds < 5 or time.perf_counter() < end:
         for index, call in enumerate(calls):

@@ -18,8 +18,6 @@ def progress_bar(total: int, description: str, *, show: bool, unit: str = "it") 
         return
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0
-
-    with Bar(total=total, desc=description, unit=unit, unit_scale=unit == "B", file=sys.stderr) as bar:
+    quiet = type("QuietBar", (tqdm,), {"monitor_interval": 0})
+    with quiet(total=total, desc=description, unit=unit, unit_scale=unit == "B", file=sys.stderr) as bar:
         yield bar.update

@@ -72,7 +72,7 @@ class Device(Protocol):
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """An int32 [num_ints] host buffer that copies from and to the device can use without blocking."""
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def capture(self, body: Callable[[], object]) -> Graph:
         """Record the work that ``body`` queues, without running it. Only where ``captures_graphs``."""
 
     def memory_bytes(self) -> tuple[int, int]:

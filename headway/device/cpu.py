@@ -61,7 +61,7 @@ class CpuDevice:
         """Plain memory."""
         return torch.zeros(num_ints, dtype=torch.int32)
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def capture(self, body: Callable[[], object]) -> Graph:
         """A CPU records nothing."""
         raise NotImplementedError("the CPU device captures no graphs")
 

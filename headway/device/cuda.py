@@ -99,7 +99,7 @@ class CudaDevice:
         """Pinned memory where possible."""
         return torch.zeros(num_ints, dtype=torch.int32, pin_memory=self.pins_memory)
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def capture(self, body: Callable[[], object]) -> Graph:
         """Capture on ``main``. All graphs share one memory pool, since only one runs at a time."""
         assert isinstance(self.main, CudaStream)
         raw = torch.cuda.CUDAGraph()

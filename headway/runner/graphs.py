@@ -65,7 +65,7 @@ class DecodeGraphs:
         self._front: dict[int, FrontHalf] = {}
         self._whole: dict[tuple[int, Variant], Graph] = {}
 
-    def capture(self, on_bucket: Callable[[int], None]) -> None:
+    def capture(self, on_bucket: Callable[[int], object]) -> None:
         """Capture every bucket, largest first so that the shared pool is sized once; ``on_bucket`` draws progress."""
         with torch.inference_mode():
             for bucket in reversed(self.buckets):

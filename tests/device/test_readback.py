@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.device.base import Event, Stream
 from headway.device.cpu import CpuDevice
 from headway.device.readback import Readback
 
@@ -29,7 +30,7 @@ def test_a_wait_that_blocks_is_counted_and_one_that_does_not_is_not() -> None:
         def __init__(self) -> None:
             self.passed = False
 
-        def record(self, stream: object) -> None:
+        def record(self, stream: Stream) -> None:
             self.passed = False
 
         def query(self) -> bool:
@@ -38,8 +39,11 @@ def test_a_wait_that_blocks_is_counted_and_one_that_does_not_is_not() -> None:
         def synchronize(self) -> None:
             self.passed = True
 
+        def elapsed_us(self, later: Event) -> float:
+            return 0.0
+
     class LateDevice(CpuDevice):
-        def new_event(self, timing: bool = False) -> Late:  # type: ignore[override]
+        def new_event(self, timing: bool = False) -> Event:
             return Late()
 
     readback = Readback(LateDevice(), 2)

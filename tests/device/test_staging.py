@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.device.base import Stream
+from headway.device.base import Event, Stream
 from headway.device.cpu import CpuDevice
 from headway.device.staging import StagingRing
 
@@ -24,6 +24,9 @@ class ManualEvent:
     def synchronize(self) -> None:
         raise AssertionError("staging must never wait")
 
+    def elapsed_us(self, later: Event) -> float:
+        return 0.0
+
 
 class SlowDevice(CpuDevice):
     """Copies whose completion the test controls."""
@@ -32,7 +35,7 @@ class SlowDevice(CpuDevice):
         super().__init__()
         self.events: list[ManualEvent] = []
 
-    def new_event(self, timing: bool = False) -> ManualEvent:  # type: ignore[override]
+    def new_event(self, timing: bool = False) -> Event:
         self.events.append(ManualEvent())
         return self.events[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def expected() -> tuple[list[list[int]], list[list[int]]]:
     ids=["plain", "overlapped, chunked prefill, few blocks"],
 )
 def test_greedy_tokens_equal_transformers(
-    expected: tuple[list[list[int]], list[list[int]]], run_ahead: int, overrides: dict[str, int]
+    expected: tuple[list[list[int]], list[list[int]]], run_ahead: int, overrides: dict[str, Any]
 ) -> None:
     prompt_ids, wanted = expected
     args = EngineArgs(

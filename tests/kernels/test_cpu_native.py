@@ -84,7 +84,8 @@ def test_rope_kv_write(
     qkv = make_random(tokens, (heads + 2 * kv_heads) * size, dtype=dtype, device="cpu")
     positions = torch.randint(0, 50, (tokens,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     positions[0], positions[1] = -4, 1000  # clamped to the table
-    kv_slots = torch.randperm(5 * 8, generator=torch.Generator().manual_seed(1))[:tokens].to(torch.int32)
+    # The first and the last place stay free: that is where a clamped index would land.
+    kv_slots = 1 + torch.randperm(38, generator=torch.Generator().manual_seed(1))[:tokens].to(torch.int32)
     kv_slots[2], kv_slots[3], kv_slots[4] = -1, 40, -(2**31)  # padding and two lies: nothing may be written
     norms = [make_random(size, dtype=dtype, device="cpu", seed=s) if with_norms else None for s in (5, 6)]
     caches = [torch.full((5, 8, kv_heads, size), 7.0, dtype=dtype) for _ in range(4)]
