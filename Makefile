@@ -25,7 +25,7 @@ endif
 
 # The prompt reaches the command through the environment, never through a shell's or make's own expansion: it may hold
 # quotes and dollars. (Exporting PROMPT itself would make make expand it.)
-PROMPT ?= The nicest thing about the sea is
+PROMPT ?= Tell me three nice things about the sea.
 unexport PROMPT
 DEMO_PROMPT := $(value PROMPT)
 export DEMO_PROMPT
@@ -60,7 +60,7 @@ $(VENV)/.dev: $(VENV)/.base
 setup: $(VENV)/.dev $(VENV)/.demo  ## .venv with everything needed to develop
 
 demo: $(VENV)/.demo  ## generate from a small model; PROMPT="..."
-	@$(BIN)/headway generate smollm2 --prompt="$$DEMO_PROMPT"
+	@$(BIN)/headway generate smollm2 --temperature 0.2 --top-p 0.9 --max-tokens 160 --prompt="$$DEMO_PROMPT"
 
 # One after the other, stopping at the first failure; pytest's closing line comes last.
 test: setup  ## every check that needs no GPU

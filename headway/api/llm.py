@@ -188,7 +188,8 @@ class Progress:
         if self._enabled:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._num_requests, desc="Processed prompts", dynamic_ncols=True)
+            quiet = type("QuietBar", (tqdm,), {"monitor_interval": 0})  # a library leaves no monitor thread behind
+            self._bar = quiet(total=self._num_requests, desc="Processed prompts", dynamic_ncols=True)
         return self
 
     def advance(self, finished: list[OpenRequest]) -> None:

@@ -14,7 +14,6 @@ from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.core.messages import AddRequest, ModelInfo
-from headway.core.progress import progress_bar
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
@@ -33,6 +32,7 @@ from headway.state.kv_pool import KVPool
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.weights import Checkpoint, open_checkpoint
+from headway.weights.progress import progress_bar
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from headway.core.errors import OutOfMemoryError, WeightsError
-from headway.core.progress import progress_bar
 from headway.models.config import DecoderConfig, decoder_config
 from headway.models.decoder import DecoderModel
 from headway.models.registry import model_class
 from headway.weights import Checkpoint
+from headway.weights.progress import progress_bar
 
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights: small enough that activations stay finite through any depth."""

@@ -176,14 +176,14 @@ class ModelRunner:
         rows: list[tuple[int, int]] = []
         indices: list[Int32s] = []
         targets: list[int] = []
-        for row in np.flatnonzero(asked >= 0).tolist():
+        for row in np.flatnonzero(asked >= 0):
             request = self._requests[plan.slots[row]]
             assert request is not None
             prompt = request.prompt_token_ids
             first = int(plan.starts_bound[row])
             count = min(first + int(plan.query_lens[row]), len(prompt) - 1) - first
             if count > 0:
-                rows.append((row, count))
+                rows.append((int(row), count))
                 indices.append(np.arange(starts[row], starts[row] + count, dtype=np.int32))
                 targets += prompt[first + 1 : first + 1 + count]
         if not rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,10 @@ def device() -> str:
 def poisoned_memory() -> Iterator[None]:
     """Fill uninitialised memory with NaN (floats) or the minimum (integers)."""
     before = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    settings.fill_uninitialized_memory = fill

@@ -82,6 +82,13 @@ INLINE void locate(const struct attention *a, const struct item *it, int64_t pos
     memcpy(usable, usable_at, sizeof usable_at);
 }
 
+/* Blocks lie anywhere in memory and a head's rows are apart, so the hardware does not see the next one coming. */
+INLINE void fetch(const void *cache, const int64_t at[KEYS], int64_t bytes, const int bf) {
+    for (int j = 0; j < KEYS; j++)
+        if (at[j] >= 0)
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)cache + at[j] * (bf ? 2 : 4) + b, 0, 3);
+}
+
 /* keys [words, 32] <- the 32 keys, turned; absent ones are zero. */
 INLINE void turn_keys(const struct attention *a, const int64_t at[KEYS], uint32_t *keys, const int bf) {
     const int64_t unit = bf ? 2 : 4, bytes = a->size * unit;
@@ -203,10 +210,17 @@ INLINE void attend(const struct attention *a, const struct item *it, float *work
         top[i] = -INFINITY;
         total[i] = 0;
     }
-    for (int64_t position = it->k0 / KEYS * KEYS; position < it->k1; position += KEYS) {
-        int64_t at[KEYS], i;
-        vi usable[2];
-        locate(a, it, position, at, usable);
+    int64_t position = it->k0 / KEYS * KEYS, at[KEYS], next[KEYS], i;
+    vi usable[2], next_usable[2];
+    locate(a, it, position, next, next_usable);
+    fetch(a->k_cache, next, bytes, bf);
+    fetch(a->v_cache, next, bytes, bf);
+    for (; position < it->k1; position += KEYS) {
+        memcpy(at, next, sizeof at);
+        memcpy(usable, next_usable, sizeof usable);
+        locate(a, it, position + KEYS, next, next_usable);
+        fetch(a->k_cache, next, bytes, bf);
+        fetch(a->v_cache, next, bytes, bf);
         turn_keys(a, at, keys, bf);
         for (i = 0; i + 4 <= vectors; i += 4) dot_keys(4, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf);
         switch (vectors - i) {
