@@ -60,7 +60,7 @@ $(VENV)/.dev: $(VENV)/.base
 setup: $(VENV)/.dev $(VENV)/.demo  ## .venv with everything needed to develop
 
 demo: $(VENV)/.demo  ## generate from a small model; PROMPT="..."
-	@$(BIN)/headway generate smollm2 --temperature 0.2 --top-p 0.9 --max-tokens 160 --prompt="$$DEMO_PROMPT"
+	@$(BIN)/headway generate smollm2 --prompt="$$DEMO_PROMPT" --temperature 0.2 --top-p 0.9 --max-tokens 160
 
 # One after the other, stopping at the first failure; pytest's closing line comes last.
 test: setup  ## every check that needs no GPU
