@@ -68,7 +68,9 @@ class CuptiProbe:
             cupti = importlib.import_module("cupti.cupti")
             self._driver = ctypes.CDLL("libcuda.so.1")
         except (ImportError, OSError) as error:
-            raise ProbeError(f"CUPTI is not available: {error} (pip install 'headway[cupti]' on a CUDA machine)") from error
+            raise ProbeError(
+                f"CUPTI is not available: {error} (pip install 'headway[cupti]' on a CUDA machine)"
+            ) from error
         import torch
 
         if not torch.cuda.is_available():
@@ -77,7 +79,9 @@ class CuptiProbe:
         try:
             self._subscriber = cupti.subscribe(self._callback, None)
         except Exception as error:
-            raise ProbeError(f"CUPTI is busy or refuses ({error}): one subscriber per process; end other profilers") from error
+            raise ProbeError(
+                f"CUPTI is busy or refuses ({error}): one subscriber per process; end other profilers"
+            ) from error
         try:
             self._enable()
             before = self.calls_seen
@@ -103,7 +107,9 @@ class CuptiProbe:
                         cupti.enable_callback(1, self._subscriber, int(domain), int(identifier))
                         enabled += 1
         if not enabled:
-            raise ProbeError("CUPTI knows none of the blocking calls by name: cupti-python and CUDA do not fit together")
+            raise ProbeError(
+                "CUPTI knows none of the blocking calls by name: cupti-python and CUDA do not fit together"
+            )
 
     def _unsubscribe(self) -> None:
         if self._subscriber:

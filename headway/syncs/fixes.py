@@ -22,13 +22,11 @@ class Fix:
 FIXES: Final = (
     Fix(
         "readback ring",
-        "Copy into one of a ring of pinned buffers with non_blocking=True, record an event, read it steps "
-        "later.",
+        "Copy into one of a ring of pinned buffers with non_blocking=True, record an event, read it steps later.",
     ),
     Fix(
         "upper bound on the host",
-        "The host rarely needs the exact number: keep a bound >= it as a Python int, and mask the rest on the "
-        "device.",
+        "The host rarely needs the exact number: keep a bound >= it as a Python int, and mask the rest on the device.",
     ),
     Fix(
         "torch.where",

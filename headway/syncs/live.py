@@ -8,13 +8,13 @@ watches nothing is never disturbed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
 import torch
@@ -40,6 +40,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.sinks: list[Sink] = []
+        self.modes: list[contextlib.ExitStack] = []
         self.spin: tuple[object, int, int] = (None, 0, 0)
 
 
@@ -87,14 +88,15 @@ class LiveProbe:
         except BaseException:
             self._shared.__exit__()
             raise
-        mode = _Mode(self)
-        mode.__enter__()
+        mode = contextlib.ExitStack()
+        mode.enter_context(_Mode(self))
+        self._thread.modes.append(mode)
         self._thread.sinks.append(sink)
 
     def detach(self) -> None:
         """Undo one attach() of this thread."""
         self._thread.sinks.pop()
-        _Mode(self).__exit__(None, None, None)
+        self._thread.modes.pop().close()
         self._shared.__exit__()
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,9 +117,9 @@ class LiveProbe:
             self._report(implied or kind_of(label, args, kwargs), label, call, micros, begin)
         return result
 
-    def _annotation(self, label: str) -> AbstractContextManager[object]:
+    def _annotation(self, label: str) -> contextlib.AbstractContextManager[object]:
         if not self._annotate:
-            return nullcontext()
+            return contextlib.nullcontext()
         site, _ = locate()
         text = json.dumps([site.file, site.line, site.function, label])
         return torch.profiler.record_function(ANNOTATION + text)
@@ -195,7 +197,9 @@ class LiveProbe:
         finally:
             CALLS.open.pop()
         if self._heard == before:
-            raise ProbeError("a deliberate sync went unnoticed: torch's sync warnings do not reach warnings.showwarning")
+            raise ProbeError(
+                "a deliberate sync went unnoticed: torch's sync warnings do not reach warnings.showwarning"
+            )
         self._proven = True
 
     def _wrap(self, entry: EntryPoint, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,5 +63,7 @@ class ProfilerRun:
             ProbeError: not even the deliberate wait was recorded, so its silence means nothing.
         """
         if not self.trace.proven:
-            raise ProbeError("torch.profiler recorded no CUDA call, not even a deliberate wait: is CUPTI busy or forbidden?")
+            raise ProbeError(
+                "torch.profiler recorded no CUDA call, not even a deliberate wait: is CUPTI busy or forbidden?"
+            )
         return self.trace

@@ -46,7 +46,9 @@ class Region:
         _STACK.reset(token)
         self._close(entry)
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._pop()
 
     def __call__(self, function: F) -> F:

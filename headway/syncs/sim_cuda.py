@@ -27,7 +27,9 @@ class SimEvent:
 
     report: Report
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> None:
         self._left = 0
         self._at = 0.0
 
@@ -89,7 +91,7 @@ class _Current(threading.local):
 
 
 def _missing(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise ProbeError(f"the simulation does not serve torch.cuda.{name}: run on a GPU, without --simulate")
 
     return refuse
@@ -111,7 +113,14 @@ def _functions(report: Report) -> dict[str, Any]:
     def number(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value  # a new function each time: Dynamo wants every name's to be its own
 
-    settings = ("set_device", "init", "empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats")
+    settings: tuple[str, ...] = (
+        "set_device",
+        "init",
+        "empty_cache",
+        "manual_seed",
+        "manual_seed_all",
+        "reset_peak_memory_stats",
+    )
     settings += ("set_sync_debug_mode",)
     return {
         **{name: number(None) for name in settings},
@@ -147,10 +156,10 @@ def fake_cuda(report: Report) -> Iterator[None]:
                 undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
                 setattr(torch.cuda, name, value)
         undo.callback(setattr, torch, "compile", torch.compile)
-        torch.compile = _uncompiled  # type: ignore[assignment]
+        torch.compile = _uncompiled
         yield
 
 
-def _uncompiled(model: Any = None, **options: Any) -> Any:
+def _uncompiled(model: Any = None, **_: Any) -> Any:
     """torch.compile without compiling."""
     return (lambda function: function) if model is None else model

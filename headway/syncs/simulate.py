@@ -32,7 +32,16 @@ META: Final = torch.device("meta")
 
 READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
 SIZES: Final = frozenset(
-    {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave"}
+    {
+        "nonzero",
+        "masked_select",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "bincount",
+        "repeat_interleave",
+    }
 )
 INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 COPIES: Final = frozenset({"copy_", "_to_copy"})
@@ -42,14 +51,14 @@ MISSING: Final = frozenset({"resize_", "resize_as_", "set_", "data_ptr", "__cuda
 
 
 class SimTensor(torch.Tensor):
-    """A tensor that claims to live on cuda:0; ``inner`` holds its values on the CPU."""
+    """A tensor that claims to live on cuda:0; ``held`` keeps its values on the CPU."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Self:
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001
+        made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -58,16 +67,16 @@ class SimTensor(torch.Tensor):
             device=META,
             requires_grad=inner.requires_grad,
         )
-        made.inner = inner.detach()
-        return made  # type: ignore[no-any-return]
+        made.held = inner.detach()
+        return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return execute(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         flag(Kind.READ, "Tensor.__repr__")
-        return f"{self.inner!r}[:cuda:0]"
+        return f"{self.held!r}[:cuda:0]"
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -146,8 +155,8 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _copy(func, name, args, kwargs)
     host = [value for value in flat if type(value) is torch.Tensor or type(value) is torch.nn.Parameter]
     _flag_operation(name, args, kwargs, host)
-    by_inner = {id(value.inner): value for value in ours}
-    plain_args, plain_kwargs = tree_unflatten([v.inner if isinstance(v, SimTensor) else v for v in flat], spec)
+    by_held = {id(value.held): value for value in ours}
+    plain_args, plain_kwargs = tree_unflatten([v.held if isinstance(v, SimTensor) else v for v in flat], spec)
     if "device" in plain_kwargs:
         plain_kwargs["device"] = torch.device("cpu")
     plain_kwargs.pop("pin_memory", None)
@@ -156,7 +165,7 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        known = by_inner.get(id(value))
+        known = by_held.get(id(value))
         return SimTensor(value) if known is None else known
 
     return tree_map(wrap, result)
@@ -174,7 +183,9 @@ def _flag_operation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], ho
     elif name in SIZES and not (name == "repeat_interleave" and kwargs.get("output_size") is not None):
         flag(Kind.SIZE, name)
     elif any(value.dim() > 0 for value in host):
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        )
 
 
 def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,13 +194,13 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         target, source = args[0], args[1]
         waiting = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking", False))
         _flag_copy(source, target, target.dtype, waiting)
-        _inner(target).copy_(_inner(source))
+        _held(target).copy_(_held(source))
         return target
     source = args[0]
     device = kwargs.get("device")
     there = isinstance(source, SimTensor) if device is None else torch.device(device).type in ("meta", "cuda")
     rest = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
-    result = func(_inner(source), **rest)
+    result = func(_held(source), **rest)
     fresh = SimTensor(result) if there else result
     non_blocking = bool(kwargs.get("non_blocking", False))
     if not there and non_blocking:
@@ -198,8 +209,8 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return fresh
 
 
-def _inner(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.inner if isinstance(tensor, SimTensor) else tensor
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.held if isinstance(tensor, SimTensor) else tensor
 
 
 def _flag_copy(source: torch.Tensor, target: torch.Tensor, dtype: torch.dtype, non_blocking: bool) -> None:
@@ -209,7 +220,7 @@ def _flag_copy(source: torch.Tensor, target: torch.Tensor, dtype: torch.dtype, n
     if not non_blocking:
         flag(Kind.UPLOAD if up else Kind.READ, "copy_")
         return
-    host = _inner(source if up else target)
+    host = _held(source if up else target)
     if host not in PINS or not dense(host) or source.dtype != dtype or source.shape != target.shape:
         flag(Kind.PAGEABLE, "copy_")
 
@@ -261,7 +272,7 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     if isinstance(first, SimTensor):
         if name in SHOWS:
             flag(Kind.READ, name)
-            return func(first.inner, *args[1:], **kwargs)
+            return func(first.held, *args[1:], **kwargs)
         if name == "numpy":
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if name == "record_stream":
@@ -313,7 +324,7 @@ class SimulationProbe:
         self._shared.__enter__()
         stack = contextlib.ExitStack()
         if not self._thread.stacks:
-            stack.enter_context(_Dispatch())
+            stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
             stack.enter_context(_Functions())
         self._thread.stacks.append(stack)
 

@@ -35,6 +35,13 @@ class Trace:
     waits: list[Wait]
     streams: dict[str, list[tuple[float, float, str]]]
     proven: bool
+    begin: float = 0.0
+    """The end of the deliberate wait: the run's start, in microseconds of the trace's clock."""
+
+    @staticmethod
+    def shifted(wait: Wait, micros: float) -> Wait:
+        """``wait`` on another clock."""
+        return dataclasses.replace(wait, start_ns=int(wait.start_ns + micros * 1000))
 
 
 class _Intervals:
@@ -86,17 +93,17 @@ def read(trace: dict[str, Any]) -> Trace:
     by_frame = {thread: _Intervals(found) for thread, found in frames.items()}
     nowhere = _Intervals(())
     waits: list[Wait] = []
-    proven = False
+    proven, begin = False, 0.0
     for event in events:
         kind = _kind(event, pageable)
         if kind is None or (ends and event["ts"] >= min(ends)):
             continue
         around = list(by_line.get(event["tid"], nowhere).around(event["ts"]))
         if any(found["name"] == PROOF for found in around):
-            proven = True
+            proven, begin = True, _end(event)
             continue
         waits.append(_wait(event, kind, around, by_frame.get(event["tid"], nowhere)))
-    return Trace(waits, {name: sorted(spans) for name, spans in sorted(streams.items())}, proven)
+    return Trace(waits, {name: sorted(spans) for name, spans in sorted(streams.items())}, proven, begin)
 
 
 def _stream(event: dict[str, Any]) -> str:
