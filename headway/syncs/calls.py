@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
+from headway.syncs.errors import SyncError
 from headway.syncs.findings import Kind
 
 
@@ -30,26 +31,79 @@ class CallStack(threading.local):
 
     def __init__(self) -> None:
         self.open: list[Call] = []
+        self.pending: SyncError | None = None
+        """Raised inside a driver callback, from which nothing may escape: the next torch call or the region's end raises it."""
 
     @property
     def outermost(self) -> Call | None:
         """The user's call, if one is under way."""
         return self.open[0] if self.open else None
 
+    def raise_pending(self) -> None:
+        """Raise what a driver callback had to hold back."""
+        error, self.pending = self.pending, None
+        if error is not None:
+            raise error
+
 
 CALLS: Final = CallStack()
 
 _PREFIXES: Final = (("TensorBase.", "Tensor."), ("_VariableFunctionsClass.", "torch."), ("_TensorBase.", "Tensor."))
 _READS: Final = frozenset(
-    "item tolist cpu numpy __bool__ __int__ __float__ __index__ __complex__ __repr__ __format__ __str__ __contains__ "
-    "equal allclose is_nonzero __array__ storage".split()
+    [
+        "item",
+        "tolist",
+        "cpu",
+        "numpy",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__repr__",
+        "__format__",
+        "__str__",
+        "__contains__",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__array__",
+        "storage",
+    ]
 )
 _SIZES: Final = frozenset(
-    "nonzero argwhere where masked_select unique unique_consecutive bincount repeat_interleave combinations "
-    "masked_scatter masked_scatter_ split tensor_split histogram multinomial".split()
+    [
+        "nonzero",
+        "argwhere",
+        "where",
+        "masked_select",
+        "unique",
+        "unique_consecutive",
+        "bincount",
+        "repeat_interleave",
+        "combinations",
+        "masked_scatter",
+        "masked_scatter_",
+        "split",
+        "tensor_split",
+        "histogram",
+        "multinomial",
+    ]
 )
 _UPLOADS: Final = frozenset(
-    "tensor as_tensor asarray cuda full scalar_tensor new_tensor from_numpy new_full randperm arange".split()
+    [
+        "tensor",
+        "as_tensor",
+        "asarray",
+        "cuda",
+        "full",
+        "scalar_tensor",
+        "new_tensor",
+        "from_numpy",
+        "new_full",
+        "randperm",
+        "arange",
+    ]
 )
 
 
@@ -68,7 +122,7 @@ def label_of(function: Any) -> str:
     return f"{module}.{short}" if module.startswith("torch") else name
 
 
-def kind_of(label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
+def kind_of(label: str, args: tuple[Any, ...]) -> Kind:
     """What kind of wait a call that waited is."""
     name = label.rpartition(".")[2]
     if name in ("__getitem__", "__setitem__"):

@@ -143,8 +143,10 @@ class CuptiProbe:
             return
         site, stack = locate()
         thread = threading.current_thread().name
-        with contextlib.suppress(SyncError):  # raised by the next torch call; an exception must not cross the driver
+        try:
             judge(Wait(site, kind, plain(name), micros, begin, thread, self.name, None, stack))
+        except SyncError as error:  # must not cross the driver
+            CALLS.pending = error
 
     def _pageable(self, parameters: int) -> bool:
         """Whether either end of an asynchronous copy is memory the driver does not know."""

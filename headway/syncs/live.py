@@ -103,6 +103,7 @@ class LiveProbe:
         """Run a torch call of the user's and report it if it waited."""
         if getattr(function, "__name__", "") == "__get__" or not wanted():
             return function(*args, **kwargs)
+        CALLS.raise_pending()
         self._rearm()
         label = label_of(function)
         call, begin = self._open(label)
@@ -114,7 +115,7 @@ class LiveProbe:
         micros = (time.perf_counter_ns() - begin) / 1000
         implied = suspicion(label, args, kwargs, result, self._runtime)
         if implied is not None or call.waited:
-            self._report(implied or kind_of(label, args, kwargs), label, call, micros, begin)
+            self._report(implied or kind_of(label, args), label, call, micros, begin)
         return result
 
     def _annotation(self, label: str) -> contextlib.AbstractContextManager[object]:

@@ -25,20 +25,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _forbid() -> Any:
-    from headway import syncs
+    from headway.syncs import ProbeError, forbid, record
 
     try:
-        with syncs.record():
+        with record():
             pass
-    except syncs.ProbeError as error:
+    except ProbeError as error:
         pytest.skip(f"syncs: {error}")
-    return syncs.forbid
+    return forbid
 
 
 @pytest.fixture
 def forbid_syncs() -> Callable[..., Any]:
     """``headway.syncs.forbid``, or a skip where no probe can attach."""
-    return _forbid()  # type: ignore[no-any-return]
+    return _forbid()
 
 
 @pytest.hookimpl(hookwrapper=True)

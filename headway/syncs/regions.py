@@ -11,10 +11,11 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from headway.syncs.calls import CALLS
 from headway.syncs.errors import SyncError
 from headway.syncs.findings import Log, Wait
 from headway.syncs.probes import Probe
@@ -25,31 +26,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Region:
     """Base of the three: a context manager that is also a decorator, entered as often as one likes."""
 
-    def __init__(self) -> None:
-        self._tokens: ContextVar[tuple[Token[tuple[Entry, ...]], ...]] = ContextVar("tokens", default=())
-
     def _open(self) -> Entry:
         raise NotImplementedError
 
     def _close(self, entry: Entry) -> None:
         """Undo what _open did."""
 
-    def _push(self) -> Entry:
+    def _push(self) -> None:
         entry = self._open()
-        self._tokens.set((*self._tokens.get(), _STACK.set((*_STACK.get(), entry))))
-        return entry
+        _STACK.set((*_STACK.get(), entry))
 
-    def _pop(self) -> None:
-        *rest, token = self._tokens.get()
-        self._tokens.set(tuple(rest))
-        entry = _STACK.get()[-1]
-        _STACK.reset(token)
+    def _pop(self, failed: bool) -> None:
+        *rest, entry = _STACK.get()
+        _STACK.set(tuple(rest))
         self._close(entry)
+        if failed:
+            CALLS.pending = None
+        CALLS.raise_pending()
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pop()
+        self._pop(kind is not None)
 
     def __call__(self, function: F) -> F:
         """Decorate a plain function; each call is a region of its own."""
@@ -60,9 +58,12 @@ class Region:
         def run(*args: Any, **kwargs: Any) -> Any:
             self._push()
             try:
-                return function(*args, **kwargs)
-            finally:
-                self._pop()
+                result = function(*args, **kwargs)
+            except BaseException:
+                self._pop(True)
+                raise
+            self._pop(False)
+            return result
 
         return run  # type: ignore[return-value]
 
@@ -86,7 +87,6 @@ class _Watched(Region):
     """A region that needs probes while it is open."""
 
     def __init__(self, strict: bool, probes: tuple[Probe, ...] | None) -> None:
-        super().__init__()
         self._strict = strict
         self._probes = probes
         self.log = Log()
@@ -105,8 +105,7 @@ class _Watched(Region):
                 probe.detach()
             raise
         self.log.probes = [f"{probe.name}: {probe.watches}" for probe in probes]
-        entry = _WatchedEntry(self.log, self._strict, tuple(attached))
-        return entry
+        return _WatchedEntry(self.log, self._strict, tuple(attached))
 
     def _close(self, entry: Entry) -> None:
         assert isinstance(entry, _WatchedEntry)
@@ -156,7 +155,6 @@ class allowed(Region):  # noqa: N801
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__()
         if not reason.strip():
             raise ValueError("allowed() wants a reason: who needs this wait, and why is it worth it?")
         self.reason = reason

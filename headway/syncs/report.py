@@ -64,8 +64,8 @@ def to_dict(run: Run) -> dict[str, Any]:
         "totals": {
             "unsanctioned": run.log.count,
             "sanctioned": sum(finding.count for finding in run.log.sanctioned),
-            "micros_lost": round(sum(finding.micros for finding in run.log.unsanctioned), 1),
-            "micros_sanctioned": round(sum(finding.micros for finding in run.log.sanctioned), 1),
+            "micros_lost": _lost(run.log.unsanctioned),
+            "micros_sanctioned": _lost(run.log.sanctioned),
         },
         "findings": [finding.to_dict() for finding in findings],
         "lines": _lines(findings),
@@ -73,6 +73,13 @@ def to_dict(run: Run) -> dict[str, Any]:
         "notes": run.notes,
         "timeline": timeline,
     }
+
+
+def _lost(findings: list[Finding]) -> float | None:
+    """The sum; None where there were waits and none was timed."""
+    if findings and not any(finding.timed for finding in findings):
+        return None
+    return round(sum(finding.micros for finding in findings), 1)
 
 
 def _percent(part: float, whole: float) -> float:
@@ -93,8 +100,8 @@ def _lines(findings: list[Finding]) -> list[dict[str, Any]]:
         entry = sums[finding.site.file, finding.site.line]
         entry[0] += finding.count
         entry[1] += finding.micros
-    rows = [{"file": f, "line": n, "count": int(c), "micros": round(m, 1)} for (f, n), (c, m) in sums.items()]
-    return sorted(rows, key=lambda row: (-float(row["micros"]), -int(row["count"])))
+    rows = [{"file": f, "line": n, "count": int(c), "micros": round(m, 1) if m else None} for (f, n), (c, m) in sums.items()]
+    return sorted(rows, key=lambda row: (-float(row["micros"] or 0), -int(row["count"])))
 
 
 def write_json(run: Run, path: Path) -> None:
@@ -127,8 +134,8 @@ def table(log: Log) -> str:
 def summary(run: Run) -> str:
     """What the command prints at the end."""
     totals = to_dict(run)["totals"]
-    parts = [f"\nheadway syncs ({run.mode}): {totals['unsanctioned']} waits, {totals['micros_lost']:,.0f} us lost"]
-    parts[0] += f"; {totals['sanctioned']} allowed, {totals['micros_sanctioned']:,.0f} us"
+    parts = [f"\nheadway syncs ({run.mode}): {totals['unsanctioned']} waits, {_text(totals['micros_lost'])} lost"]
+    parts[0] += f"; {totals['sanctioned']} allowed, {_text(totals['micros_sanctioned'])}"
     parts += [f"  watched by {probe}" for probe in run.log.probes]
     parts += [table(run.log)]
     if run.subprocesses:
@@ -138,6 +145,10 @@ def summary(run: Run) -> str:
         parts += [f"  {child}" for child in run.subprocesses[:10]]
     parts += [f"note: {note}" for note in run.notes]
     return "\n".join(parts)
+
+
+def _text(micros: float | None) -> str:
+    return "time unknown" if micros is None else f"{micros:,.0f} us"
 
 
 def show(run: Run) -> None:

@@ -30,7 +30,7 @@ from headway.syncs.sim_cuda import fake_cuda
 CUDA: Final = torch.device("cuda", 0)
 META: Final = torch.device("meta")
 
-READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
+READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "allclose"})
 SIZES: Final = frozenset(
     {
         "nonzero",
@@ -262,6 +262,8 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     first = args[0] if args else None
     if name in BUILDERS:
         return _build(func, args, kwargs)
+    if name == "new_tensor" and isinstance(first, SimTensor):
+        return _build(torch.tensor, args[1:], {"dtype": first.dtype, "device": CUDA} | kwargs)
     if name == "pin_memory" and type(first) is torch.Tensor:
         return PINS.pin(first.clone())
     if name == "is_pinned" and isinstance(first, torch.Tensor):

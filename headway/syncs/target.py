@@ -66,7 +66,8 @@ def run(words: list[str]) -> int:
 @contextlib.contextmanager
 def on_every_thread(enter: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
     """Call ``enter`` and ``leave`` around the work of each threading.Thread started inside, on that thread, and here."""
-    original = threading.Thread.start
+    thread_class: Any = threading.Thread
+    original = thread_class.start
 
     def start(thread: threading.Thread) -> None:
         work = thread.run
@@ -81,13 +82,13 @@ def on_every_thread(enter: Callable[[], None], leave: Callable[[], None]) -> Ite
         thread.run = run_watched  # type: ignore[method-assign]
         original(thread)
 
-    threading.Thread.start = start  # type: ignore[method-assign]
+    thread_class.start = start
     enter()
     try:
         yield
     finally:
         leave()
-        threading.Thread.start = original  # type: ignore[method-assign]
+        thread_class.start = original
 
 
 @contextlib.contextmanager

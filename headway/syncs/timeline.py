@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 from headway.syncs.findings import Wait
@@ -28,7 +29,7 @@ def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def gaps(busy: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """(start, duration) of the holes between merged busy intervals."""
-    pairs = zip(busy, busy[1:], strict=False)
+    pairs = itertools.pairwise(busy)
     return [(before[1], after[0] - before[1]) for before, after in pairs if after[0] - before[1] >= MIN_GAP]
 
 
