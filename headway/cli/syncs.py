@@ -14,7 +14,9 @@ def syncs(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page with a timeline.")] = None,
     fail_on: Annotated[int | None, typer.Option(help="Exit with status 3 at this many waits not allowed.")] = None,
     allow: Annotated[Path | None, typer.Option(help="TOML list of places where waiting is right.")] = None,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Pretend CUDA on a machine without it; no times.")] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Pretend CUDA on a machine without it; no times.")
+    ] = False,
     driver: Annotated[str, typer.Option(help="Driver boundary: auto, cupti, profiler or off.")] = "auto",
 ) -> None:
     """Run a PyTorch program and report each wait of its host for the GPU, with line, time and cure."""

@@ -18,7 +18,10 @@ MAX_STACK = 12
 def _skipped_packages() -> tuple[str, ...]:
     folders = [os.path.dirname(os.path.abspath(__file__))]
     for package in ("torch", "cupti", "triton"):
-        spec = importlib.util.find_spec(package)
+        try:
+            spec = importlib.util.find_spec(package)
+        except ValueError:  # a stand-in module without a spec
+            continue
         if spec is not None and spec.origin:
             folders.append(os.path.dirname(spec.origin))
     return tuple(folder + os.sep for folder in folders)

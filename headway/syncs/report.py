@@ -100,7 +100,9 @@ def _lines(findings: list[Finding]) -> list[dict[str, Any]]:
         entry = sums[finding.site.file, finding.site.line]
         entry[0] += finding.count
         entry[1] += finding.micros
-    rows = [{"file": f, "line": n, "count": int(c), "micros": round(m, 1) if m else None} for (f, n), (c, m) in sums.items()]
+    rows = [
+        {"file": f, "line": n, "count": int(c), "micros": round(m, 1) if m else None} for (f, n), (c, m) in sums.items()
+    ]
     return sorted(rows, key=lambda row: (-float(row["micros"] or 0), -int(row["count"])))
 
 

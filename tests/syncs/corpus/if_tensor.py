@@ -16,4 +16,4 @@ def make() -> tuple[Any, ...]:
 
 def step(x: Any) -> None:
     """The measured part."""
-    1 if (x > 0).all() else 0
+    y = 1 if (x > 0).all() else 0
