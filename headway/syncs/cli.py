@@ -102,6 +102,8 @@ def _watch(target: list[str], allow: AllowList, simulate: bool, driver: str) -> 
         if profiler is not None:
             stack.enter_context(profiler)
         stack.enter_context(on_every_thread(enter, leave))  # before anybody listens: proofs wait on purpose
+        if profiler is not None:
+            profiler.mark()
         PROCESS.watch(hear)
         stack.callback(PROCESS.unwatch, hear)
         begin = time.perf_counter_ns()

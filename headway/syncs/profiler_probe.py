@@ -41,9 +41,15 @@ class ProfilerRun:
             raise ProbeError("this torch is built without CUPTI: torch.profiler cannot record CUDA calls")
         self._profile = torch.profiler.profile(activities=activities, with_stack=self._with_stack)
         self._profile.__enter__()
+        self.mark()
+        return self
+
+    def mark(self) -> None:
+        """One deliberate wait; what the trace holds before the last of these is set-up, not the program's."""
+        import torch
+
         with torch.profiler.record_function(PROOF):
             torch.cuda.synchronize()
-        return self
 
     def __exit__(self, *error: object) -> None:
         import torch

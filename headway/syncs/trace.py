@@ -29,6 +29,7 @@ class Trace:
     Attributes:
         waits: blocking calls of the program, times in the trace's clock.
         streams: stream name -> (start, duration, name) in microseconds, in order.
+        begin: the end of the last deliberate wait, which is the program's start, in the trace's clock.
         proven: whether the deliberate wait at the start was recorded, so that an empty list means none.
     """
 
@@ -36,7 +37,6 @@ class Trace:
     streams: dict[str, list[tuple[float, float, str]]]
     proven: bool
     begin: float = 0.0
-    """The end of the deliberate wait: the run's start, in microseconds of the trace's clock."""
 
     @staticmethod
     def shifted(wait: Wait, micros: float) -> Wait:
@@ -93,14 +93,18 @@ def read(trace: dict[str, Any]) -> Trace:
     by_frame = {thread: _Intervals(found) for thread, found in frames.items()}
     nowhere = _Intervals(())
     waits: list[Wait] = []
-    proven, begin = False, 0.0
+    marks = [event for found in annotations.values() for event in found if event["name"] == PROOF]
+    begin = max(map(_end, marks), default=0.0)
+    proven = False
     for event in events:
         kind = _kind(event, pageable)
         if kind is None or (ends and event["ts"] >= min(ends)):
             continue
         around = list(by_line.get(event["tid"], nowhere).around(event["ts"]))
         if any(found["name"] == PROOF for found in around):
-            proven, begin = True, _end(event)
+            proven = True
+            continue
+        if event["ts"] < begin:
             continue
         waits.append(_wait(event, kind, around, by_frame.get(event["tid"], nowhere)))
     return Trace(waits, {name: sorted(spans) for name, spans in sorted(streams.items())}, proven, begin)

@@ -19,7 +19,6 @@ from headway.syncs.live import ANNOTATION
 from headway.syncs.trace import END, PROOF, read
 from tests.syncs.fake import device_tensor, probe
 
-
 Cbid = enum.IntEnum("Cbid", {"cudaStreamSynchronize_v3020": 1, "cudaLaunchKernel_v7000": 2})
 
 
@@ -132,6 +131,7 @@ def test_a_trace_is_read() -> None:
             "traceEvents": [
                 event("user_annotation", PROOF, 0, 10),
                 event("cuda_runtime", "cudaDeviceSynchronize", 1, 8),
+                event("cuda_runtime", "cudaStreamSynchronize", 9.5, 0.1),  # the other probes' set-up
                 event("user_annotation", line, 20, 30),
                 event("cuda_runtime", "cudaStreamSynchronize", 25, 20),
                 event("python_function", f"{here}(40): outer", 60, 40),
@@ -146,7 +146,7 @@ def test_a_trace_is_read() -> None:
             ]
         }
     )
-    assert trace.proven and trace.begin == 9
+    assert trace.proven and trace.begin == 10
     found = [(str(wait.kind), wait.call, wait.micros, wait.site.line) for wait in trace.waits]
     assert found[0] == ("stream", "cudaStreamSynchronize", 20.0, 12)
     assert [row[:2] for row in found[1:]] == [("stream", "cuStreamSynchronize"), ("pageable", "cudaMemcpyAsync")]

@@ -16,4 +16,5 @@ def make() -> tuple[Any, ...]:
 
 def step(x: Any) -> None:
     """The measured part."""
-    y = 1 if (x > 0).all() else 0
+    if (x > 0).all():
+        x.add_(1)
