@@ -99,3 +99,28 @@ def test_streams_and_aborts_when_the_consumer_leaves() -> None:
 
     text, generated = asyncio.run(asyncio.wait_for(session(), 120))
     assert text and generated < 200
+
+
+FRONT_END_FEATURES = {
+    "stop": {"stop": [" the", "\n\n"], "max_tokens": 40},
+    "stop kept": {"stop": [" the"], "include_stop_str_in_output": True, "max_tokens": 40},
+    "several": {"n": 3, "seed": 11, "temperature": 1.0},
+    "bad words": {"bad_words": ["Paris", "10"], "temperature": 0.0},
+    "special tokens shown": {"skip_special_tokens": False, "ignore_eos": True},
+    "no text": {"detokenize": False},
+    "seedless": {},
+}
+
+
+@pytest.mark.parametrize("run_ahead", [1, 4])
+def test_text_is_the_same_at_every_depth(llm: LLM, run_ahead: int) -> None:
+    """What the front end decides (stop strings, text) lags behind a deeper queue and must not show it."""
+    params = [SamplingParams(**({"max_tokens": 16, "seed": 5} | fields)) for fields in FRONT_END_FEATURES.values()]
+    prompts = [PROMPTS[0]] * len(params)
+    wanted = llm.generate(prompts, params)
+    with LLM("smollm2", run_ahead=run_ahead, **SIZES) as other:
+        got = other.generate(prompts, params)
+    for mine, theirs in zip(got, wanted, strict=True):
+        for left, right in zip(mine.outputs, theirs.outputs, strict=True):
+            assert (left.text, left.token_ids) == (right.text, right.token_ids)
+            assert (left.finish_reason, left.stop_reason) == (right.finish_reason, right.stop_reason)

@@ -35,7 +35,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 EDITS = (logit_bias, allowed_tokens, min_tokens, penalties, bad_words)
 
 
-@pytest.fixture()
+@pytest.fixture
 def native() -> Iterator[None]:
     with native_as_kernel(), poisoned_memory():
         yield

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not step_ops.available(), reason="no C compiler 
 OUTSIDE = (-1, 2**31 - 1, -(2**31))
 
 
-@pytest.fixture()
+@pytest.fixture
 def native() -> Iterator[None]:
     with native_as_kernel():
         yield
