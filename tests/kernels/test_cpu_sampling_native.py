@@ -158,6 +158,15 @@ def test_large_top_k_and_its_ties() -> None:
             assert torch.equal(sampling_ops.sample(*args), sample.reference(*args))  # type: ignore[arg-type]
 
 
+def test_a_bound_just_below_zero() -> None:
+    """The part of the values' range where the bound lies holds zero, which a row that ends inside a vector must not add."""
+    logits = torch.full((16, 5001), -4.0)
+    logits[:, :1000], logits[:, 1000:4001] = 1.0, -0.001
+    args = test_sample._args(logits, [Row(1.0, 1001, seed=(n, 0)) for n in range(16)])
+    drawn = sampling_ops.sample(*args)  # type: ignore[arg-type]
+    assert torch.equal(drawn, sample.reference(*args)) and (drawn >= 1000).any()
+
+
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_sample_does_not_depend_on_threads(rows: int, dtype: torch.dtype) -> None:
@@ -202,6 +211,16 @@ def test_gather_logprobs_of_a_large_vocabulary(dtype: torch.dtype, threads: int)
     for mine, theirs in zip((ids, ranks, counts), (expected[0], *expected[2:]), strict=True):
         assert torch.equal(mine, theirs)
     torch.testing.assert_close(logprobs, expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows() -> None:
+    empty, none = torch.zeros(0, 9), ints([])
+    for op in (sample, gather_logprobs):
+        slots = (none,) if op is sample else (none, none)
+        tables = (floats([1.0]), ints([2]), floats([0.9]), floats([0.1]), ints([[1, 2]]), ints([3]), 7)
+        listed = (ints([2]), ints([0]), ints([[1]]), 2)
+        result = native_function(op)(empty, *slots, *(tables if op is sample else listed))
+        assert (result if op is sample else result[0]).shape[0] == 0
 
 
 def test_what_the_kernels_do_not_know_is_the_references() -> None:

@@ -49,6 +49,8 @@ def test_apply_edits_drops_illegal_edits(dst: int, src: int, size: int, native: 
 
 
 def test_apply_edits_at_its_limits(native: None) -> None:
+    for edit in ((2, 23, 2), (2, 24, 1), (2, -1, 2), (18, 16, 3), (20, 16, 1)):  # of 24 numbers into 20
+        test_apply_edits.test_illegal_edits_are_dropped_whole(edit)
     test_apply_edits.test_an_edit_longer_than_the_limit_is_dropped()
     test_apply_edits.test_no_edits()
     for at, count in ((-3, 2), (10**6, 1), (2**31 - 1, 1), (21, 1)):
