@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_streams_and_aborts_when_the_consumer_leaves() -> None:
     assert text and generated < 200
 
 
-FRONT_END_FEATURES = {
+FRONT_END_FEATURES: dict[str, dict[str, Any]] = {
     "stop": {"stop": [" the", "\n\n"], "max_tokens": 40},
     "stop kept": {"stop": [" the"], "include_stop_str_in_output": True, "max_tokens": 40},
     "several": {"n": 3, "seed": 11, "temperature": 1.0},
