@@ -8,6 +8,8 @@ GPU busy is kernel time (profiled) over the step (unprofiled): the profiler slow
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import random
 import time
 from collections import defaultdict
@@ -56,6 +58,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top", type=int, default=14)
     parser.add_argument("--run-ahead", default="auto")
+    parser.add_argument(
+        "--host", type=int, default=0, help="also list this many functions of the host's time (cProfile)"
+    )
     options = parser.parse_args()
     ahead = options.run_ahead if options.run_ahead == "auto" else int(options.run_ahead)
     args = EngineArgs(
@@ -91,6 +96,13 @@ def main() -> None:
         )
         for name, (time_us, number) in sorted(totals.items(), key=lambda item: -item[1][0])[: options.top]:
             print(f"  {time_us / STEPS:8.1f} us {number / STEPS:6.1f} x {time_us / number:7.2f}  {name[:90]}")
+        if options.host:
+            profiler = cProfile.Profile()
+            profiler.enable()
+            for _ in range(STEPS):
+                core.step()
+            profiler.disable()
+            pstats.Stats(profiler).sort_stats("tottime").print_stats(options.host)
         stop(core, rows)
     core.shutdown()
 

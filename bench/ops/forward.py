@@ -30,6 +30,8 @@ from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 
 BYTES_PER_US = 4.44e6
 FLOPS_PER_US = 790e6
+HEADS_FIRST = True
+"""Layout of the cache; ``KVPool``'s on CUDA."""
 COLD_BYTES = 256 * 2**20
 """Decode attention's calls walk over at least this much cache: five times the L2."""
 DECODE_CONTEXT, MAX_MODEL_LEN, BLOCK_SIZE = 512, 4096, 16
@@ -158,6 +160,7 @@ def paged(shape: Shape, rows: list[tuple[int, int]], num_decode_rows: int) -> Pa
     return make_paged_inputs(
         rows, num_decode_rows=num_decode_rows, heads=(shape.heads, shape.kv_heads), size=shape.size,
         bound=MAX_MODEL_LEN, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device="cuda", on_device=True,
+        heads_first=HEADS_FIRST,
     )  # fmt: skip
 
 

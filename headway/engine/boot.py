@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,8 @@ def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
 
 def _load(args: EngineArgs, progress: bool) -> Loaded:
     device = select_device(args.device)
-    for note in device.notes:
-        logger.info("%s", note)
+    for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
+        logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
     config = decoder_config(checkpoint.config)
     dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
