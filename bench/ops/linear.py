@@ -5,7 +5,8 @@
 Each tile is first compared with the op's reference, then timed in a CUDA graph that walks over enough different weights
 that the L2 cache does not hold them. Floor: bytes of weight over 4.44 TB/s. The last lines are the winners, as the table of
 ``headway/kernels/skinny_linear/tiles.py`` wants them. Then whole layers with those tiles: six kernels a layer, 28 layers in one
-graph, with and without programmatic dependent launch. --chain does that alone, with the table's tiles; --sweep leaves it out.
+graph, fused wherever there is an op (models fuse only where the table says), beside the separate kernels of the models.
+--chain does that alone, with the table's tiles; --sweep leaves it out.
 Compilation is most of the work, so --jobs processes fill Triton's cache first.
 """
 
@@ -27,10 +28,10 @@ import torch.nn.functional as F
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.rms_norm import rms_norm
+from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
-from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
+from headway.kernels.skinny_linear.tiles import Kind, Tile, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
 
@@ -70,6 +71,12 @@ MODELS = {
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def kind_of(norm: bool, mode: int) -> Kind:
+    if mode == ADD:
+        return "linear_add"
+    return "norm_gate_up" if mode == SILU else "norm_linear" if norm else "skinny_linear"
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -119,19 +126,19 @@ def candidates(layer: Layer, rows: int) -> Iterator[Tile]:
             yield Tile(wide // pair, block_k, splits, warps, stages)
 
 
-def check(layer: Layer, x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, tile: Tile, pdl: bool) -> None:
+def check(layer: Layer, x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, tile: Tile) -> None:
     """Raises when the kernel is wrong. Reference: the separate ops."""
     y = F.linear(rms_norm(x, norm, EPS) if layer.norm else x, weight)
     wide = layer.outputs // (2 if layer.mode == SILU else 1)
     out = random(x.shape[0], wide)
     expected = {SILU: lambda: silu_mul(y), ADD: lambda: out + y, STORE: lambda: y}[layer.mode]()
-    launch(x, norm if layer.norm else None, EPS, weight, None, out, layer.mode, tile, pdl)
+    launch(x, norm if layer.norm else None, EPS, weight, None, out, layer.mode, tile)
     error, largest = (out.float() - expected.float()).abs().max(), expected.float().abs().max()
     if not bool(error <= 0.02 * largest):
         raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
 
 
-def sweep(model: str, all_rows: list[int], budget: float, pdl: bool) -> Tiles:
+def sweep(model: str, all_rows: list[int], budget: float) -> Tiles:
     """Print every tile's time; returns the winners."""
     winners: Tiles = {}
     layers = MODELS[model]
@@ -154,8 +161,8 @@ def sweep(model: str, all_rows: list[int], budget: float, pdl: bool) -> Tiles:
                     wrong.append("out of time")
                     break
                 try:
-                    check(layer, x, norm, weights[0], tile, pdl)
-                    rest = (None, out, layer.mode, tile, pdl)
+                    check(layer, x, norm, weights[0], tile)
+                    rest = (None, out, layer.mode, tile)
                     given = norm if layer.norm else None
                     found.append((time_calls([partial(launch, x, given, EPS, w, *rest) for w in weights]), tile))
                 except Exception as error:  # too much shared memory, for one
@@ -174,7 +181,7 @@ def sweep(model: str, all_rows: list[int], budget: float, pdl: bool) -> Tiles:
     return winners
 
 
-def compile_tiles(model: str, index: int, rows: int, pdl: bool) -> None:
+def compile_tiles(model: str, index: int, rows: int) -> None:
     """Fill Triton's cache with one layer's tiles."""
     layer = MODELS[model][index]
     weight = torch.empty(layer.outputs, layer.inputs, dtype=torch.bfloat16, device="cuda")
@@ -182,17 +189,15 @@ def compile_tiles(model: str, index: int, rows: int, pdl: bool) -> None:
     x, norm = random(rows, layer.inputs), random(layer.inputs)
     for tile in candidates(layer, rows):
         with contextlib.suppress(Exception):  # the sweep reports it
-            launch(x, norm if layer.norm else None, EPS, weight, None, out, layer.mode, tile, pdl)
+            launch(x, norm if layer.norm else None, EPS, weight, None, out, layer.mode, tile)
     torch.cuda.synchronize()
 
 
-def compile_all(models: list[str], all_rows: list[int], pdl: bool, jobs: int) -> None:
+def compile_all(models: list[str], all_rows: list[int], jobs: int) -> None:
     begin = time.monotonic()
     buckets = sorted({row_bucket(rows): rows for rows in all_rows}.values())
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        work = [
-            pool.submit(compile_tiles, m, i, r, pdl) for m in models for i in range(len(MODELS[m])) for r in buckets
-        ]
+        work = [pool.submit(compile_tiles, m, i, r) for m in models for i in range(len(MODELS[m])) for r in buckets]
         for done in work:
             if done.exception():
                 say(f"compiling: {done.exception()}")
@@ -226,55 +231,49 @@ class Chain:
         )
         return paged_attention(q, *i.arguments(128**-0.5)[1:]).flatten(1)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, norm: bool, mode: int, pdl: bool) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, norm: bool, mode: int) -> torch.Tensor:
         out = self.residual
         if mode != ADD:
             out = torch.empty(x.shape[0], weight.shape[0] // (2 if mode == SILU else 1), dtype=x.dtype, device=x.device)
         key = (row_bucket(x.shape[0]), *weight.shape)
-        tile = self.tiles.get(key) or tile_for(x.shape[0], *weight.shape)
-        launch(x, self.norm if norm else None, EPS, weight, None, out, mode, tile, pdl)
+        tile = self.tiles.get(key) or tile_for(kind_of(norm, mode), x.shape[0], *weight.shape)
+        launch(x, self.norm if norm else None, EPS, weight, None, out, mode, tile)
         return out
 
-    def fused(self, pdl: bool, attention: bool) -> None:
+    def fused(self, attention: bool) -> None:
         for weights in self.weights:
-            qkv = self.linear(self.residual, weights["qkv"], True, STORE, pdl)
+            qkv = self.linear(self.residual, weights["qkv"], True, STORE)
             attended = self.attend(qkv) if attention else qkv[:, : weights["o"].shape[1]]
-            self.linear(attended, weights["o"], False, ADD, pdl)
-            inner = self.linear(self.residual, weights["gate_up"], True, SILU, pdl)
-            self.linear(inner, weights["down"], False, ADD, pdl)
+            self.linear(attended, weights["o"], False, ADD)
+            inner = self.linear(self.residual, weights["gate_up"], True, SILU)
+            self.linear(inner, weights["down"], False, ADD)
 
     def separate(self, attention: bool) -> None:
+        x = rms_norm(self.residual, self.norm, EPS)
         for weights in self.weights:
-            qkv = F.linear(rms_norm(self.residual, self.norm, EPS), weights["qkv"])
+            qkv = F.linear(x, weights["qkv"])
             attended = self.attend(qkv) if attention else qkv[:, : weights["o"].shape[1]]
-            self.residual.add_(F.linear(attended, weights["o"]))
-            inner = silu_mul(F.linear(rms_norm(self.residual, self.norm, EPS), weights["gate_up"]))
-            self.residual.add_(F.linear(inner, weights["down"]))
+            x = add_rms_norm(F.linear(attended, weights["o"]), self.residual, self.norm, EPS)
+            inner = silu_mul(F.linear(x, weights["gate_up"]))
+            x = add_rms_norm(F.linear(inner, weights["down"]), self.residual, self.norm, EPS)
 
 
 def chain(model: str, all_rows: list[int], tiles: Tiles) -> None:
-    """Microseconds per layer, with and without attention, and whether dependent launch changes a bit."""
+    """Microseconds per layer, with and without attention."""
     count = 28 if model.startswith("qwen3") else 8
     for rows in all_rows:
         if rows > 16:
             continue
         made = Chain(model, rows, count, tiles)
         floor = sum(w.numel() * 2 for w in made.weights[0].values()) / BYTES_PER_US
-        start, results = made.residual.clone(), []
-        for pdl in (False, True, True):
-            made.residual.copy_(start)
-            made.fused(pdl, True)
-            results.append(made.residual.clone())
-        same = "bit-equal" if all(torch.equal(results[0], other) for other in results[1:]) else "DIFFERENT"
         for attention in (False, True):
             spent = {
                 "separate": time_calls([partial(made.separate, attention)], 1) / count,
-                "fused": time_calls([partial(made.fused, False, attention)], 1) / count,
-                "fused+pdl": time_calls([partial(made.fused, True, attention)], 1) / count,
+                "fused": time_calls([partial(made.fused, attention)], 1) / count,
             }
             figures = "  ".join(f"{name} {us:.2f}" for name, us in spent.items())
             what = "with rope and attention" if attention else "linear layers alone"
-            say(f"chain {model} M={rows} {what}: us per layer (weights' floor {floor:.2f}): {figures}  pdl {same}")
+            say(f"chain {model} M={rows} {what}: us per layer (weights' floor {floor:.2f}): {figures}")
 
 
 def main() -> None:
@@ -285,18 +284,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--chain", action="store_true", help="only time chains of layers, with the table's tiles")
     parser.add_argument("--sweep", action="store_true", help="only sweep tiles")
-    parser.add_argument("--pdl", action="store_true", help="sweep with programmatic dependent launch")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     models = options.model or list(MODELS)
     if not options.chain:
-        compile_all(models, options.rows, options.pdl, options.jobs)
+        compile_all(models, options.rows, options.jobs)
     for model in models:
         winners: Tiles = {}
         if not options.chain:
-            winners = sweep(model, options.rows, options.budget, options.pdl)
+            winners = sweep(model, options.rows, options.budget)
             say("\n# winners")
             for key, t in winners.items():
                 say(f"    {key}: Tile({t.block_n}, {t.block_k}, {t.splits}, {t.num_warps}, {t.num_stages}),")

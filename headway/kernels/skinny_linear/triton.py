@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.core.ints import cdiv
 from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
@@ -21,25 +20,6 @@ from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
 LOG2E = tl.constexpr(1.4426950408889634)
 STORE, SILU, ADD = 0, 1, 2
 """What becomes of a product: stored, gate and up combined, added to what the output holds."""
-
-
-@triton.jit
-def prefetch(ptr, offset, keep):
-    """Ask for the 128-byte lines at ptr + offset to be brought to the L2 cache."""
-    at = (ptr + offset).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r", [at, keep.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def prefetch_rows(weight_ptr, row, keep_row, K: tl.constexpr):
-    """Bring whole weight rows to the L2 cache."""
-    LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    for start in range(0, K, LINE * 32):
-        col = start + tl.arange(0, 32) * LINE
-        prefetch(weight_ptr, row[:, None] * K + col[None, :], keep_row[:, None] & (col < K)[None, :])
 
 
 @triton.jit
@@ -127,7 +107,6 @@ def skinny_linear_kernel(
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     MODE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     PAIR: tl.constexpr = 2 if MODE == 1 else 1
     WIDE: tl.constexpr = PAIR * BLOCK_N
@@ -136,11 +115,6 @@ def skinny_linear_kernel(
     unit = first + wide // PAIR  # gate and up rows of an output lie side by side in the tile
     keep_row = unit < N
     row = (unit + (wide % PAIR) * N).to(tl.int64)
-    if PDL:
-        # Weights never change: ask for them while the kernel before is still running, touch nothing else till it ends.
-        gdc_launch_dependents()
-        prefetch_rows(weight_ptr, row, keep_row, K)
-        gdc_wait()
     rstd = tl.zeros([ROWS], tl.float32)
     if NORM:
         BLOCK: tl.constexpr = 4096 // ROWS if K > 4096 // ROWS else K
@@ -172,7 +146,7 @@ def skinny_linear_kernel(
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    launch(x, None, 0.0, weight, bias, out, STORE)
+    launch(x, None, 0.0, weight, bias, out, STORE, tile_for("skinny_linear", x.shape[0], *weight.shape))
     return out
 
 
@@ -180,7 +154,7 @@ def norm_linear(
     x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    launch(x, norm, eps, weight, bias, out, STORE)
+    launch(x, norm, eps, weight, bias, out, STORE, tile_for("norm_linear", x.shape[0], *weight.shape))
     return out
 
 
@@ -188,12 +162,12 @@ def norm_gate_up(
     x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch(x, norm, eps, weight, bias, out, SILU)
+    launch(x, norm, eps, weight, bias, out, SILU, tile_for("norm_gate_up", x.shape[0], *weight.shape))
     return out
 
 
 def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
-    launch(x, None, 0.0, weight, bias, residual, ADD)
+    launch(x, None, 0.0, weight, bias, residual, ADD, tile_for("linear_add", x.shape[0], *weight.shape))
 
 
 def launch(
@@ -204,24 +178,20 @@ def launch(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     mode: int,
-    tile: Tile | None = None,
-    pdl: bool = False,
+    tile: Tile,
 ) -> None:
-    """out [T, N] from x [T, K]; ``mode`` is STORE, SILU or ADD. ``pdl``: every kernel around it on the stream must allow
-    or not know programmatic dependent launch."""
+    """out [T, N] from x [T, K]; ``mode`` is STORE, SILU or ADD."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert x.stride(1) == 1 and out.stride(1) == 1 and weight.is_contiguous(), "rows must be contiguous"
     assert weight.shape == ((2 if mode == SILU else 1) * outputs, inputs)
     if rows == 0:
         return
-    tile = tile or tile_for(rows, weight.shape[0], inputs)
     bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
-    options = {"launch_pdl": True} if pdl else {}
     skinny_linear_kernel[(cdiv(outputs, tile.block_n),)](
         x, x if norm is None else norm, weight, x if bias is None else bias, out,
         rows, x.stride(0), out.stride(0), eps,
         N=outputs, K=inputs, ROWS=bucket, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
-        STAGES=tile.num_stages, NORM=norm is not None, BIAS=bias is not None, MODE=mode, PDL=pdl,
-        num_warps=tile.num_warps, **options,
+        STAGES=tile.num_stages, NORM=norm is not None, BIAS=bias is not None, MODE=mode,
+        num_warps=tile.num_warps,
     )  # fmt: skip
