@@ -8,6 +8,7 @@ Dummy weights, prompts as token ids, no detokenising. ITL is the difference of t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -94,6 +95,8 @@ def main() -> None:
         dtype="bfloat16",
         run_ahead=options.run_ahead if options.run_ahead == "auto" else int(options.run_ahead),
     )
+    gc.collect()
+    gc.freeze()  # as the engine process does
     report: dict[str, Any] = {
         "model": Path(options.model).name,
         "card": torch.cuda.get_device_name(),

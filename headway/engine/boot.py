@@ -79,7 +79,6 @@ def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
     )
     core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes))
-    _settle_garbage()
     logger.info("engine ready in %.1f s", time.perf_counter() - start)
     return core
 
@@ -231,9 +230,3 @@ def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         num_kv_tokens=(sizes.num_blocks - 1) * sizes.block_size,
         notes=list(loaded.device.notes),
     )
-
-
-def _settle_garbage() -> None:
-    """Move everything built so far out of the collector's sight: a full collection inside the loop takes milliseconds."""
-    gc.collect()
-    gc.freeze()

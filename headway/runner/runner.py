@@ -151,6 +151,11 @@ class ModelRunner:
         self._num_in_flight += 1
         return InFlight(plan, ticket, layout)
 
+    def release(self) -> None:
+        """Drop the graphs, which refer back to the runner: its memory is then freed with its last user, not whenever the
+        garbage collector finds the cycle."""
+        self._graphs = None
+
     def collect(self, step: InFlight) -> StepResult:
         """The step's result. Blocks until it has arrived: the engine's only wait."""
         result = unpack_results(step.ticket.wait(), step.layout)
