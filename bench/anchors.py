@@ -1,16 +1,20 @@
 """The anchor workloads of generation on this machine's card: inter-token latency, the nano-vllm bench, prefill, first token.
 
-    python bench/anchors.py --model bench/models/qwen3_06b --out bench/reports/NAME.json [--quick]
+    python bench/anchors.py --model bench/models/qwen3_06b --out FOLDER/NAME [--quick]
 
-Dummy weights, prompts as token ids, no detokenising. ITL is the difference of two output lengths, so that prefill cancels.
+writes NAME.json and NAME.md. Dummy weights, prompts as token ids, no detokenising. ITL is the difference of two output lengths,
+so that prefill cancels. Floors, the other engine's figures and goals are in bench/anchor_figures.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import gc
 import json
 import platform
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +79,32 @@ def nano(llm: LLM) -> tuple[float, int]:
     return sum(lengths) / (time.perf_counter() - start), sum(lengths)
 
 
+def table(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per figure, beside its floor, anchor and goal where there are any."""
+    known = json.loads(Path(__file__).with_name("anchor_figures.json").read_text()).get(report["model"], {})
+    figures = {name: value for name, value in report.items() if isinstance(value, float)}
+    return [{"name": name, "ours": value, **known.get(name, {})} for name, value in figures.items()]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [
+        f"# {report['model']} on {report['card']}, {report['date']}",
+        "",
+        f"torch {report['torch']}, Python {report['python']}, commit {report['commit']}; `{report['command']}`",
+        "",
+        "| figure | unit | floor | ours | vLLM 0.26 | goal | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        goal, met = row.get("goal"), ""
+        if goal is not None:
+            met = "yes" if (row["ours"] <= goal) == (row["better"] == "lower") or row["ours"] == goal else "no"
+        cells = [row.get("unit", ""), row.get("floor"), f"{row['ours']:.4g}", row.get("anchor"), goal, met]
+        lines.append(f"| {row['name']} | " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Run everything, print as it comes, write one JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,6 +112,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--quick", action="store_true", help="one repeat, short outputs")
     parser.add_argument("--run-ahead", default="auto")
+    parser.add_argument("--commit", default="unknown", help="what is measured, for the report")
     options = parser.parse_args()
     start = time.perf_counter()
     llm = LLM(
@@ -94,9 +125,14 @@ def main() -> None:
         dtype="bfloat16",
         run_ahead=options.run_ahead if options.run_ahead == "auto" else int(options.run_ahead),
     )
+    gc.collect()
+    gc.freeze()  # as the engine process does
     report: dict[str, Any] = {
         "model": Path(options.model).name,
         "card": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "commit": options.commit,
+        "command": "python " + " ".join(sys.argv),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "startup_s": time.perf_counter() - start,
@@ -122,8 +158,10 @@ def main() -> None:
     note("nano_tok_s", max(nano(llm)[0] for _ in range(repeats)))
     stats = llm.stats()
     report["stats"] = {name: getattr(stats, name) for name in stats.__struct_fields__}
-    Path(options.out).write_text(json.dumps(report, indent=1))
     llm.close()
+    report["rows"] = table(report)
+    Path(options.out + ".json").write_text(json.dumps(report, indent=1))
+    Path(options.out + ".md").write_text(markdown(report))
 
 
 if __name__ == "__main__":

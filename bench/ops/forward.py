@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention import paged_attention
@@ -30,6 +31,8 @@ from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 
 BYTES_PER_US = 4.44e6
 FLOPS_PER_US = 790e6
+HEADS_FIRST = True
+"""Layout of the cache; ``KVPool``'s on CUDA."""
 COLD_BYTES = 256 * 2**20
 """Decode attention's calls walk over at least this much cache: five times the L2."""
 DECODE_CONTEXT, MAX_MODEL_LEN, BLOCK_SIZE = 512, 4096, 16
@@ -65,31 +68,6 @@ class Case:
     moved: float
     flops: float
     check: Callable[[], None]
-
-
-def time_calls(calls: Calls, least: int = 20, replays: int = 5) -> float:
-    """Microseconds per call: at least ``least`` calls in one graph, best of ``replays``."""
-    sequence = calls * cdiv(least, len(calls))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls[:2]:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in sequence:
-            call()
-    graph.replay()
-    best = float("inf")
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) * 1000 / len(sequence))
-    return best
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -158,6 +136,7 @@ def paged(shape: Shape, rows: list[tuple[int, int]], num_decode_rows: int) -> Pa
     return make_paged_inputs(
         rows, num_decode_rows=num_decode_rows, heads=(shape.heads, shape.kv_heads), size=shape.size,
         bound=MAX_MODEL_LEN, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device="cuda", on_device=True,
+        heads_first=HEADS_FIRST,
     )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ reference.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.allowed_tokens import allowed_tokens
@@ -150,31 +151,6 @@ def check(case: Case) -> None:
         for a, b in zip(*outcomes, strict=True):
             if not torch.allclose(a.float(), b.float(), 1e-4, 1e-4):
                 raise ValueError(f"gather_logprobs {case.label} differs from the reference")
-
-
-def time_calls(calls: list[Callable[[], Any]], least: int = 20, replays: int = 5) -> float:
-    """Microseconds per call: at least ``least`` calls in one graph, best of ``replays``."""
-    sequence = calls * cdiv(least, len(calls))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls[:2]:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in sequence:
-            call()
-    graph.replay()
-    best = float("inf")
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) * 1000 / len(sequence))
-    return best
 
 
 def cases(rows: int) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from headway.models.decoder import DecoderModel
 from headway.models.load import load_model
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
 from headway.runner.graphs import DecodeGraphs, row_buckets
+from headway.runner.prefill_graphs import MAX_ROWS, TOKEN_BUCKETS, PrefillGraphs
 from headway.runner.runner import ModelRunner, RunnerConfig
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
@@ -78,15 +80,14 @@ def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
     )
     core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes))
-    _settle_garbage()
     logger.info("engine ready in %.1f s", time.perf_counter() - start)
     return core
 
 
 def _load(args: EngineArgs, progress: bool) -> Loaded:
     device = select_device(args.device)
-    for note in device.notes:
-        logger.info("%s", note)
+    for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
+        logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
     config = decoder_config(checkpoint.config)
     dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
@@ -202,13 +203,18 @@ def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> i
 
 
 def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
-    buckets = row_buckets(runner.config.max_num_seqs)
-    graphs = DecodeGraphs(runner.device, runner.decode_logits, runner.sample_and_advance, buckets)
-    start = time.perf_counter()
-    with progress_bar(len(buckets), "capturing CUDA graphs", show=progress) as advance:
-        graphs.capture(lambda bucket: advance(1))
-    runner.use_graphs(graphs)
-    logger.info("captured %d row counts in %.1f s", len(buckets), time.perf_counter() - start)
+    config = runner.config
+    decode = DecodeGraphs(
+        runner.device, runner.decode_logits, runner.sample_and_advance, row_buckets(config.max_num_seqs)
+    )
+    tokens = [bucket for bucket in TOKEN_BUCKETS if bucket <= config.max_num_batched_tokens]
+    prefill = PrefillGraphs(runner.device, runner.prefill_logits, tokens, min(MAX_ROWS, config.max_num_seqs))
+    start, total = time.perf_counter(), len(decode.buckets) + len(tokens)
+    with progress_bar(total, "capturing CUDA graphs", show=progress) as advance, torch.inference_mode():
+        prefill.capture(lambda bucket: advance(1))
+        decode.capture(lambda bucket: advance(1))
+    runner.use_graphs(decode, prefill)
+    logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
 
 
 def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
@@ -230,9 +236,3 @@ def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         num_kv_tokens=(sizes.num_blocks - 1) * sizes.block_size,
         notes=list(loaded.device.notes),
     )
-
-
-def _settle_garbage() -> None:
-    """Move everything built so far out of the collector's sight: a full collection inside the loop takes milliseconds."""
-    gc.collect()
-    gc.freeze()

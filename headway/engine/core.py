@@ -119,9 +119,10 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def shutdown(self) -> None:
-        """Wait for launched steps and drop them."""
+        """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft())
+        self._runner.release()
 
 
 def _reason(error: Exception) -> str:

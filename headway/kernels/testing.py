@@ -103,6 +103,7 @@ def make_paged_inputs(
     pad_tokens: int = 0,
     bound: int | None = None,
     on_device: bool = False,
+    heads_first: bool = False,
 ) -> PagedInputs:
     """Random inputs whose blocks are scattered over the cache; cache places that no row owns hold NaN.
 
@@ -141,6 +142,8 @@ def make_paged_inputs(
         else:
             cache = make_random(*cache_shape, dtype=dtype, device="cpu", seed=seed)
             caches.append(cache.masked_fill(~owned[..., None, None], float("nan")).to(device))
+    if heads_first:  # in memory [NB, KH, bs, D], as ``KVPool`` keeps it on CUDA
+        caches = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches]
     return PagedInputs(
         q=make_random(num_tokens, heads[0], size, dtype=dtype, device=device, seed=4),
         k_cache=caches[0],

@@ -5,14 +5,16 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, N positions whose log
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
 
+from headway.kernels.skinny_linear import skinny_linear
 from headway.models.config import DecoderConfig, Family
 from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
+from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
@@ -83,6 +85,8 @@ class DecoderModel(nn.Module):
         tied = self.embedding.weight if config.tie_word_embeddings else None
         self.head = Linear(hidden, {"lm_head": vocab}, bias=False, dtype=dtype, device=device, tied=tied)
         self._chain = self._link()
+        self._few: list[FewTokens] = []
+        self._few_tokens = self._head_rows = 0  # until ``fuse``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
@@ -96,6 +100,10 @@ class DecoderModel(nn.Module):
             [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
         """
         residual = self.embedding.forward(batch.input_ids)
+        if residual.shape[0] <= self._few_tokens:
+            for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
+                few.forward(residual, batch, k_cache, v_cache)
+            return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
         for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
             x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
@@ -103,6 +111,8 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
+        if hidden.shape[0] <= self._head_rows:
+            return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         return self.head.forward(hidden)
 
     def destinations(self) -> dict[str, torch.Tensor]:
@@ -125,3 +135,13 @@ class DecoderModel(nn.Module):
             # visible part of a decode step on CPU. Plain instance attributes shadow it.
             vars(module).update(module.named_parameters(recurse=False))
             vars(module).update(module.named_children())
+        rows = fusing(self.device, self.dtype)
+        if rows is not None:
+            self.fuse(rows)
+
+    def fuse(self, rows: FusedRows) -> None:
+        """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
+        layers = [layer for layer, _ in self._chain]
+        self._few = [FewTokens(x.input_norm, x.attention, x.post_norm, x.mlp, rows) for x in layers]
+        self._few_tokens = min(few.max_tokens for few in self._few)
+        self._head_rows = rows("skinny_linear", *self.head.weight.shape)

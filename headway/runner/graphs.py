@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -36,6 +37,13 @@ class FrontHalf:
     graph: Graph
     batch: StepBatch
     logits: torch.Tensor
+
+    @classmethod
+    def capture(cls, device: Device, body: Callable[[], tuple[StepBatch, torch.Tensor]]) -> FrontHalf:
+        """Record ``body`` and keep what it returns: each replay fills the same memory."""
+        kept: list[tuple[StepBatch, torch.Tensor]] = []
+        graph = device.capture(lambda: kept.append(body()))
+        return cls(graph, *kept[0])
 
 
 def row_buckets(max_num_seqs: int) -> list[int]:
@@ -66,22 +74,19 @@ class DecodeGraphs:
         self._whole: dict[tuple[int, Variant], Graph] = {}
 
     def capture(self, on_bucket: Callable[[int], object]) -> None:
-        """Capture every bucket, largest first so that the shared pool is sized once; ``on_bucket`` draws progress."""
-        with torch.inference_mode():
-            for bucket in reversed(self.buckets):
-                with self._device.main.active():  # kernels compile and libraries load outside of a capture
-                    batch, logits = self._decode_logits(bucket, bucket)
-                    for variant in WHOLE_STEP_VARIANTS:
-                        self._sample_and_advance(batch, logits, variant)
-                self._front[bucket] = self._capture_front(bucket)
-                for variant in WHOLE_STEP_VARIANTS:
-                    self._whole[bucket, variant] = self._capture_whole(bucket, variant)
-                on_bucket(bucket)
+        """Capture every bucket, largest first so that the shared pool is sized once; ``on_bucket`` draws progress.
 
-    def _capture_front(self, bucket: int) -> FrontHalf:
-        kept: list[tuple[StepBatch, torch.Tensor]] = []
-        graph = self._device.capture(lambda: kept.append(self._decode_logits(bucket, bucket)))
-        return FrontHalf(graph, *kept[0])
+        Needs inference mode and an idle device.
+        """
+        for bucket in reversed(self.buckets):
+            with self._device.main.active():  # kernels compile and libraries load outside of a capture
+                batch, logits = self._decode_logits(bucket, bucket)
+                for variant in WHOLE_STEP_VARIANTS:
+                    self._sample_and_advance(batch, logits, variant)
+            self._front[bucket] = FrontHalf.capture(self._device, partial(self._decode_logits, bucket, bucket))
+            for variant in WHOLE_STEP_VARIANTS:
+                self._whole[bucket, variant] = self._capture_whole(bucket, variant)
+            on_bucket(bucket)
 
     def _capture_whole(self, bucket: int, variant: Variant) -> Graph:
         def body() -> None:

@@ -18,6 +18,7 @@ from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.graphs import DecodeGraphs
+from headway.runner.prefill_graphs import PrefillGraphs
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import Sampler, Variant
@@ -115,15 +116,16 @@ class ModelRunner:
         self.readback = Readback(device, packet)
         self._num_in_flight = 0
         self._graphs: DecodeGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
 
     def use_kv_pool(self, kv: KVPool) -> None:
         """Replace the cache; only before graphs are captured."""
         assert self._graphs is None and self._num_in_flight == 0
         self._kv = kv
 
-    def use_graphs(self, graphs: DecodeGraphs) -> None:
-        """Replay ``graphs`` on decode steps from now on."""
-        self._graphs = graphs
+    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
+        """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
+        self._graphs, self._prefill_graphs = decode, prefill
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Queue one step on the device and return at once.
@@ -150,6 +152,11 @@ class ModelRunner:
             ticket = self.readback.start(packet)
         self._num_in_flight += 1
         return InFlight(plan, ticket, layout)
+
+    def release(self) -> None:
+        """Drop the graphs, which refer back to the runner: its memory is then freed with its last user, not whenever the
+        garbage collector finds the cycle."""
+        self._graphs = self._prefill_graphs = None
 
     def collect(self, step: InFlight) -> StepResult:
         """The step's result. Blocks until it has arrived: the engine's only wait."""
@@ -216,15 +223,12 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back."""
         ring = self._results[plan.step % self.config.max_in_flight]
-        graphs = self._graphs
-        if graphs is not None and plan.num_decode_rows == plan.num_rows and prompt is None:
-            bucket = graphs.bucket_for(plan.num_rows, packed.num_edits if not plan.admissions else 0)
-            if bucket is not None:
-                layout.padded_rows = bucket
-                parts = graphs.replay(bucket, variant)
-                return pack_results(ring[:bucket], parts)
-        if not plan.admissions and packed.num_edits:
-            self._apply_edits(packed.num_edits)
+        if prompt is None:
+            replayed = self._replay(plan, packed, variant)
+            if replayed is not None:
+                parts, layout.padded_rows = replayed
+                return pack_results(ring[: layout.padded_rows], parts)
+        self._apply_late_edits(plan, packed)
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=packed.num_tokens,
@@ -240,6 +244,26 @@ class ModelRunner:
             parts.append(self._prompt_logprobs(hidden, prompt))
         return pack_results(ring[: plan.num_rows], parts)
 
+    def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[list[LogprobTensors], int] | None:
+        """Run the step as a graph, if one fits: its log-probability parts and padded rows."""
+        decode, prefill = self._graphs, self._prefill_graphs
+        if decode is None or prefill is None:
+            return None
+        if plan.num_decode_rows == plan.num_rows:
+            bucket = decode.bucket_for(plan.num_rows, packed.num_edits if not plan.admissions else 0)
+            return None if bucket is None else (decode.replay(bucket, variant), bucket)
+        bucket = prefill.bucket_for(packed.num_tokens, plan.num_rows)
+        if bucket is None:
+            return None
+        self._apply_late_edits(plan, packed)
+        front = prefill.replay(bucket)
+        return self.sample_and_advance(front.batch, front.logits, variant), prefill.num_rows
+
+    def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
+        """Admissions had the step's edits applied before their counts were rebuilt; without any it is done now."""
+        if not plan.admissions and packed.num_edits:
+            self._apply_edits(packed.num_edits)
+
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a decode step of ``num_rows`` padded rows, as graphs capture it: edits, unpack, forward, logits."""
         self._apply_edits(max_edits)
@@ -252,6 +276,18 @@ class ModelRunner:
             max_seq_len_bound=self.config.max_model_len,
         )
         return batch, self._model.logits(self._model(batch, self._kv))
+
+    def prefill_logits(self, num_tokens: int, num_rows: int) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step with prompts, padded: unpack, forward, logits. Its edits must have been applied."""
+        batch = self._buffers.unpack(
+            self._packed,
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            num_decode_rows=0,
+            max_query_len=num_tokens,
+            max_seq_len_bound=self.config.max_model_len,
+        )
+        return batch, self.row_logits(batch, self._model(batch, self._kv))
 
     def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
         """[R, V] logits after each row's last token."""

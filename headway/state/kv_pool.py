@@ -13,7 +13,9 @@ class KVPool:
         dtype, device: of the cache.
 
     Attributes:
-        keys, values: per layer, [num_blocks, block_size, num_kv_heads, head_dim]. Block 0 is never written.
+        keys, values: per layer, [num_blocks, block_size, num_kv_heads, head_dim]. Block 0 is never written. On CUDA the heads
+            of a block lie one after the other in memory (the views are strided): the tokens that a program of decode
+            attention reads are then contiguous.
     """
 
     def __init__(
@@ -27,9 +29,12 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+        heads_first = device.type == "cuda"
+        block = (num_kv_heads, block_size) if heads_first else (block_size, num_kv_heads)
         # Zeros, not empty: masked-out cache entries are multiplied by zero, and 0 * NaN is NaN.
-        storage = torch.zeros(shape, dtype=dtype, device=device)
+        storage = torch.zeros((num_layers, 2, num_blocks, *block, head_dim), dtype=dtype, device=device)
+        if heads_first:
+            storage = storage.transpose(3, 4)
         self.keys = [storage[i, 0] for i in range(num_layers)]
         self.values = [storage[i, 1] for i in range(num_layers)]
         self.num_blocks, self.block_size = num_blocks, block_size

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, OutOfMemoryError
+from headway.engine.boot import build_engine
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler
 from tests.engine.harness import MakeEngine, drain, request, run
@@ -84,6 +89,16 @@ def test_abort_in_every_state(make_engine: MakeEngine) -> None:
 def test_memory_that_cannot_hold_the_context_says_what_would(make_engine: MakeEngine) -> None:
     with pytest.raises(OutOfMemoryError, match="enough for max_model_len=24"):
         make_engine(max_model_len=128, kv_cache_memory_bytes=4 * KV_BLOCK_BYTES)
+
+
+def test_a_closed_engine_is_freed(tiny_model: Path) -> None:
+    core = build_engine(EngineArgs(model=str(tiny_model), device="cpu", max_model_len=64), progress=False)
+    run(core, [request("a", [1, 2])])
+    watched = weakref.ref(core._runner)
+    core.shutdown()
+    del core
+    gc.collect()
+    assert watched() is None, "the runner, and with it the weights and the KV cache, outlives its engine"
 
 
 @pytest.mark.parametrize(

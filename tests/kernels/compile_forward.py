@@ -23,6 +23,8 @@ from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
+from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
+from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -95,7 +97,23 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
         compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
 
 
+def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
+    tile = tile_for(kind, rows, outputs, inputs)
+    bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
+    mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
+    constants = {"N": outputs // 2 if mode == SILU else outputs, "K": inputs, "ROWS": bucket, "SPLITS": tile.splits}
+    constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
+    constants |= {"NORM": kind.startswith("norm"), "BIAS": False}
+    way = "add" if tile.splits == 0 else "dot"
+    compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
+
+
 def main() -> None:
+    compile_linear("norm_linear", 2, 4096, 1024)
+    compile_linear("norm_gate_up", 2, 6144, 1024)
+    compile_linear("linear_add", 1, 1024, 2048)
+    compile_linear("linear_add", 16, 4096, 14336)
+    compile_linear("skinny_linear", 16, 151936, 1024)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for add in (False, True):

@@ -98,6 +98,11 @@ def test_windows_and_block_sizes(window: int, block_size: int, device: str) -> N
     check(make([(1, 150), (1, 64), (1, 0), (40, 130), (3, 3)], device, block_size=block_size), window=window)
 
 
+@pytest.mark.parametrize("rows", [DECODE, MIXED])
+def test_cache_with_heads_first_in_memory(rows: list[tuple[int, int]], device: str) -> None:
+    check(make(rows, device, heads_first=True))
+
+
 @pytest.mark.parametrize("window", [0, 30])
 def test_soft_cap(window: int, device: str) -> None:
     check(make(MIXED, device), window=window, soft_cap=0.7)

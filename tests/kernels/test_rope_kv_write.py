@@ -110,6 +110,21 @@ def test_kernel_equals_reference(case: Case, dtype: torch.dtype, device: str) ->
     assert_same_cache(actual[2], expected[2])
 
 
+@pytest.mark.parametrize("case", CASES[:2])
+def test_cache_with_heads_first_in_memory(case: Case, device: str) -> None:
+    arguments = list(make_arguments(case, [11, -1, 0, 3], torch.float32, device))
+    expected = run(rope_kv_write.reference, arguments)
+    for at in (7, 8):
+        cache = arguments[at]
+        assert isinstance(cache, torch.Tensor)
+        arguments[at] = cache.transpose(1, 2).contiguous().transpose(1, 2)
+    actual = run(rope_kv_write.implementation("cuda"), arguments)
+    assert actual[1].stride() == arguments[7].stride()
+    assert_close(actual[0], expected[0])
+    assert_same_cache(actual[1], expected[1])
+    assert_same_cache(actual[2], expected[2])
+
+
 @pytest.mark.parametrize("which", ["reference", "kernel"])
 @pytest.mark.parametrize("slots", [[-1, -1], [-1, 5]])
 def test_tokens_without_slot_write_nothing(which: str, slots: list[int], device: str) -> None:

@@ -19,4 +19,5 @@ allowed_tokens = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.allowed_tokens.triton:allowed_tokens",
+    cpu="headway.kernels.cpu.sampling_ops:allowed_tokens",
 )

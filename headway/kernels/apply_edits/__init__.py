@@ -21,4 +21,5 @@ apply_edits = Op(
     reference=_reference,
     meta=lambda arena, packed, max_edits: None,
     triton="headway.kernels.apply_edits.triton:apply_edits",
+    cpu="headway.kernels.cpu.step_ops:apply_edits",
 )

@@ -25,4 +25,5 @@ bad_words = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.bad_words.triton:bad_words",
+    cpu="headway.kernels.cpu.sampling_ops:bad_words",
 )

@@ -21,4 +21,5 @@ count_tokens = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.count_tokens.triton:count_tokens",
+    cpu="headway.kernels.cpu.step_ops:count_tokens",
 )

@@ -41,6 +41,17 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "headway_linear": (None, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT]),
     "headway_linear_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
+    "headway_apply_edits": (None, [_POINTER] * 2 + [_INT64] * 3),
+    "headway_step_unpack": (None, [_POINTER] * 12 + [_INT64] * 7),
+    "headway_slot_advance": (None, [_POINTER] * 14 + [_INT64] * 8),
+    "headway_count_tokens": (None, [_POINTER] * 5 + [_INT64] * 5),
+    "headway_logit_bias": (None, [_POINTER] * 5 + [_INT64] * 5),
+    "headway_allowed_tokens": (None, [_POINTER] * 4 + [_INT64] * 5 + [_INT]),
+    "headway_min_tokens": (None, [_POINTER] * 6 + [_INT64] * 5),
+    "headway_penalties": (None, [_POINTER] * 7 + [_INT64] * 4 + [_INT]),
+    "headway_bad_words": (None, [_POINTER] * 8 + [_INT64] * 7),
+    "headway_sample": (_INT, [_POINTER] * 9 + [_INT64] * 4 + [_FLOAT, _INT, _INT, _INT]),
+    "headway_gather_logprobs": (_INT, [_POINTER] * 10 + [_INT64] * 6 + [_INT, _INT]),
 }
 
 

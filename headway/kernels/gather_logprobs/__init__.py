@@ -49,4 +49,5 @@ gather_logprobs = Op(
     reference=_reference,
     meta=_meta,
     triton="headway.kernels.gather_logprobs.triton:gather_logprobs",
+    cpu="headway.kernels.cpu.sampling_ops:gather_logprobs",
 )

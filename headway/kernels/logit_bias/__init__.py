@@ -17,4 +17,5 @@ logit_bias = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.logit_bias.triton:logit_bias",
+    cpu="headway.kernels.cpu.sampling_ops:logit_bias",
 )

@@ -22,4 +22,5 @@ min_tokens = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.min_tokens.triton:min_tokens",
+    cpu="headway.kernels.cpu.sampling_ops:min_tokens",
 )

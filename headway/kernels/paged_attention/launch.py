@@ -32,7 +32,7 @@ def paged_attention(
 ) -> torch.Tensor:
     size = q.shape[2]
     assert q.stride()[1:] == (size, 1) and block_tables.is_contiguous(), "heads and tables must be contiguous"
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride()[2:] == (size, 1), "cache rows must be contiguous"
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     numbers = (scale, window, soft_cap)
     if num_decode_rows:
@@ -72,7 +72,7 @@ def launch_decode(
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, block_tables, row_slots, seq_lens,
         num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
-        q.stride(0), k_cache.stride(0), k_cache.stride(1),
+        q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
         WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
@@ -109,7 +109,7 @@ def launch_prefill(
     prefill_kernel[(num_tiles * kv_heads,)](
         q, k_cache, v_cache, out, block_tables, row_slots, query_start, seq_lens,
         num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, window, soft_cap,
-        q.stride(0), k_cache.stride(0), k_cache.stride(1),
+        q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, KH=kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
         WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,

@@ -137,6 +137,7 @@ def decode_kernel(
     q_stride,
     block_stride,
     offset_stride,
+    head_stride,
     H: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -171,8 +172,8 @@ def decode_kernel(
         tl.full([BLOCK_M], float("-inf"), tl.float32),
         q,
         tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1),
-        k_ptr + kv_head * D,
-        v_ptr + kv_head * D,
+        k_ptr + kv_head * head_stride,
+        v_ptr + kv_head * head_stride,
         tables_ptr + slot.to(tl.int64) * table_width,
         begin, end, seq_len, num_blocks, scale, window, soft_cap, block_stride, offset_stride,
         D, BS, BLOCK_N, BLOCK_D, True, WINDOWED, CAPPED, PRECISION,
@@ -279,6 +280,7 @@ def prefill_kernel(
     q_stride,
     block_stride,
     offset_stride,
+    head_stride,
     H: tl.constexpr,
     KH: tl.constexpr,
     D: tl.constexpr,
@@ -320,8 +322,8 @@ def prefill_kernel(
     full_begin = 0
     full_end = tl.maximum(offset + first_query + 1, 0) // BLOCK_N * BLOCK_N  # tiles before it lie below the diagonal
     q_position = offset + query
-    k_head = k_ptr + kv_head * D
-    v_head = v_ptr + kv_head * D
+    k_head = k_ptr + kv_head * head_stride
+    v_head = v_ptr + kv_head * head_stride
     table = tables_ptr + slot.to(tl.int64) * table_width
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -23,4 +23,5 @@ penalties = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.penalties.triton:penalties",
+    cpu="headway.kernels.cpu.sampling_ops:penalties",
 )

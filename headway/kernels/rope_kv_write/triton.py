@@ -27,6 +27,7 @@ def scaled(x, rstd, weight_ptr, dim, keep_dim):
 def turn_heads(
     source,  # the token's first head of this section
     target,  # where that head goes
+    target_stride,  # between heads there
     norm_ptr,
     angles,  # the token's row of cos_sin
     head,
@@ -62,14 +63,14 @@ def turn_heads(
     sin = tl.load(angles + HALF + dim, mask=keep_dim, other=0.0)[None, :]
     a = first.to(tl.float32)
     b = second.to(tl.float32)
-    place = target + head[:, None] * D + dim[None, :]
+    place = target + head[:, None] * target_stride + dim[None, :]
     tl.store(place, (a * cos - b * sin).to(place.dtype.element_ty), mask=keep & write)
     tl.store(place + HALF, (b * cos + a * sin).to(place.dtype.element_ty), mask=keep & write)
     if 2 * HALF < D:
         tail = load_heads(source, head, rest_dim, keep_rest, D)
         if NORM:
             tail = scaled(tail, rstd, norm_ptr, rest_dim, rest_dim < D)
-        place = target + head[:, None] * D + rest_dim[None, :]
+        place = target + head[:, None] * target_stride + rest_dim[None, :]
         tl.store(place, tail.to(place.dtype.element_ty), mask=keep_rest & write)
 
 
@@ -93,6 +94,7 @@ def rope_kv_write_kernel(
     qkv_stride,
     block_stride,
     offset_stride,
+    head_stride,
     H: tl.constexpr,
     KH: tl.constexpr,
     D: tl.constexpr,
@@ -116,7 +118,7 @@ def rope_kv_write_kernel(
     K_BLOCKS: tl.constexpr = (KH + BLOCK_H - 1) // BLOCK_H
     if section < Q_BLOCKS:
         turn_heads(
-            source, q_ptr + token * (H * D), q_norm_ptr, angles, section * BLOCK_H + head, H, eps, True,
+            source, q_ptr + token * (H * D), D, q_norm_ptr, angles, section * BLOCK_H + head, H, eps, True,
             D, HALF, BLOCK_HALF, BLOCK_REST, Q_NORM,
         )  # fmt: skip
     else:
@@ -126,15 +128,15 @@ def rope_kv_write_kernel(
         place = (slot // BS).to(tl.int64) * block_stride + (slot % BS) * offset_stride
         if section < Q_BLOCKS + K_BLOCKS:
             turn_heads(
-                source + H * D, k_ptr + place, k_norm_ptr, angles, (section - Q_BLOCKS) * BLOCK_H + head, KH, eps,
-                write, D, HALF, BLOCK_HALF, BLOCK_REST, K_NORM,
+                source + H * D, k_ptr + place, head_stride, k_norm_ptr, angles, (section - Q_BLOCKS) * BLOCK_H + head,
+                KH, eps, write, D, HALF, BLOCK_HALF, BLOCK_REST, K_NORM,
             )  # fmt: skip
         else:
             head += (section - Q_BLOCKS - K_BLOCKS) * BLOCK_H
             dim = tl.arange(0, BLOCK_D)
             keep = (head < KH)[:, None] & (dim < D)[None, :]
             v = load_heads(source + (H + KH) * D, head, dim, keep, D)
-            v_at = v_ptr + place + head[:, None] * D + dim[None, :]
+            v_at = v_ptr + place + head[:, None] * head_stride + dim[None, :]
             tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=keep & write)
 
 
@@ -153,7 +155,7 @@ def rope_kv_write(
     num_tokens = qkv.shape[0]
     num_blocks, block_size, kv_heads, size = k_cache.shape
     assert qkv.stride(1) == 1 and cos_sin.is_contiguous(), "rows must be contiguous"
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride()[2:] == (size, 1), "cache rows must be contiguous"
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     q = torch.empty((num_tokens, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     half = cos_sin.shape[1] // 2
     block_h = min(16, max(2, next_power_of_2(kv_heads)))  # the K and V sections fill their tile
@@ -162,7 +164,7 @@ def rope_kv_write(
     rope_kv_write_kernel[(num_tokens, sections)](
         qkv, positions, cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm,
         kv_slots, k_cache, v_cache, q, eps, cos_sin.shape[0], num_blocks * block_size,
-        qkv.stride(0), k_cache.stride(0), k_cache.stride(1),
+        qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=num_heads, KH=kv_heads, D=size, BS=block_size, HALF=half,
         BLOCK_H=block_h, BLOCK_D=next_power_of_2(size), BLOCK_HALF=block_half,
         BLOCK_REST=next_power_of_2(max(1, size - 2 * half)), Q_NORM=q_norm is not None, K_NORM=k_norm is not None,

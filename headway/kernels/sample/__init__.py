@@ -38,4 +38,5 @@ sample = Op(
     reference=_reference,
     meta=lambda logits, slots, *rest: torch.empty_like(slots, dtype=torch.int32),
     triton="headway.kernels.sample.triton:sample",
+    cpu="headway.kernels.cpu.sampling_ops:sample",
 )

@@ -34,4 +34,5 @@ slot_advance = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.slot_advance.triton:slot_advance",
+    cpu="headway.kernels.cpu.step_ops:slot_advance",
 )

@@ -35,4 +35,5 @@ step_unpack = Op(
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.step_unpack.triton:step_unpack",
+    cpu="headway.kernels.cpu.step_ops:step_unpack",
 )

@@ -43,9 +43,13 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]; caches [NB, bs, KH, D] of this layer are written."""
+        return self.out.forward(self.heads(self.qkv.forward(x), batch, k_cache, v_cache))
+
+    def heads(self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """What lies between the projections: [T, (H + 2 KH) * D] -> [T, H * D]."""
         q_norm, k_norm = self.q_norm, self.k_norm
-        attended = self.attend(
-            self.qkv.forward(x),
+        return self.attend(
+            qkv,
             batch,
             k_cache,
             v_cache,
@@ -54,7 +58,6 @@ class Attention(nn.Module):
             None if k_norm is None else k_norm.weight,
             self.eps,
         )
-        return self.out.forward(attended)
 
     def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
