@@ -1,0 +1,55 @@
+"""Whose line was it? The innermost frame outside torch, the standard library and this package."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import os
+import sysconfig
+from types import FrameType
+
+from headway.syncs.findings import Site
+
+MAX_STACK = 12
+
+
+@functools.cache
+def _skipped_packages() -> tuple[str, ...]:
+    folders = [os.path.dirname(os.path.abspath(__file__))]
+    for package in ("torch", "cupti", "triton"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ValueError:  # a stand-in module without a spec
+            continue
+        if spec is not None and spec.origin:
+            folders.append(os.path.dirname(spec.origin))
+    return tuple(folder + os.sep for folder in folders)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a frame of ``file`` is the user's. Installed packages count, except torch, Triton and this one."""
+    if file.startswith("<"):
+        return file in ("<stdin>", "<string>") or file.startswith("<ipython")
+    path = os.path.abspath(file)
+    if path.startswith(_skipped_packages()):
+        return False
+    return "site-packages" in path or not path.startswith(sysconfig.get_paths()["stdlib"] + os.sep)
+
+
+def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
+    """The user's site and the stack around it, starting at ``frame`` or at the caller."""
+    frame = frame or inspect.currentframe()
+    site: Site | None = None
+    fallback: Site | None = None
+    stack: list[str] = []
+    while frame is not None and len(stack) < MAX_STACK:
+        code = frame.f_code
+        here = Site(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname)
+        if is_users(code.co_filename):
+            site = site or here
+            stack.append(f"{here} {here.function}")
+        fallback = here
+        frame = frame.f_back
+    return site or fallback or Site("<native thread>", 0, ""), tuple(stack)

@@ -1,0 +1,246 @@
+"""The live probe: torch's warn mode, judged per thread, plus the calls it says nothing of.
+
+Three parts. A torch function mode on each watching thread times the user's calls and inspects copies. A warnings hook
+hears of the syncs torch knows and marks the call that is under way on this thread. Wrappers around Event, Stream and
+device synchronisation report what torch is silent about. torch's mode is process-wide and stays at "warn": a thread that
+watches nothing is never disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from headway.syncs.calls import CALLS, Call, kind_of, label_of
+from headway.syncs.copies import suspicion
+from headway.syncs.errors import ProbeError
+from headway.syncs.findings import Kind, Wait
+from headway.syncs.frames import locate
+from headway.syncs.probes import Counted, Probe, Sink
+from headway.syncs.regions import judge, wanted
+from headway.syncs.runtime import CudaRuntime, EntryPoint, Patches, Runtime
+
+MESSAGE: Final = "called a synchronizing CUDA operation"
+ANNOTATION: Final = "headway.syncs "
+SPINS: Final = 8
+"""So many queries answered "not yet" in a row, from one line, are a wait."""
+
+
+class _Thread(threading.local):
+    """What the probe knows of one thread."""
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+        self.modes: list[contextlib.ExitStack] = []
+        self.spin: tuple[object, int, int] = (None, 0, 0)
+
+
+class _Mode(TorchFunctionMode):
+    """Sends every torch call of this thread through the probe."""
+
+    def __init__(self, probe: LiveProbe) -> None:
+        super().__init__()
+        self._probe = probe
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        return self._probe.call(func, args, kwargs or {})
+
+
+class LiveProbe:
+    """See the module. One instance serves all threads; attach() is per thread and nests."""
+
+    name = "torch"
+    watches = "torch's sync warnings, copies between host and device, event, stream and device synchronise, query loops"
+
+    def __init__(self, runtime: Runtime, annotate: bool = False) -> None:
+        """``annotate`` writes each call's user line into torch.profiler's trace, where the profiler probe reads it."""
+        self._runtime = runtime
+        self._annotate = annotate
+        self._thread = _Thread()
+        self._shared = Counted(self._arm, self._disarm)
+        self._patches = Patches()
+        self._heard = 0
+        self._proven = False
+
+    def attach(self, sink: Sink) -> None:
+        """Watch this thread.
+
+        Raises:
+            ProbeError: no device, or torch's warnings do not arrive here.
+        """
+        self._runtime.require()
+        self._shared.__enter__()
+        try:
+            self._prove()
+        except BaseException:
+            self._shared.__exit__()
+            raise
+        mode = contextlib.ExitStack()
+        mode.enter_context(_Mode(self))
+        self._thread.modes.append(mode)
+        self._thread.sinks.append(sink)
+
+    def detach(self) -> None:
+        """Undo one attach() of this thread."""
+        self._thread.sinks.pop()
+        self._thread.modes.pop().close()
+        self._shared.__exit__()
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch call of the user's and report it if it waited."""
+        if getattr(function, "__name__", "") == "__get__" or not wanted():
+            return function(*args, **kwargs)
+        CALLS.raise_pending()
+        self._rearm()
+        label = label_of(function)
+        call, begin = self._open(label)
+        try:
+            with self._annotation(label):
+                result = function(*args, **kwargs)
+        finally:
+            CALLS.open.pop()
+        micros = (time.perf_counter_ns() - begin) / 1000
+        implied = suspicion(label, args, kwargs, result, self._runtime)
+        if implied is not None or call.waited:
+            self._report(implied or kind_of(label, args), label, call, micros, begin)
+        return result
+
+    def _annotation(self, label: str) -> contextlib.AbstractContextManager[object]:
+        if not self._annotate:
+            return contextlib.nullcontext()
+        site, _ = locate()
+        text = json.dumps([site.file, site.line, site.function, label])
+        return torch.profiler.record_function(ANNOTATION + text)
+
+    def _open(self, label: str) -> tuple[Call, int]:
+        call = Call(label)
+        CALLS.open.append(call)
+        return call, time.perf_counter_ns()
+
+    def _report(self, kind: Kind, label: str, call: Call | None, micros: float | None, begin: int) -> None:
+        sink: Sink = self._thread.sinks[-1] if self._thread.sinks else judge  # others' threads: whole-program listeners
+        exact = call.driver_micros if call is not None else None
+        site, stack = locate()
+        thread = threading.current_thread().name
+        sink(Wait(site, kind, label, micros if exact is None else exact, begin, thread, self.name, None, stack))
+
+    # Process-wide parts: set up by the first thread, taken down by the last.
+
+    def _arm(self) -> None:
+        self._rearm()
+        self._runtime.warn_mode(True)
+        try:
+            for entry in self._runtime.entry_points():
+                self._patches.put(entry, functools.partial(self._wrap, entry))
+        except ProbeError:
+            self._disarm()
+            raise
+
+    def _disarm(self) -> None:
+        self._patches.remove()
+        self._runtime.warn_mode(False)
+        hook = warnings.showwarning
+        if getattr(hook, "owner", None) is self:
+            warnings.showwarning = getattr(hook, "previous")  # noqa: B009 - an attribute of a function, unknown to mypy
+        filters = cast("list[Any]", warnings.filters)
+        for entry in [entry for entry in filters if _is_ours(entry)]:
+            filters.remove(entry)
+
+    def _rearm(self) -> None:
+        """Put our filter and hook in front: pytest and catch_warnings take them away without asking."""
+        filters = warnings.filters
+        if not filters or not _is_ours(filters[0]):
+            warnings.filterwarnings("always", message=MESSAGE)
+        if getattr(warnings.showwarning, "owner", None) is self:
+            return
+        previous = warnings.showwarning
+
+        def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if MESSAGE not in str(message):
+                previous(message, category, filename, lineno, file, line)
+            else:
+                self._hear()
+
+        show.owner = self  # type: ignore[attr-defined]
+        show.previous = previous  # type: ignore[attr-defined]
+        warnings.showwarning = show
+
+    def _hear(self) -> None:
+        """A sync torch knows, on this thread. Inside a call we time it is reported at the end, else now."""
+        self._heard += 1
+        call = CALLS.outermost
+        if call is not None:
+            call.waited = True
+        elif wanted():
+            self._report(Kind.OTHER, "torch", None, None, time.perf_counter_ns())
+
+    def _prove(self) -> None:
+        if self._proven or self._runtime.capturing():
+            return
+        self._rearm()
+        before = self._heard
+        self._open("proof")
+        try:
+            self._runtime.prove()
+        finally:
+            CALLS.open.pop()
+        if self._heard == before:
+            raise ProbeError(
+                "a deliberate sync went unnoticed: torch's sync warnings do not reach warnings.showwarning"
+            )
+        self._proven = True
+
+    def _wrap(self, entry: EntryPoint, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if CALLS.open or not wanted():
+                return original(*args, **kwargs)
+            if entry.kind is Kind.QUERY:
+                return self._poll(entry, original, args, kwargs)
+            call, begin = self._open(entry.label)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                CALLS.open.pop()
+            self._report(entry.kind, entry.label, call, (time.perf_counter_ns() - begin) / 1000, begin)
+            return result
+
+        return wrapper
+
+    def _poll(self, entry: EntryPoint, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One query; SPINS of them in a row from one line that find work unfinished are a wait."""
+        done = original(*args, **kwargs)
+        site, _ = locate()
+        key, count, began = self._thread.spin
+        if done or key != site:
+            self._thread.spin = (None if done else site, 0 if done else 1, time.perf_counter_ns())
+            return done
+        self._thread.spin = (key, count + 1, began)
+        if count + 1 == SPINS:
+            micros = (time.perf_counter_ns() - began) / 1000
+            self._report(entry.kind, entry.label, None, micros, began)
+        return done
+
+
+def _is_ours(entry: Any) -> bool:
+    pattern = entry[1]
+    return entry[0] == "always" and getattr(pattern, "pattern", pattern) == MESSAGE
+
+
+@functools.cache
+def default_probes() -> tuple[Probe, ...]:
+    """What record() and forbid() attach unless told otherwise."""
+    return (LiveProbe(CudaRuntime()),)

@@ -1,0 +1,158 @@
+"""The result of a run as one data model, for --json and for the HTML page, and as a table for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+from collections import defaultdict
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Final
+
+from headway.syncs.findings import Finding, Log
+from headway.syncs.fixes import fix_for
+from headway.syncs.timeline import Spans, build
+
+VERSION: Final = 1
+"""Of the JSON's shape; rises when a field changes its meaning."""
+
+
+@dataclasses.dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        command: the target and its arguments.
+        mode: which probes watched: live, cupti, profiler, simulation.
+        log: the waits.
+        wall_micros: from start to end.
+        streams: stream name -> (start, duration, name) in microseconds; empty where nothing recorded the device.
+        start_micros: the moment the run began, in the clock of the waits.
+        subprocesses: what the target started and nobody watched.
+        notes: limits of this run, in plain words.
+        exit_status: of the target.
+    """
+
+    command: list[str]
+    mode: str
+    log: Log
+    wall_micros: float
+    streams: Spans = dataclasses.field(default_factory=dict)
+    start_micros: float = 0.0
+    subprocesses: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    exit_status: int = 0
+
+
+def to_dict(run: Run) -> dict[str, Any]:
+    """The data model. Times in microseconds, from the start of the run."""
+    findings = run.log.findings
+    timeline = build(run.log.waits, run.streams, run.start_micros, run.wall_micros)
+    busy = timeline["busy_micros"]
+    return {
+        "version": VERSION,
+        "command": run.command,
+        "mode": run.mode,
+        "probes": run.log.probes,
+        "exit_status": run.exit_status,
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+        "wall_micros": round(run.wall_micros, 1),
+        "gpu": None if busy is None else {"busy_micros": busy, "busy_percent": _percent(busy, run.wall_micros)},
+        "totals": {
+            "unsanctioned": run.log.count,
+            "sanctioned": sum(finding.count for finding in run.log.sanctioned),
+            "micros_lost": _lost(run.log.unsanctioned),
+            "micros_sanctioned": _lost(run.log.sanctioned),
+        },
+        "findings": [finding.to_dict() for finding in findings],
+        "lines": _lines(findings),
+        "subprocesses": run.subprocesses,
+        "notes": run.notes,
+        "timeline": timeline,
+    }
+
+
+def _lost(findings: list[Finding]) -> float | None:
+    """The sum; None where there were waits and none was timed."""
+    if findings and not any(finding.timed for finding in findings):
+        return None
+    return round(sum(finding.micros for finding in findings), 1)
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 1) if whole > 0 else 0.0
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _lines(findings: list[Finding]) -> list[dict[str, Any]]:
+    """Per line of code: waits and time, the most expensive first."""
+    sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0, 0.0])
+    for finding in findings:
+        entry = sums[finding.site.file, finding.site.line]
+        entry[0] += finding.count
+        entry[1] += finding.micros
+    rows = [
+        {"file": f, "line": n, "count": int(c), "micros": round(m, 1) if m else None} for (f, n), (c, m) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-float(row["micros"] or 0), -int(row["count"])))
+
+
+def write_json(run: Run, path: Path) -> None:
+    """Write the data model."""
+    path.write_text(json.dumps(to_dict(run), indent=1) + "\n", encoding="utf-8")
+
+
+def write_html(run: Run, path: Path) -> None:
+    """Write one self-contained page: styles, script and data inside, no request to anywhere."""
+    page = resources.files("headway.syncs").joinpath("report.html").read_text(encoding="utf-8")
+    # In a script element only "</" and "<!--" can end or derail the data.
+    data = json.dumps(to_dict(run), separators=(",", ":")).replace("<", "\\u003c")
+    path.write_text(page.replace("/*DATA*/null", data), encoding="utf-8")
+
+
+def table(log: Log) -> str:
+    """Findings as text, each with its cure."""
+    lines = []
+    for finding in log.findings:
+        lost = f"{finding.micros:12,.0f} us" if finding.timed else "   (not timed)"
+        lines.append(f"{lost} {finding.count:7}x  {finding.site}  {finding.call} ({finding.kind})")
+        if finding.reason is not None:
+            lines.append(f"{'allowed:':>27} {finding.reason}")
+        else:
+            fix = fix_for(finding.kind, finding.call)
+            lines.append(f"{'cure:':>27} {fix.name}. {fix.advice}")
+    return "\n".join(lines) if lines else "no host waits"
+
+
+def summary(run: Run) -> str:
+    """What the command prints at the end."""
+    totals = to_dict(run)["totals"]
+    parts = [f"\nheadway syncs ({run.mode}): {totals['unsanctioned']} waits, {_text(totals['micros_lost'])} lost"]
+    parts[0] += f"; {totals['sanctioned']} allowed, {_text(totals['micros_sanctioned'])}"
+    parts += [f"  watched by {probe}" for probe in run.log.probes]
+    parts += [table(run.log)]
+    if run.subprocesses:
+        parts.append(
+            f"NOT watched: {len(run.subprocesses)} child process(es) of the target, which this tool does not follow:"
+        )
+        parts += [f"  {child}" for child in run.subprocesses[:10]]
+    parts += [f"note: {note}" for note in run.notes]
+    return "\n".join(parts)
+
+
+def _text(micros: float | None) -> str:
+    return "time unknown" if micros is None else f"{micros:,.0f} us"
+
+
+def show(run: Run) -> None:
+    """Print the summary to stderr: stdout is the target's."""
+    sys.stderr.write(summary(run) + "\n")

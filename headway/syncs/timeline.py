@@ -1,0 +1,68 @@
+"""What happened when: waits per host thread, work per stream, and the gaps in which the device had nothing to do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+from headway.syncs.findings import Wait
+
+Spans = dict[str, list[tuple[float, float, str]]]
+"""Row -> (start, duration, name), in microseconds."""
+
+MAX_SPANS: Final = 20_000
+"""Per row, for the page; beyond it only every n-th is drawn. Sums are exact."""
+MIN_GAP: Final = 1.0
+"""Microseconds; shorter gaps are the device's own time between two kernels."""
+
+
+def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(start, end) pairs, joined where they touch or overlap, in order."""
+    result: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return result
+
+
+def gaps(busy: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(start, duration) of the holes between merged busy intervals."""
+    pairs = itertools.pairwise(busy)
+    return [(before[1], after[0] - before[1]) for before, after in pairs if after[0] - before[1] >= MIN_GAP]
+
+
+def build(waits: list[Wait], streams: Spans, start: float, wall: float) -> dict[str, Any]:
+    """The timeline part of the data model; times are relative to ``start``."""
+    threads: dict[str, list[dict[str, Any]]] = {}
+    for wait in waits:
+        if wait.start_ns:
+            threads.setdefault(wait.thread, []).append(
+                {
+                    "start": round(wait.start_ns / 1000 - start, 1),
+                    "dur": round(wait.micros or 0.0, 1),
+                    "name": wait.call,
+                    "kind": str(wait.kind),
+                    "site": str(wait.site),
+                    "sanctioned": wait.reason is not None,
+                }
+            )
+    union = merged([(at, at + duration) for spans in streams.values() for at, duration, _ in spans])
+    holes = gaps(union)
+    return {
+        "wall": round(wall, 1),
+        "threads": [{"name": name, "spans": _thinned(spans)} for name, spans in sorted(threads.items())],
+        "streams": [
+            {"name": name, "spans": _thinned([[round(a - start, 1), round(d, 1), n] for a, d, n in spans])}
+            for name, spans in streams.items()
+        ],
+        "gaps": _thinned([[round(at - start, 1), round(duration, 1)] for at, duration in holes]),
+        "idle_micros": round(sum(duration for _, duration in holes), 1) if streams else None,
+        "busy_micros": round(sum(end - at for at, end in union), 1) if streams else None,
+    }
+
+
+def _thinned(spans: list[Any]) -> list[Any]:
+    step = len(spans) // MAX_SPANS + 1
+    return spans[::step]

@@ -1,0 +1,18 @@
+# expected: none
+"""Arange on device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def make() -> tuple[Any, ...]:
+    """What the step works on."""
+    return ()
+
+
+def step() -> None:
+    """The measured part."""
+    torch.arange(16, device="cuda")

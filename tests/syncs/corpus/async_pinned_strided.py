@@ -1,0 +1,19 @@
+# expected: waits, kind=pageable
+"""Async pinned strided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def make() -> tuple[Any, ...]:
+    """What the step works on."""
+    p = torch.ones(64, 64).pin_memory()[:, ::2]
+    return (p,)
+
+
+def step(p: Any) -> None:
+    """The measured part."""
+    p.to("cuda", non_blocking=True)

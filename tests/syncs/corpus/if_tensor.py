@@ -1,0 +1,20 @@
+# expected: waits, kind=read
+"""If tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def make() -> tuple[Any, ...]:
+    """What the step works on."""
+    x = torch.ones(64, device="cuda")
+    return (x,)
+
+
+def step(x: Any) -> None:
+    """The measured part."""
+    if (x > 0).all():
+        x.add_(1)

@@ -1,0 +1,20 @@
+# expected: none
+"""Pinned async down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def make() -> tuple[Any, ...]:
+    """What the step works on."""
+    x = torch.ones(64, device="cuda")
+    p = torch.ones(64).pin_memory()
+    return (x, p)
+
+
+def step(x: Any, p: Any) -> None:
+    """The measured part."""
+    p.copy_(x, non_blocking=True)

@@ -1,0 +1,24 @@
+# expected: waits, kind=query
+"""Query loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def make() -> tuple[Any, ...]:
+    """What the step works on."""
+    x = torch.ones(4096, 4096, device="cuda")
+    e = torch.cuda.Event()
+    return (x, e)
+
+
+def step(x: Any, e: Any) -> None:
+    """The measured part."""
+    for _ in range(8):
+        x @ x
+    e.record()
+    while not e.query():
+        pass

@@ -1,0 +1,67 @@
+"""Every cure has a snippet before and after in docs/syncs.md, and they do what the page says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway import syncs
+from headway.syncs.fixes import fix_for
+from headway.syncs.simulate import SimulationProbe
+from tests.house.source import ROOT
+
+SETUP = """
+import torch
+from headway import syncs
+x, y = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+mask = torch.zeros(8, dtype=torch.bool, device="cuda")
+lengths = torch.arange(4, device="cuda")
+index = torch.arange(3, device="cuda")
+table = torch.ones(3, device="cuda")
+ring = [torch.zeros(8).pin_memory() for _ in range(2)]
+events = [torch.cuda.Event() for _ in range(2)]
+staging, pinned_grid = torch.zeros(8).pin_memory(), torch.zeros(4, 4).pin_memory()
+side = torch.cuda.Stream()
+step, longest_bound, total_tokens, debug = 0, 8, 6, False
+def body():
+    global total, longest
+"""
+DRIVER_ONLY = {"allocate once"}
+
+
+def snippets() -> dict[str, tuple[str, str]]:
+    """Name of a cure -> its snippets."""
+    text = (ROOT / "docs" / "syncs.md").read_text(encoding="utf-8").partition("\n## Cures")[2]
+    pattern = r"### (.+)\n\n.+\n\n```python\n# before\n([\s\S]+?)```\n```python\n# after\n([\s\S]+?)```"
+    return {name: (before, after) for name, before, after in re.findall(pattern, text)}
+
+
+def test_every_cure_is_on_the_page() -> None:
+    assert list(snippets()) == [fix.name for fix in syncs.FIXES]
+
+
+@pytest.mark.parametrize("name", [fix.name for fix in syncs.FIXES])
+def test_before_waits_and_after_does_not(name: str, tmp_path: Path) -> None:
+    probes = None if torch.cuda.is_available() else (SimulationProbe(),)
+    counts = []
+    for number, snippet in enumerate(snippets()[name]):
+        path = tmp_path / f"snippet{number}.py"
+        path.write_text(SETUP + textwrap.indent(snippet, "    "), encoding="utf-8")
+        with syncs.record(probes=probes):  # the set-up, under the pretence too
+            body = runpy.run_path(str(path))["body"]
+            with syncs.record(probes=probes) as log:
+                body()
+        counts.append(log.count)
+    assert counts[1] == 0
+    assert counts[0] > 0 or name in DRIVER_ONLY
+
+
+@pytest.mark.parametrize("kind", list(syncs.Kind))
+def test_every_kind_has_a_cure(kind: syncs.Kind) -> None:
+    assert fix_for(kind, "anything.at_all") in syncs.FIXES
+    assert fix_for("size", "torch.repeat_interleave").name == "repeat_interleave output_size"

@@ -1,0 +1,205 @@
+"""The live probe and the regions, on a runtime without CUDA."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway import syncs
+from headway.syncs.live import SPINS
+from tests.syncs.fake import Event, device_tensor, in_thread, probe
+
+
+def test_record_gives_line_call_kind_count_and_time() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    with syncs.record(probes=(live,)) as log:
+        for _ in range(3):
+            x.item()
+    (finding,) = log.findings
+    assert Path(finding.site.file) == Path(__file__)
+    assert finding.site.function == "test_record_gives_line_call_kind_count_and_time"
+    assert "x.item()" in Path(__file__).read_text().splitlines()[finding.site.line - 1]
+    assert (finding.kind, finding.call, finding.count, finding.timed) == (syncs.Kind.READ, "Tensor.item", 3, 3)
+    assert finding.micros > 0
+    assert not finding.sanctioned and log.count == 3
+    assert any("torch" in name for name in log.probes)
+
+
+def test_forbid_raises_at_the_first_wait_and_names_the_cure() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    with pytest.raises(syncs.SyncError, match="readback ring") as caught, syncs.forbid(probes=(live,)):
+        x.item()
+    assert caught.value.wait.call == "Tensor.item"
+    x.item()  # outside nothing is forbidden
+    assert runtime.mode[-1] is False
+
+
+def test_allowed_gives_a_reason_and_forbid_inside_is_strict_again() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    with syncs.record(probes=(live,)) as outer, syncs.allowed("warm-up"):
+        with syncs.allowed("inner"):
+            x.item()
+        x.tolist()
+        with pytest.raises(syncs.SyncError), syncs.forbid(probes=(live,)):
+            x.item()
+    assert {finding.reason for finding in outer.sanctioned} == {"warm-up", "inner"}
+    assert outer.count == 0
+
+
+def test_an_allowance_wants_a_reason() -> None:
+    with pytest.raises(ValueError, match="reason"):
+        syncs.allowed(" ")
+
+
+def test_decorators() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    log = syncs.Log()
+
+    @syncs.allowed("asked for")
+    def read() -> float:
+        return x.item()
+
+    @syncs.record(log, probes=(live,))
+    def step() -> float:
+        return read() + read()
+
+    @syncs.forbid(probes=(live,))
+    def strict() -> None:
+        x.item()
+
+    assert step() + step() == 4.0
+    assert [f.count for f in log.sanctioned] == [4]
+    with pytest.raises(syncs.SyncError):
+        strict()
+
+    async def later() -> None: ...
+
+    with pytest.raises(TypeError, match="coroutine"):
+        syncs.forbid()(later)
+
+
+def test_a_guard_neither_trips_nor_disarms_another_thread() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    with syncs.forbid(probes=(live,)) as log:
+        assert in_thread(lambda: x.item()) is None  # innocent, though torch's mode is on for it too
+
+        def guarded() -> None:
+            with syncs.forbid(probes=(live,)):
+                x.item()
+
+        assert isinstance(in_thread(guarded), syncs.SyncError)
+        with pytest.raises(syncs.SyncError):  # still armed after the other thread left its guard
+            x.item()
+    assert log.count == 1
+
+
+def test_an_allowance_elsewhere_disarms_nobody() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with syncs.allowed("on another thread"):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(10)
+    try:
+        with pytest.raises(syncs.SyncError), syncs.forbid(probes=(live,)):
+            x.item()
+    finally:
+        leave.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("method", ["event", "spin"])
+def test_events_and_query_loops(method: str) -> None:
+    runtime, live = probe()
+    with syncs.record(probes=(live,)) as log:
+        event = runtime.event_class()
+        if method == "event":
+            event.synchronize()
+        else:
+            event.left = SPINS + 2
+            while not event.query():
+                pass
+    assert [(f.kind, f.count) for f in log.findings] == [("event" if method == "event" else "query", 1)]
+    assert runtime.event_class.__dict__["synchronize"] is Event.synchronize  # the wrapper is gone
+
+
+def test_a_single_query_is_no_wait() -> None:
+    runtime, live = probe()
+    with syncs.record(probes=(live,)) as log:
+        for _ in range(3):
+            runtime.event_class().query()
+    assert not log.findings
+
+
+def test_copies_that_only_claim_not_to_block() -> None:
+    _, live = probe()
+    device = torch.zeros(4, dtype=torch.float64)
+    with syncs.record(probes=(live,)) as log:
+        device.copy_(torch.zeros(4, dtype=torch.float32), non_blocking=True)
+        device.copy_(torch.zeros(4), non_blocking=False)
+        device.copy_(torch.ones(4, dtype=torch.float64), non_blocking=True)  # device to device
+        torch.zeros(3).copy_(torch.ones(3))
+        torch.tensor([1.0], dtype=torch.float64)
+    assert sorted(str(f.kind) for f in log.findings) == ["pageable", "upload", "upload"]
+
+
+def test_fails_loudly_without_a_device_or_when_deaf() -> None:
+    _, absent = probe(present=False)
+    with pytest.raises(syncs.ProbeError, match="no device"), syncs.record(probes=(absent,)):
+        pass
+    runtime, deaf = probe(deaf=True)
+    with pytest.raises(syncs.ProbeError, match="unnoticed"), syncs.forbid(probes=(deaf,)):
+        pass
+    assert runtime.mode[-1] is False
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_the_default_probe_refuses_a_machine_without_cuda() -> None:
+    with pytest.raises(syncs.ProbeError, match="nothing to watch"), syncs.record():
+        pass
+
+
+def test_hooks_survive_catch_warnings_and_leave_no_trace() -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    shown, filters = warnings.showwarning, list(warnings.filters)
+    with syncs.record(probes=(live,)) as log:
+        with warnings.catch_warnings(record=True) as others:
+            warnings.simplefilter("error")
+            warnings.simplefilter("always", DeprecationWarning)
+            x.item()
+            warnings.warn("another matter", DeprecationWarning, stacklevel=1)
+        x.item()
+    assert log.count == 2
+    assert [str(w.message) for w in others] == ["another matter"]
+    assert warnings.showwarning is shown and list(warnings.filters) == filters
+    assert "synchronize" in vars(runtime.event_class)
+
+
+def test_a_sync_outside_any_torch_call_is_found_too() -> None:
+    runtime, live = probe()
+    with syncs.record(probes=(live,)) as log:
+        runtime.sync()
+    assert [(f.kind, f.micros) for f in log.findings] == [("other", 0.0)]
+
+
+def test_guarded_code_compiles() -> None:
+    _, live = probe()
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", fullgraph=True)
+    with syncs.forbid(probes=(live,)):
+        assert compiled(torch.ones(3)).sum().item() == 9.0
