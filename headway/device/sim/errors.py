@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import linecache
 from pathlib import Path
@@ -9,12 +11,13 @@ from typing import NamedTuple
 
 import torch
 
+_REGISTRY = Path(__file__).parents[2] / "kernels" / "registry.py"  # calls every operation; who calls it says more
 _INTERNAL = (
     f"{Path(torch.__file__).parent}/",
     f"{Path(__file__).parent}/",
-    str(
-        Path(__file__).parents[2] / "kernels" / "registry.py"
-    ),  # calls every operation; the line that calls it says more
+    str(_REGISTRY),
+    copy.deepcopy.__code__.co_filename,
+    contextlib.contextmanager.__code__.co_filename,
     "<frozen",
     "<string",
 )

@@ -22,7 +22,7 @@ from headway.device.sim.errors import HostSyncError, Place, RaceError, SimError,
 from headway.device.sim.memory import Access, Memory, access
 
 HOST = "host"
-SPEEDS = (0.0, 0.0, 0.02, 0.3, 1.0)
+SPEEDS = (0.0, 0.0, 0.3, 0.5, 0.6, 1.0)
 """Chance that a stream runs one more item whenever the host gives it time; 0: only when somebody waits."""
 MAX_POLLS = 200
 """An event that is asked about this often without anything else happening does pass in the end."""
