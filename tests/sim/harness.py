@@ -100,6 +100,10 @@ class Scenario:
             "kv_cache_memory_bytes": rng.choice([17, 18, 22, 40]) * KV_BLOCK_BYTES,
         }
         self.requests = [random_request(rng, i) for i in range(rng.randrange(2, 14))]
+        for request in self.requests[1:]:
+            if rng.random() < 0.25:  # a prompt that may be cached whole, of whole blocks or not
+                same = rng.choice(self.requests).prompt_token_ids
+                request.prompt_token_ids = same[: rng.choice([8, 16, len(same)])]
         self.abort_rate = rng.choice([0.0, 0.0, 0.1, 0.3])
 
     def play(self) -> None:
@@ -108,8 +112,10 @@ class Scenario:
         answers = {request.request_id: Answer() for request in self.requests}
         aborted: set[str] = set()
         with simulated(self.seed, **self.overrides) as (core, _, _):
-            waiting = list(self.requests)
+            waiting, idle = list(self.requests), 0
             while waiting or core.has_work():
+                assert idle < 1000, "the engine turns without progress"
+                idle += 1
                 for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
                     core.add(waiting.pop(0))
                 if rng.random() < self.abort_rate:
@@ -118,6 +124,7 @@ class Scenario:
                         core.abort(victim)
                         aborted.add(victim)
                 for update in core.step():
+                    idle = 0
                     assert update.request_id not in aborted, "an update after the abort"
                     answers[update.request_id].take(update)
         for request_id, answer in answers.items():

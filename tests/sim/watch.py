@@ -7,10 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from headway.core.plan import StepPlan
 from headway.device.sim import InvariantError
 from headway.device.sim.ops import Observer
+from headway.device.sim.tensor import SimTensor
 from headway.engine.core import EngineCore
+
+GARBAGE = 1e4
+"""What a KV block holds until its owner writes it: finite, as whatever a former owner left, and impossible to overlook."""
 
 
 @dataclass(slots=True)
@@ -20,11 +26,13 @@ class Believed:
     Attributes:
         owners: request id of each row.
         held: request id -> block ids, of every request that owned a slot.
+        fresh: blocks that the step's edits hand out with nothing of use in them.
     """
 
     plan: StepPlan
     owners: list[str]
     held: dict[str, list[int]]
+    fresh: list[int]
 
 
 class PlanWatch:
@@ -32,6 +40,7 @@ class PlanWatch:
 
     def __init__(self) -> None:
         self._launched: deque[Believed] = deque()
+        self._caches: list[torch.Tensor] = []
         self._planned: Believed | None = None
         self._writers: dict[int, str] = {}
         self._attached = False
@@ -45,19 +54,27 @@ class PlanWatch:
         scheduler, runner = core._scheduler, core._runner
         planner: Any = scheduler._planner
         assemble, launch = planner._assemble, runner.launch
+        block_size = runner.config.block_size
 
         def watched_assemble(*args: Any) -> Any:
             plan, rows = assemble(*args)
             running = scheduler._life.running.requests()
             held = {request.request_id: list(request.block_ids) for request in [*running, *rows.requests]}
-            self._planned = Believed(plan, list(rows.ids), held)
+            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size))
             return plan, rows
 
         def watched_launch(plan: StepPlan) -> Any:
             assert self._planned is not None and self._planned.plan is plan
             self._launched.append(self._planned)
-            return launch(plan)
+            try:
+                return launch(plan)
+            except BaseException:
+                self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
+                raise
 
+        self._caches = [_on_device(cache) for cache in (*runner._kv.keys, *runner._kv.values)]
+        for cache in self._caches:
+            cache[1:] = GARBAGE
         planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True
@@ -72,6 +89,9 @@ class PlanWatch:
         self.num_steps += 1
         rows = packed[int(packed[4]) :][: 4 * plan.num_rows].view(-1, 4)
         need(rows[:, 0].tolist() == plan.slots.tolist(), f"step {plan.step} runs another step's rows")
+        for block in believed.fresh:
+            for cache in self._caches:
+                cache[block] = GARBAGE
         truths = num_computed[plan.slots].tolist()
         live = alive[plan.slots].tolist()
         for row, (truth, bound) in enumerate(zip(truths, plan.starts_bound.tolist(), strict=True)):
@@ -97,6 +117,18 @@ class PlanWatch:
         still = former != owner and block in believed.held.get(former, [])
         need(not still, f"step {step}: {owner} writes KV block {block}, which {former} wrote and still held")
         self._writers[block] = owner
+
+
+def _fresh_blocks(plan: StepPlan, block_size: int) -> list[int]:
+    """Blocks of the step's edits that are no prefix hits."""
+    hits = {admission.slot: admission.num_computed // block_size for admission in plan.admissions}
+    edits = zip(plan.block_edit_slots, plan.block_edit_indices, plan.block_edit_ids, strict=True)
+    return [int(block) for slot, index, block in edits if index >= hits.get(int(slot), 0)]
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, SimTensor)
+    return tensor.data_on_device
 
 
 def need(condition: bool, message: str) -> None:
