@@ -137,6 +137,8 @@ def check_advance(args: tuple[Any, ...]) -> After:
         need(torch.equal(history[known], past[0][known]), "slot_advance: rewrote known history")
         need(bool((num_computed[live] <= num_tokens[live]).all()), "slot_advance: more tokens computed than known")
         need(torch.equal(results[rest], old_results), "slot_advance: wrote another step's results")
+        ended = row_slots[results[ring, : len(row_slots), 2] != 0].long()
+        need(bool((alive[ended] == 0).all()), "slot_advance: a request that ended is still alive")
 
     return after
 
@@ -146,7 +148,7 @@ def check_counts(args: tuple[Any, ...]) -> After:
     slots, num_tokens, bound = args[1], args[4], args[5]
     real = slots[slots >= 0].long()
     longest = int(num_tokens[real].max()) if len(real) else 0
-    need(longest <= bound or bound == 1, f"count_tokens: max_tokens_bound={bound}, but a slot has {longest} tokens")
+    need(longest <= bound, f"count_tokens: max_tokens_bound={bound}, but a slot has {longest} tokens")
     return None
 
 
