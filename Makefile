@@ -31,7 +31,7 @@ DEMO_PROMPT := $(value PROMPT)
 export DEMO_PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types floors unit gpu soak clean
+.PHONY: help setup demo test lint format types floors unit gpu soak faults clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ gpu:  ## tests on a CUDA machine, with GPU_PYTHON's own packages
 
 soak: setup  ## minutes of random work
 	$(BIN)/python -m pytest -m soak --timeout=3600
+
+faults: setup  ## how many planted faults the tests catch
+	$(BIN)/python tools/planted_faults.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -27,7 +27,7 @@ class EngineArgs:
         tokenizer: folder or hub name to take the tokenizer from instead of the model's own.
         revision: hub revision, pinned for every file.
         dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
-        device: "auto", "cuda", "cuda:N" or "cpu".
+        device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.
         max_num_batched_tokens: most tokens in one step.
@@ -80,8 +80,9 @@ class EngineArgs:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         kind, _, index = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
-            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
+        numbered = kind in ("cuda", "sim") and index.isdigit()
+        if kind not in ("auto", "cpu", "cuda", "sim") or (index and not numbered):
+            raise ConfigError(f"device must be auto, cpu, cuda, cuda:N or sim:SEED; got {self.device!r}")
         if self.run_ahead != "auto" and not (_is_count(self.run_ahead, 0) and self.run_ahead <= MAX_RUN_AHEAD):
             raise ConfigError(
                 f'run_ahead must be "auto" or an integer from 0 to {MAX_RUN_AHEAD}; got {self.run_ahead!r}'

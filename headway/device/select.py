@@ -11,13 +11,20 @@ from headway.device.cuda import CudaDevice
 
 
 def select_device(name: str) -> Device:
-    """The device that ``name`` ("auto", "cpu", "cuda", "cuda:N") stands for.
+    """The device that ``name`` ("auto", "cpu", "cuda", "cuda:N", "sim", "sim:SEED") stands for.
 
     Raises:
         ConfigError: CUDA was asked for and is not there.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CpuDevice()
+    kind, _, number = name.partition(":")
+    if kind == "sim":
+        from headway.device.sim import SimDevice  # late: for tests, nobody else pays for it
+
+        simulated = SimDevice(int(number or 0))
+        simulated.enter()
+        return simulated
     if not torch.cuda.is_available():
         raise ConfigError(
             f"device={name!r}, but torch sees no CUDA GPU; use device='cpu' or install a CUDA build of torch"

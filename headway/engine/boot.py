@@ -51,17 +51,18 @@ class Loaded:
     model: DecoderModel
 
 
-def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
+def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | None = None) -> EngineCore:
     """Load the model and make a ready engine.
 
     Args:
         progress: draw progress bars on a terminal.
+        device: run on this one instead of the one that ``args.device`` names.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start = time.perf_counter()
-    loaded = _load(args, progress)
+    loaded = _load(args, progress, device or select_device(args.device))
     sizes = choose_sizes(args, loaded.config, loaded.device.asynchronous)
     runner, sizes = _build_runner(args, loaded, sizes)
     pacer = Pacer(args.run_ahead, loaded.device.asynchronous)
@@ -84,8 +85,7 @@ def build_engine(args: EngineArgs, *, progress: bool = True) -> EngineCore:
     return core
 
 
-def _load(args: EngineArgs, progress: bool) -> Loaded:
-    device = select_device(args.device)
+def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:
     for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
         logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)

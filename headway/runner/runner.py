@@ -332,6 +332,7 @@ class ModelRunner:
 
     def rehearse(self, num_tokens: int, num_rows: int) -> None:
         """Run the largest step there can be on padding only, to load kernels and to measure memory. Start-up only."""
+        self.device.wait_idle()  # tables, cache and weights were filled on the default stream, which main does not follow
         with self.device.main.active(), torch.inference_mode():
             self._packed.zero_()
             self._apply_edits(1)

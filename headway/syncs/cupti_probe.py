@@ -36,6 +36,14 @@ class _Thread(threading.local):
         self.open: list[tuple[int, int]] = []  # correlation id, start
 
 
+def _ids(cupti: Any, *spellings: str) -> Any:
+    """The table of callback ids, under the name that this release of cupti-python gives it."""
+    for name in spellings:
+        if hasattr(cupti, name):
+            return getattr(cupti, name)
+    raise ProbeError(f"this cupti-python has no {spellings[0]}: it is a release Headway does not know")
+
+
 class CuptiProbe:
     """See the module. One instance per process is enough; attach() is counted."""
 
@@ -96,8 +104,8 @@ class CuptiProbe:
         cupti = self._cupti
         wanted_names = set(names())
         tables = (
-            (cupti.CallbackDomain.RUNTIME_API, cupti.RuntimeApiTraceCbid),
-            (cupti.CallbackDomain.DRIVER_API, cupti.DriverApiTraceCbid),
+            (cupti.CallbackDomain.RUNTIME_API, _ids(cupti, "RuntimeApiTraceCbid", "runtime_api_trace_cbid")),
+            (cupti.CallbackDomain.DRIVER_API, _ids(cupti, "DriverApiTraceCbid", "driver_api_trace_cbid")),
         )
         enabled = 0
         for domain, table in tables:

@@ -32,6 +32,8 @@ def body():
     global total, longest
 """
 DRIVER_ONLY = {"allocate once"}
+ONLY_WHEN_SLOW = {"poll between work"}
+"""An event that has passed by its first query was no wait: on a real GPU the snippet's work is too short to tell."""
 
 
 def snippets() -> dict[str, tuple[str, str]]:
@@ -58,7 +60,8 @@ def test_before_waits_and_after_does_not(name: str, tmp_path: Path) -> None:
                 body()
         counts.append(log.count)
     assert counts[1] == 0
-    assert counts[0] > 0 or name in DRIVER_ONLY
+    quick = torch.cuda.is_available() and name in ONLY_WHEN_SLOW
+    assert counts[0] > 0 or name in DRIVER_ONLY or quick
 
 
 @pytest.mark.parametrize("kind", list(syncs.Kind))

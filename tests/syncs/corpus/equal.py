@@ -10,10 +10,10 @@ import torch
 
 def make() -> tuple[Any, ...]:
     """What the step works on."""
-    x = torch.ones(64, device="cuda")
-    return (x,)
+    x, y = torch.ones(64, device="cuda"), torch.ones(64, device="cuda")
+    return (x, y)
 
 
-def step(x: Any) -> None:
+def step(x: Any, y: Any) -> None:
     """The measured part."""
-    torch.equal(x, x)
+    torch.equal(x, y)

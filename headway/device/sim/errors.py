@@ -1,0 +1,68 @@
+"""What the simulated device refuses, always with the line of the program that is to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import linecache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+_REGISTRY = Path(__file__).parents[2] / "kernels" / "registry.py"  # calls every operation; who calls it says more
+_INTERNAL = (
+    f"{Path(torch.__file__).parent}/",
+    f"{Path(__file__).parent}/",
+    str(_REGISTRY),
+    copy.deepcopy.__code__.co_filename,
+    contextlib.contextmanager.__code__.co_filename,
+    "<frozen",
+    "<string",
+)
+
+
+class SimError(RuntimeError):
+    """Something that would fail, stall or corrupt on a real asynchronous device."""
+
+
+class HostSyncError(SimError):
+    """The host would have waited for the device."""
+
+
+class RaceError(SimError):
+    """Two accesses to the same memory that nothing orders, one of them a write."""
+
+
+class InvariantError(SimError):
+    """An operation was given values that the engine promised never to give it."""
+
+
+class Place(NamedTuple):
+    """A line of the program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        file = "/".join(Path(self.file).parts[-3:])
+        return f"{file}:{self.line} in {self.function}: {code}"
+
+
+NOWHERE = Place("?", 0, "?")
+
+
+def here() -> Place:
+    """The innermost line that belongs neither to torch nor to the simulated device."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_INTERNAL):
+            return Place(code.co_filename, frame.f_lineno, code.co_name)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return NOWHERE

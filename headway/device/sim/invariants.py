@@ -1,0 +1,162 @@
+"""R3, R5, R9 where they must hold: right before and after each operation runs, on the values the device really has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headway.device.sim.errors import InvariantError
+
+After = Callable[[], None] | None
+
+
+def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
+    """What every step of an engine obeys, by operation."""
+    return [
+        ("apply_edits", check_edits),
+        ("step_unpack", check_unpack),
+        ("rope_kv_write", check_kv_write),
+        ("paged_attention", check_attention),
+        ("slot_advance", check_advance),
+        ("count_tokens", check_counts),
+    ]
+
+
+def check_edits(args: tuple[Any, ...]) -> After:
+    """Every edit is applied (the grid is large enough), lies inside the arena and overlaps no other."""
+    arena, packed, max_edits = args
+    number, at = int(packed[0]), int(packed[1])
+    need(number <= max_edits, f"apply_edits: {number} edits, but max_edits={max_edits}")
+    if not number:
+        return None
+    edits = packed[at : at + 3 * number].view(-1, 3)
+    dst, src, length = edits.long().unbind(1)
+    need(bool((length >= 0).all() and (length <= 1024).all()), "apply_edits: an edit is longer than 1024")
+    need(bool((dst >= 0).all() and (dst + length <= len(arena)).all()), "apply_edits: an edit lies outside the arena")
+    need(bool((src >= 0).all() and (src + length <= len(packed)).all()), "apply_edits: an edit's source lies outside")
+    order = dst.argsort()
+    need(bool((dst[order][1:] >= (dst + length)[order][:-1]).all()), "apply_edits: two edits of a step overlap")
+    return None
+
+
+def check_unpack(args: tuple[Any, ...]) -> After:
+    """max_query_len bounds the rows; live rows get real blocks; zombies and padding write nowhere."""
+    packed, _, num_computed, alive, tables = args[:5]
+    input_ids, _, kv_slots, query_start, seq_lens, row_slots, _, block_size, max_query = args[5:]
+    rows, tokens, at = int(packed[2]), int(packed[3]), int(packed[4])
+    need(rows <= len(seq_lens) and tokens <= len(input_ids), "step_unpack: more rows or tokens than the batch holds")
+    records = packed[at : at + 4 * rows].view(-1, 4)
+    slots, lens = records[:, 0].long(), records[:, 1].long()
+    need(bool(((slots >= 0) & (slots < len(alive))).all()), "step_unpack: a slot outside the tables")
+    need(len(set(slots.tolist())) == rows, "step_unpack: a slot has two rows in one step")
+    need(not rows or int(lens.max()) <= max_query, "step_unpack: max_query_len too small")
+    need(int(lens.sum()) == tokens, "step_unpack: the rows' tokens do not add up")
+
+    def after() -> None:
+        live = alive[slots] != 0
+        for row in range(rows):
+            slot, span = int(slots[row]), slice(int(query_start[row]), int(query_start[row + 1]))
+            if not live[row]:
+                need(bool((kv_slots[span] == -1).all()) and int(seq_lens[row]) == 0, f"zombie row {row} is not silent")
+                continue
+            end = int(num_computed[slot]) + int(lens[row])
+            need(int(seq_lens[row]) == end, f"row {row}: seq_len {int(seq_lens[row])}, truth {end}")
+            need(bool((kv_slots[span] >= block_size).all()), f"row {row}: a live token has no KV slot (null block)")
+            needed = -(-end // block_size)
+            need(bool((tables.view(len(alive), -1)[slot, :needed] > 0).all()), f"row {row}: a hole in its block table")
+        written = kv_slots[kv_slots >= 0]
+        need(len(written.unique()) == len(written), "two tokens of a step write the same KV slot")
+        need(bool((kv_slots[tokens:] == -1).all() and (row_slots[rows:] == -1).all()), "padding is not silent")
+        need(bool((seq_lens[rows:] == 0).all()), "a padding row has a length")
+
+    return after
+
+
+def check_kv_write(args: tuple[Any, ...]) -> After:
+    """Only the cache places named by kv_slots change (R5), and none of them lies outside."""
+    kv_slots, caches = args[6], (args[7], args[8])
+    places = caches[0].shape[0] * caches[0].shape[1]
+    need(bool((kv_slots < places).all() and (kv_slots >= -1).all()), "rope_kv_write: a KV slot outside the cache")
+    before = [cache.clone() for cache in caches]
+
+    def after() -> None:
+        silent = torch.ones(places, dtype=torch.bool)
+        silent[kv_slots[kv_slots >= 0].long()] = False
+        for cache, old in zip(caches, before, strict=True):
+            same = _same(cache.reshape(places, -1)[silent], old.reshape(places, -1)[silent])
+            need(same, "rope_kv_write: changed KV that no token of the step owns")
+
+    return after
+
+
+def check_attention(args: tuple[Any, ...]) -> After:
+    """R3: host bounds cover the device's truth. Blocks in use are real ones."""
+    cache, tables, row_slots, query_start, seq_lens = args[1], args[3], args[4], args[5], args[6]
+    decode_rows, max_query, bound = args[10], args[11], args[12]
+    longest = int(seq_lens.max())
+    need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
+    spans = query_start[1:] - query_start[:-1]
+    need(int(spans.max()) <= max_query, f"paged_attention: max_query_len={max_query}, but a row has {int(spans.max())}")
+    need(bool((spans[:decode_rows] <= 1).all()), "paged_attention: a decode row has several tokens")
+    block_size = cache.shape[1]
+    for row in range(len(seq_lens)):
+        length, slot = int(seq_lens[row]), int(row_slots[row])
+        if length:
+            need(0 <= slot < len(tables), f"paged_attention: row {row} has tokens and slot {slot}")
+            blocks = tables[slot, : -(-length // block_size)]
+            need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"paged_attention: row {row} reads bad blocks")
+    return None
+
+
+def check_advance(args: tuple[Any, ...]) -> After:
+    """R5: slots without a live row in the step keep their state; R9: a live row's token is in the vocabulary."""
+    row_slots, token_ids = args[1], args[2]
+    history, num_tokens, num_computed, alive, counts, results = (*args[3:8], args[13])
+    seen = row_slots[row_slots >= 0].long()
+    live = seen[alive[seen] != 0]
+    tokens = token_ids[(row_slots >= 0) & (alive[row_slots.long().clamp(0)] != 0)]
+    need(bool(((tokens >= 0) & (tokens < counts.shape[1])).all()), "slot_advance: a token outside the vocabulary")
+    others = torch.ones(len(alive), dtype=torch.bool)
+    others[live] = False
+    tables = (history, num_tokens, num_computed, alive, counts)
+    before = [table[others].clone() for table in tables]
+    past = history.clone(), num_tokens.clone()
+    ring = int(args[0][5])
+    rest = torch.ones(len(results), dtype=torch.bool)
+    rest[ring] = False
+    old_results = results[rest].clone()
+
+    def after() -> None:
+        for name, table, old in zip(
+            ("history", "num_tokens", "num_computed", "alive", "counts"), tables, before, strict=True
+        ):
+            need(torch.equal(table[others], old), f"slot_advance: changed {name} of a slot without a live row")
+        known = torch.arange(history.shape[1]) < past[1][:, None]
+        need(torch.equal(history[known], past[0][known]), "slot_advance: rewrote known history")
+        need(bool((num_computed[live] <= num_tokens[live]).all()), "slot_advance: more tokens computed than known")
+        need(torch.equal(results[rest], old_results), "slot_advance: wrote another step's results")
+        ended = row_slots[results[ring, : len(row_slots), 2] != 0].long()
+        need(bool((alive[ended] == 0).all()), "slot_advance: a request that ended is still alive")
+
+    return after
+
+
+def check_counts(args: tuple[Any, ...]) -> After:
+    """The bound covers the histories that are recounted; slots are not listed twice."""
+    slots, num_tokens, bound = args[1], args[4], args[5]
+    real = slots[slots >= 0].long()
+    longest = int(num_tokens[real].max()) if len(real) else 0
+    need(longest <= bound, f"count_tokens: max_tokens_bound={bound}, but a slot has {longest} tokens")
+    return None
+
+
+def need(condition: bool, message: str) -> None:
+    """Raise InvariantError unless the condition holds."""
+    if not condition:
+        raise InvariantError(message)
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())

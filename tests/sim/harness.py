@@ -1,0 +1,143 @@
+"""Engines on a simulated device, everything that can be checked switched on; and random scenarios from one number."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from headway.core.config import EngineArgs
+from headway.core.messages import AddRequest
+from headway.device.sim import SimDevice
+from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
+from tests.engine.harness import Answer, run
+from tests.engine.test_depths import close
+from tests.engine.test_fuzz import random_request
+from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
+from tests.sim.watch import PlanWatch
+
+ROOMY_BLOCKS = 200
+TOLERANCE = 1e-4
+"""Of log-probabilities: the oracle runs C kernels, the simulated device the references."""
+
+
+@cache
+def model_folder() -> str:
+    """A tiny Llama, written once per process."""
+    folder = Path(mkdtemp(prefix="headway-sim-"))
+    save_tiny_llama(folder)
+    return str(folder)
+
+
+def arguments(overrides: dict[str, Any]) -> EngineArgs:
+    args: dict[str, Any] = {
+        "model": model_folder(),
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "kv_cache_memory_bytes": ROOMY_BLOCKS * KV_BLOCK_BYTES,
+    }
+    return EngineArgs(**(args | overrides))
+
+
+@contextmanager
+def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevice, PlanWatch]]:
+    """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked."""
+    watch = PlanWatch()
+    try:
+        with SimDevice(seed, observers=watch.observers()) as device:
+            core = build_engine(arguments(overrides), progress=False, device=device)
+            device.wait_idle()  # the warm-up's steps are nobody's plan
+            watch.attach(core)
+            device.arm()
+            yield core, device, watch
+            core.shutdown()
+            device.disarm()
+            device.wait_idle()
+            core.check_integrity()
+    finally:
+        gc.unfreeze()  # building an engine freezes the collector's view; hundreds of engines would never go
+
+
+@cache
+def oracle_engine() -> EngineCore:
+    """The synchronous engine on the CPU, with memory to spare and no cache."""
+    return build_engine(arguments({"device": "cpu", "run_ahead": 0, "enable_prefix_caching": False}), progress=False)
+
+
+def expected(requests: list[AddRequest]) -> dict[str, Answer]:
+    """What each request gives on the oracle."""
+    return run(oracle_engine(), requests)
+
+
+@dataclass
+class Scenario:
+    """An engine and what happens to it, all drawn from ``seed``."""
+
+    seed: int
+    overrides: dict[str, Any] = field(default_factory=dict)
+    requests: list[AddRequest] = field(default_factory=list)
+    abort_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        seqs = rng.choice([1, 2, 4, 6, 8])
+        self.overrides = {
+            "run_ahead": rng.choice([0, 1, 2, 3, 4, 8, "auto"]),
+            "enforce_eager": rng.random() < 0.5,
+            "max_num_seqs": seqs,
+            "max_num_batched_tokens": rng.choice([8, 16, 40, 64]),
+            "enable_prefix_caching": rng.random() < 0.7,
+            "kv_cache_memory_bytes": rng.choice([17, 18, 22, 40]) * KV_BLOCK_BYTES,
+        }
+        self.requests = [random_request(rng, i) for i in range(rng.randrange(2, 14))]
+        for request in self.requests[1:]:
+            if rng.random() < 0.25:  # a prompt that may be cached whole, of whole blocks or not
+                same = rng.choice(self.requests).prompt_token_ids
+                request.prompt_token_ids = same[: rng.choice([8, 16, len(same)])]
+        self.abort_rate = rng.choice([0.0, 0.0, 0.1, 0.3])
+
+    def play(self) -> None:
+        """Run it and compare with the oracle."""
+        rng, truth = self.rng, expected(self.requests)
+        answers = {request.request_id: Answer() for request in self.requests}
+        aborted: set[str] = set()
+        with simulated(self.seed, **self.overrides) as (core, _, _):
+            waiting, idle = list(self.requests), 0
+            while waiting or core.has_work():
+                assert idle < 1000, "the engine turns without progress"
+                idle += 1
+                for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
+                    core.add(waiting.pop(0))
+                if rng.random() < self.abort_rate:
+                    victim = str(rng.randrange(len(self.requests) - len(waiting) or 1))
+                    if answers[victim].finish_reason is None and victim not in {r.request_id for r in waiting}:
+                        core.abort(victim)
+                        aborted.add(victim)
+                for update in core.step():
+                    idle = 0
+                    assert update.request_id not in aborted, "an update after the abort"
+                    answers[update.request_id].take(update)
+        for request_id, answer in answers.items():
+            if request_id in aborted:
+                assert answer.token_ids == truth[request_id].token_ids[: len(answer.token_ids)]
+            else:
+                close(answer, truth[request_id], TOLERANCE)
+
+
+def play(seed: int) -> None:
+    """Play the scenario of ``seed``; a failure says how to see it again."""
+    try:
+        Scenario(seed).play()
+    except BaseException as error:
+        error.add_note(f"again: python -m tests.sim.replay {seed}")
+        raise

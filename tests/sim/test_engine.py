@@ -1,0 +1,150 @@
+"""R1, R2, R8: the engine's real code on the simulated device gives the oracle's answers, whatever the depth and the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from headway.device.sim import HostSyncError, InvariantError, RaceError
+from headway.engine.core import EngineCore
+from tests.engine.harness import Answer, request, run
+from tests.engine.test_depths import FEATURES, close, requests_for
+from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.sim.harness import TOLERANCE, expected, play, simulated
+
+SMALL_POOL = {"kv_cache_memory_bytes": 18 * KV_BLOCK_BYTES, "max_num_batched_tokens": 24}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny operations: threads only cost."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def compare(answers: dict[str, Answer], oracle: dict[str, Answer]) -> None:
+    assert answers.keys() == oracle.keys()
+    for request_id, answer in answers.items():
+        close(answer, oracle[request_id], TOLERANCE)
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize(("depth", "seed"), [(1, 0), (1, 1), (2, 2), (2, 3), (4, 4), (4, 5)])
+def test_every_feature(depth: int, seed: int, graphs: bool) -> None:
+    with simulated(seed, run_ahead=depth, enforce_eager=not graphs) as (core, _, watch):
+        for feature, params in FEATURES.items():
+            batch = requests_for([params] * 4, seed=1)
+            try:
+                compare(run(core, batch), expected(batch))
+            except BaseException as error:
+                error.add_note(f"feature {feature}")
+                raise
+        assert watch.num_steps == core.stats().num_steps > 0
+
+
+@pytest.mark.parametrize("pool", ["roomy", "small"])
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize(("depth", "seed"), [(0, 6), (1, 7), (2, 8), (4, 9), (8, 10), ("auto", 11), ("auto", 12)])
+def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
+    """More requests than slots, prompts cut into chunks, and (small) preemptions."""
+    batch = requests_for(list(FEATURES.values()) * 2, seed=2)
+    memory = SMALL_POOL if pool == "small" else {}
+    with simulated(seed, run_ahead=depth, enforce_eager=not graphs, **memory) as (core, _, watch):
+        compare(run(core, batch), expected(batch))
+        if pool == "small":
+            assert core.stats().num_preemptions > 0
+        if depth not in (0, "auto"):
+            assert watch.num_zombie_rows > 0, "requests end on the device before the host knows"
+
+
+def test_the_pacer_follows_the_device() -> None:
+    """A device that runs dry makes it run further ahead; one that never finishes early does not."""
+    depths = {}
+    for name, speeds in (("fast", (1.0, 1.0)), ("slow", (0.0, 0.0))):
+        with simulated(0, run_ahead="auto") as (core, device, _):
+            device.timeline.main.speed, device.timeline.copies.speed = speeds
+            run(core, requests_for([{"ignore_eos": True, "max_tokens": 30}] * 3, seed=1))
+            depths[name] = core.stats().run_ahead
+    assert depths["fast"] > depths["slow"] == 1
+
+
+@pytest.mark.slow
+@settings(max_examples=40, phases=[Phase.explicit, Phase.generate], database=None)
+@given(seed=st.integers(0, 10**6))
+def test_random_scenarios(seed: int) -> None:
+    """Random requests, arrivals, aborts, sizes, depths and devices, all drawn from one number."""
+    play(seed)
+
+
+@pytest.mark.soak
+@settings(max_examples=2000, phases=[Phase.explicit, Phase.generate], database=None)
+@given(seed=st.integers(10**6, 10**9))
+def test_many_random_scenarios(seed: int) -> None:
+    play(seed)
+
+
+# -- what an engine that breaks the rules looks like ------------------------------------------------------------------
+
+
+def play_one(core: EngineCore) -> None:
+    run(core, [request("a", list(range(20)), temperature=0.0), request("b", [1, 2, 3])])
+
+
+def test_a_host_read_in_the_launch_is_reported_though_the_engine_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.sampling.sampler import Sampler
+
+    call = Sampler.__call__
+
+    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, variant: Any) -> Any:
+        if bool((slots < 0).all()):
+            return None
+        return call(self, logits, slots, variant)
+
+    def play_it() -> None:
+        with simulated(1, run_ahead=2, enforce_eager=True) as (core, _, _):
+            monkeypatch.setattr(Sampler, "__call__", reading)
+            play_one(core)
+
+    with pytest.raises(HostSyncError, match=r"test_engine\.py:\d+ in reading: if bool\(\(slots < 0\)\.all\(\)\)"):
+        play_it()
+
+
+def test_a_bound_that_is_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.runner.batch_buffers import BatchBuffers
+
+    unpack = BatchBuffers.unpack
+
+    def narrow(self: BatchBuffers, packed: torch.Tensor, **numbers: int) -> Any:
+        return unpack(self, packed, **(numbers | {"max_seq_len_bound": numbers["max_seq_len_bound"] - 1}))
+
+    def play_it() -> None:
+        with simulated(1, run_ahead=2, enforce_eager=True) as (core, _, _):
+            monkeypatch.setattr(BatchBuffers, "unpack", narrow)
+            play_one(core)
+
+    with pytest.raises(InvariantError, match="max_seq_len_bound"):
+        play_it()
+
+
+def test_a_ring_that_ignores_its_fences_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.device.staging import Staging, StagingRing
+
+    acquire = StagingRing.acquire
+
+    def careless(self: StagingRing) -> Staging:
+        return self._free_when_fenced.pop(0) if self._free_when_fenced else acquire(self)
+
+    def play_it() -> None:
+        with simulated(2, run_ahead=4) as (core, _, _):
+            monkeypatch.setattr(StagingRing, "acquire", careless)
+            play_one(core)
+
+    with pytest.raises(RaceError, match="rewrote a staging buffer"):
+        play_it()

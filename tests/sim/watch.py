@@ -1,0 +1,136 @@
+"""Compares the device's truth, when a step runs, with what the scheduler believed when it planned the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headway.core.plan import StepPlan
+from headway.device.sim import InvariantError
+from headway.device.sim.ops import Observer
+from headway.device.sim.tensor import SimTensor
+from headway.engine.core import EngineCore
+
+GARBAGE = 1e4
+"""What a KV block holds until its owner writes it: finite, as whatever a former owner left, and impossible to overlook."""
+
+
+@dataclass(slots=True)
+class Believed:
+    """A plan, and who held which blocks when it was made.
+
+    Attributes:
+        owners: request id of each row.
+        held: request id -> block ids, of every request that owned a slot.
+        fresh: blocks that the step's edits hand out with nothing of use in them.
+    """
+
+    plan: StepPlan
+    owners: list[str]
+    held: dict[str, list[int]]
+    fresh: list[int]
+
+
+class PlanWatch:
+    """R3 and R6 on every step of an engine. Give ``observers()`` to the device, then ``attach`` the engine."""
+
+    def __init__(self) -> None:
+        self._launched: deque[Believed] = deque()
+        self._caches: list[torch.Tensor] = []
+        self._planned: Believed | None = None
+        self._writers: dict[int, str] = {}
+        self._attached = False
+        self.num_steps = 0
+        self.num_zombie_rows = 0
+
+    def observers(self) -> list[tuple[str, Observer]]:
+        return [("step_unpack", self._on_unpack)]
+
+    def attach(self, core: EngineCore) -> None:
+        scheduler, runner = core._scheduler, core._runner
+        planner: Any = scheduler._planner
+        assemble, launch = planner._assemble, runner.launch
+        block_size = runner.config.block_size
+
+        def watched_assemble(*args: Any) -> Any:
+            plan, rows = assemble(*args)
+            running = scheduler._life.running.requests()
+            held = {request.request_id: list(request.block_ids) for request in [*running, *rows.requests]}
+            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size))
+            return plan, rows
+
+        def watched_launch(plan: StepPlan) -> Any:
+            assert self._planned is not None and self._planned.plan is plan
+            self._launched.append(self._planned)
+            try:
+                return launch(plan)
+            except BaseException:
+                self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
+                raise
+
+        self._caches = [_on_device(cache) for cache in (*runner._kv.keys, *runner._kv.values)]
+        for cache in self._caches:
+            cache[1:] = GARBAGE
+        planner._assemble = watched_assemble
+        runner.launch = watched_launch  # type: ignore[method-assign]
+        self._attached = True
+
+    def _on_unpack(self, args: tuple[Any, ...]) -> Callable[[], None] | None:
+        if not self._attached:
+            return None
+        packed, _, num_computed, alive = args[:4]
+        kv_slots, query_start, block_size = args[7], args[8], args[12]
+        believed = self._launched.popleft()
+        plan = believed.plan
+        self.num_steps += 1
+        rows = packed[int(packed[4]) :][: 4 * plan.num_rows].view(-1, 4)
+        need(rows[:, 0].tolist() == plan.slots.tolist(), f"step {plan.step} runs another step's rows")
+        for block in believed.fresh:
+            for cache in self._caches:
+                cache[block] = GARBAGE
+        truths = num_computed[plan.slots].tolist()
+        live = alive[plan.slots].tolist()
+        for row, (truth, bound) in enumerate(zip(truths, plan.starts_bound.tolist(), strict=True)):
+            if not live[row]:
+                self.num_zombie_rows += 1
+                continue
+            # Nothing is drafted here, so bounds are exact on every live row.
+            need(bound >= truth, f"step {plan.step}, row {row}: starts_bound {bound} < {truth}")
+            need(bound == truth, f"step {plan.step}, row {row}: starts_bound {bound}, truth {truth}")
+
+        def after() -> None:
+            for row, owner in enumerate(believed.owners):
+                places = kv_slots[int(query_start[row]) : int(query_start[row + 1])]
+                for block in sorted({place // block_size for place in places.tolist() if place >= 0}):
+                    self._check_write(believed, owner, block)
+
+        return after
+
+    def _check_write(self, believed: Believed, owner: str, block: int) -> None:
+        step = believed.plan.step
+        need(block in believed.held[owner], f"step {step}: {owner} writes KV block {block}, which it did not hold")
+        former = self._writers.get(block, owner)
+        still = former != owner and block in believed.held.get(former, [])
+        need(not still, f"step {step}: {owner} writes KV block {block}, which {former} wrote and still held")
+        self._writers[block] = owner
+
+
+def _fresh_blocks(plan: StepPlan, block_size: int) -> list[int]:
+    """Blocks of the step's edits that are no prefix hits."""
+    hits = {admission.slot: admission.num_computed // block_size for admission in plan.admissions}
+    edits = zip(plan.block_edit_slots, plan.block_edit_indices, plan.block_edit_ids, strict=True)
+    return [int(block) for slot, index, block in edits if index >= hits.get(int(slot), 0)]
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, SimTensor)
+    return tensor.data_on_device
+
+
+def need(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)
