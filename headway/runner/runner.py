@@ -285,7 +285,7 @@ class ModelRunner:
             num_rows=num_rows,
             num_decode_rows=0,
             max_query_len=num_tokens,
-            max_seq_len_bound=self.config.max_model_len,
+            max_seq_len_bound=self.config.max_model_len,  # a cached prefix may be of any length
         )
         return batch, self.row_logits(batch, self._model(batch, self._kv))
 

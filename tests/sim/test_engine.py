@@ -75,7 +75,7 @@ def test_the_pacer_follows_the_device() -> None:
     assert depths["fast"] > depths["slow"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=40, phases=[Phase.explicit, Phase.generate], database=None)
 @given(seed=st.integers(0, 10**6))
 def test_random_scenarios(seed: int) -> None:

@@ -68,7 +68,7 @@ class SimDevice:
         """A buffer whose copies are watched."""
         return self.operations.pinned(num_ints)
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def capture(self, body: Callable[[], object]) -> Graph:
         """Record the work that ``body`` queues."""
         return graph.capture(self.timeline, body)
 

@@ -34,7 +34,7 @@ class SimGraph:
         timeline.progress()
 
 
-def capture(timeline: Timeline, body: Callable[[], None]) -> SimGraph:
+def capture(timeline: Timeline, body: Callable[[], object]) -> SimGraph:
     """Record what ``body`` queues, without running it."""
     timeline.refuse_in_capture("a graph capture")
     tasks: list[Task] = []
