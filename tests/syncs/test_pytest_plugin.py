@@ -37,6 +37,7 @@ def test_without_a_device_guarded_tests_are_skipped_not_passed(tmp_path: Path) -
         "headway.syncs.pytest_plugin",
         str(tmp_path),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # An installed Headway registers the plugin by itself; loading it a second time is an error.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "2 skipped" in done.stdout and "nothing to watch" in done.stdout, done.stdout
