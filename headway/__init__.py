@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from headway.core.outputs import CompletionOutput, Logprob, RequestOutput
-    from headway.core.params import SamplingParams
+    from headway.core.params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -42,6 +42,7 @@ __all__ = [
     "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UnknownParameterError",
     "UnsupportedModelError",
     "WeightsError",
@@ -52,7 +53,7 @@ _HOMES = {
     "headway.api.llm": ("LLM",),
     "headway.api.async_llm": ("AsyncLLM",),
     "headway.core.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
-    "headway.core.params": ("SamplingParams",),
+    "headway.core.params": ("SamplingParams", "StructuredOutputsParams"),
 }
 
 

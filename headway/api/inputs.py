@@ -124,6 +124,8 @@ class Door:
         """
         if not isinstance(params, SamplingParams):
             raise _wrong_params(params)
+        if params.structured_outputs is not None:
+            raise InvalidRequestError("structured_outputs are not served by this build", "structured_outputs")
         text, ids, own_salt = self._read_prompt(prompt)
         self._check_tokenizer_needs(params)
         self._check_vocabulary(params)

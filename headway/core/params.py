@@ -58,6 +58,45 @@ def _is_number(value: object) -> bool:
 
 @refuse_unknown
 @dataclass(kw_only=True, slots=True)
+class StructuredOutputsParams:
+    """What the text of one request must look like: exactly one of the five.
+
+    Attributes:
+        json: a JSON schema, as a dict or as JSON text.
+        regex: a regular expression the whole text must match.
+        choice: the text is one of these strings.
+        grammar: a context-free grammar in Lark syntax.
+        json_object: True for any JSON object.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if len(given) != 1:
+            _refuse(
+                "structured_outputs", f"needs exactly one of json, regex, choice, grammar, json_object, got {given}"
+            )
+        if self.choice is not None and (
+            not isinstance(self.choice, list)
+            or not self.choice
+            or not all(isinstance(c, str) and c for c in self.choice)
+        ):
+            _refuse("structured_outputs", "choice must be a list of non-empty strings")
+        for name, kinds in (("json", (str, dict)), ("regex", str), ("grammar", str)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                _refuse("structured_outputs", f"{name} must be text, got {type(value).__name__}")
+        if not isinstance(self.json_object, bool):
+            _refuse("structured_outputs", "json_object must be true or false")
+
+
+@refuse_unknown
+@dataclass(kw_only=True, slots=True)
 class SamplingParams:
     """How one request's tokens are chosen and reported.
 
@@ -84,6 +123,7 @@ class SamplingParams:
             All log-probabilities are of the model's raw logits, before any processing (vLLM's ``raw_logprobs``).
         detokenize: produce text; False leaves ``text`` empty.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: constrain the text to a schema, pattern, choice or grammar.
     """
 
     n: int = 1
@@ -109,6 +149,7 @@ class SamplingParams:
     logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -125,6 +166,9 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, f"must be true or false, got {getattr(self, name)!r}")
+
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            _refuse("structured_outputs", f"must be StructuredOutputsParams, got {self.structured_outputs!r:.80}")
 
     @property
     def is_greedy(self) -> bool:

@@ -24,6 +24,7 @@ PUBLIC_NAMES = [
     "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UnknownParameterError",
     "UnsupportedModelError",
     "WeightsError",
