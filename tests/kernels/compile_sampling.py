@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
@@ -20,7 +21,7 @@ VOCAB, ROWS = 151936, 64
 REALS = (
     "temperature", "top_p", "min_p", "best_score", "part_top", "part_sum", "values", "repetition", "frequency", "presence",
 )  # fmt: skip
-NUMBERS = ("row_stride", "vocab", "num_slots", "chunks", "parts", "width", "length", "bound", "max_entries")
+NUMBERS = ("row_stride", "vocab", "num_slots", "chunks", "parts", "width", "length", "bound", "least", "max_entries")
 
 
 def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int) -> None:
@@ -67,6 +68,9 @@ def main() -> None:
     for logits in ("*bf16", "*fp32"):
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
+    compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
+    compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
+    compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)
 
 
 if __name__ == "__main__":

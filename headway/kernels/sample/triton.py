@@ -1,4 +1,4 @@
-"""``sample`` in Triton: two launches whatever the mixture of rows. ``triton_race`` reads the logits, ``triton_finish`` picks."""
+"""``sample`` in Triton, two launches for any mixture of rows: ``triton_race`` reads the logits, ``triton_finish`` picks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,32 @@ def sample(
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
     flags: int,
-    tile: SampleTile | None = None,
 ) -> torch.Tensor:
-    """See the package. ``tile``: for benchmarks."""
+    """See the package."""
+    filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
+    tile = tile_for(logits.shape[0], logits.shape[1], filtered)
+    return sample_with(tile, logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, flags)
+
+
+def sample_with(
+    tile: SampleTile,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    num_tokens: torch.Tensor,
+    flags: int,
+) -> torch.Tensor:
+    """``sample`` with a given tile, as benchmarks call it."""
     rows, vocab = logits.shape
     device, num_slots = logits.device, temperature.numel()
     out = torch.empty(rows, dtype=torch.int32, device=device)
     if rows == 0:
         return out
     filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
-    tile = tile or tile_for(rows, vocab, filtered)
     chunks = triton.cdiv(vocab, tile.block)
     parts = chunks * (tile.block // tile.part)
     best_score = torch.empty(rows, chunks, dtype=torch.float32, device=device)

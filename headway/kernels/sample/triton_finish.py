@@ -93,9 +93,7 @@ def _draw_row(
     """The token drawn from all logits of a row."""
     bound = order_key(floor)
     if has_k:
-        bound = tl.maximum(
-            bound, row_key(line, vocab, heat, top, bound, k.to(tl.float32), False, PIVOTS, BLOCK)
-        )
+        bound = tl.maximum(bound, row_key(line, vocab, heat, top, bound, k.to(tl.float32), False, PIVOTS, BLOCK))
     if p < 1.0:
         target = p * row_mass(line, vocab, heat, top, float_of_key(bound), BLOCK)
         bound = tl.maximum(bound, row_key(line, vocab, heat, top, bound, target, True, PIVOTS, BLOCK))
