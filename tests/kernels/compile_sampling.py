@@ -12,16 +12,40 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
+from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
 from tests.kernels.compile_forward import assembler_report
 
 VOCAB, ROWS = 151936, 64
-REALS = (
-    "temperature", "top_p", "min_p", "best_score", "part_top", "part_sum", "values", "repetition", "frequency", "presence",
-)  # fmt: skip
-NUMBERS = ("row_stride", "vocab", "num_slots", "chunks", "parts", "width", "length", "bound", "least", "max_entries")
+REALS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "best_score",
+    "part_top",
+    "part_sum",
+    "values",
+    "chunk_sum",
+    "logprobs",
+    "repetition",
+    "frequency",
+    "presence",
+]
+NUMBERS = [
+    "row_stride",
+    "vocab",
+    "num_slots",
+    "chunks",
+    "parts",
+    "width",
+    "table_width",
+    "length",
+    "bound",
+    "least",
+    "max_entries",
+]
 
 
 def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int) -> None:
@@ -64,10 +88,21 @@ def compile_sample(logits: str, random: bool, filtered: bool) -> None:
     compile_kernel(f"finish {name}", finish_kernel, logits, finish, tile.finish_warps if filtered else 1)
 
 
+def compile_logprobs(logits: str) -> None:
+    kind = {"BLOCK": CHUNK, "PART": PART}
+    compile_kernel(f"logprobs chunk {logits}", chunk_kernel, logits, kind, 8)
+    chunks = triton.cdiv(VOCAB, CHUNK)
+    merge = {"CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(chunks * CHUNK // PART)}
+    for entries, candidates in ((5, 256), (128, 1024)):
+        size = {"ENTRIES": triton.next_power_of_2(1 + entries), "CANDIDATES": candidates, "SORTED": False}
+        compile_kernel(f"logprobs merge {entries} {logits}", merge_kernel, logits, {**merge, "PART": PART, **size}, 8)
+
+
 def main() -> None:
     for logits in ("*bf16", "*fp32"):
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
+        compile_logprobs(logits)
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
     compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)

@@ -27,39 +27,9 @@ from headway.kernels.sample.triton_select import (
     row_key,
     row_mass,
     safe_floor,
-    scaled,
 )
+from headway.kernels.triton_candidates import collect, scaled
 from headway.kernels.triton_math import float_of_key, order_key, weight_below
-
-
-@triton.jit
-def _collect(
-    line, tops, floor, heat, vocab, parts, hot, values, tokens,
-    PARTS: tl.constexpr, PART: tl.constexpr, GATHER: tl.constexpr, LARGE: tl.constexpr,
-):  # fmt: skip
-    """Copy the row's values >= floor and their tokens next to each other; how many, or more than LARGE."""
-    part = tl.arange(0, PARTS)
-    is_hot = (part < parts) & (tops >= floor)
-    tl.store(hot + tl.cumsum(is_hot.to(tl.int32), 0) - 1, part, mask=is_hot)
-    num_hot = tl.sum(is_hot.to(tl.int32), 0)
-    tl.debug_barrier()  # the list is read by other threads than wrote it
-    size = 0
-    begin = 0
-    while (begin < num_hot) & (size <= LARGE):
-        lane = tl.arange(0, GATHER)
-        which = begin + lane // PART
-        token = tl.load(hot + which, mask=which < num_hot, other=0) * PART + lane % PART
-        mask = (which < num_hot) & (token < vocab)
-        x = scaled(line + token, mask, heat)
-        kept = mask & (x >= floor)
-        place = size + tl.cumsum(kept.to(tl.int32), 0) - 1
-        kept_in = kept & (place < LARGE)
-        tl.store(values + place, x, mask=kept_in)
-        tl.store(tokens + place, token, mask=kept_in)
-        size += tl.sum(kept.to(tl.int32), 0)
-        begin += GATHER // PART
-    tl.debug_barrier()
-    return size
 
 
 @triton.jit
@@ -130,7 +100,7 @@ def _filtered_token(
         if has_k | whole:  # top_p takes its mass of all that top_k and min_p keep: these must be among the candidates
             most = tl.where(has_k, k, ABOVE_ALL)
             start = tl.maximum(floor, safe_floor(tops, sums, top, total, most, tl.where(whole, p, 2.0), PART))
-        size = _collect(line, tops, start, heat, vocab, parts, hot, values, tokens, PARTS, PART, GATHER, LARGE)
+        size = collect(line, tops, start, heat, vocab, parts, hot, values, tokens, PARTS, PART, GATHER, LARGE)
         if size <= SMALL:
             winner = _draw_candidates(
                 values, tokens, size, top, total, floor, k, has_k, p, whole, low, high, position, SMALL

@@ -11,17 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.triton_math import float_of_key, load_logits, order_key, weight_below
+from headway.kernels.triton_candidates import scaled
+from headway.kernels.triton_math import float_of_key, order_key, weight_below
 
 BELOW_ALL = tl.constexpr(-2147483648)
 ABOVE_ALL = tl.constexpr(2147483647)
-
-
-@triton.jit
-def scaled(pointer, mask, heat):
-    """f32 logits over the temperature."""
-    x = load_logits(pointer, mask)
-    return tl.math.div_rn(x, tl.zeros_like(x) + heat)
 
 
 @triton.jit
