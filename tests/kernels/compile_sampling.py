@@ -19,33 +19,14 @@ from headway.kernels.sample.triton_race import race_kernel
 from tests.kernels.compile_forward import assembler_report
 
 VOCAB, ROWS = 151936, 64
-REALS = [
-    "temperature",
-    "top_p",
-    "min_p",
-    "best_score",
-    "part_top",
-    "part_sum",
-    "values",
-    "chunk_sum",
-    "logprobs",
-    "repetition",
-    "frequency",
-    "presence",
-]
-NUMBERS = [
-    "row_stride",
-    "vocab",
-    "num_slots",
-    "chunks",
-    "parts",
-    "width",
-    "table_width",
-    "length",
-    "bound",
-    "least",
+REALS = (
+    "temperature", "top_p", "min_p", "best_score", "part_top", "part_sum", "values", "chunk_sum", "logprobs",
+    "repetition", "frequency", "presence",
+)  # fmt: skip
+NUMBERS = (
+    "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
     "max_entries",
-]
+)  # fmt: skip
 
 
 def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int) -> None:
