@@ -19,7 +19,7 @@ from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
 from headway.kernels.penalties import penalties
 from headway.kernels.registry import Op
-from headway.kernels.sample import MIN_P, RANDOM, TOP, sample
+from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, sample
 from headway.kernels.sample.tiles import FILTERED, SampleTile
 from headway.kernels.sample.triton import sample_with
 from headway.kernels.slot_advance import slot_advance
@@ -149,19 +149,27 @@ class Draw:
 
 
 GREEDY, PLAIN = Draw("greedy", 0, heat=0.0), Draw("random", RANDOM)
+ALL = RANDOM | TOP | MIN_P | WIDE | TWICE
+TOP_P = Draw("top_p 0.9", RANDOM | TOP | WIDE, heat=0.7, p=0.9)
 TOP_K_TOP_P = Draw("k 50, p 0.9", RANDOM | TOP, heat=0.7, k=50, p=0.9)
 DRAWS = (
     GREEDY,
     PLAIN,
     Draw("random, filters off", RANDOM | TOP | MIN_P),
-    Draw("min_p", RANDOM | MIN_P, low=0.05),
+    Draw("random, wide filters off", RANDOM | TOP | MIN_P | WIDE | TWICE),
+    Draw("min_p", RANDOM | MIN_P | WIDE, low=0.05),
     Draw("top_k 50", RANDOM | TOP, k=50),
     Draw("top_k 500", RANDOM | TOP, k=500),
-    Draw("top_p 0.9", RANDOM | TOP, heat=0.7, p=0.9),
-    Draw("top_p 0.99", RANDOM | TOP, heat=0.7, p=0.99),
+    Draw("top_k 5000", RANDOM | TOP | WIDE, k=5000),
+    Draw("top_p 0.3", RANDOM | TOP | WIDE, heat=0.3, p=0.3),
+    TOP_P,
+    Draw("top_p 0.99", RANDOM | TOP | WIDE, heat=0.7, p=0.99),
     TOP_K_TOP_P,
+    Draw("k, p: wide filters on", ALL, heat=0.7, k=50, p=0.9),
+    Draw("k 5000, p 0.9", ALL, heat=0.7, k=5000, p=0.9),
     Draw("k, p, min_p", RANDOM | TOP | MIN_P, heat=0.7, k=50, p=0.9, low=0.02),
-    Draw("flat top_p", RANDOM | TOP, heat=50.0, p=0.9),
+    Draw("flat top_p", RANDOM | TOP | WIDE, heat=50.0, p=0.9),
+    Draw("flat min_p", RANDOM | MIN_P | WIDE, heat=50.0, low=0.9),
 )
 
 
@@ -182,16 +190,18 @@ def draw_cases(size: Size, logits: list[torch.Tensor], slots: torch.Tensor) -> I
 
 RACE_TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8)]
 FINISH_TILES = {
-    "block 4096": replace(FILTERED, block=4096, num_warps=8),
-    "block 1024": replace(FILTERED, block=1024),
-    "part 256": replace(FILTERED, part=256),
+    "pivots 8": replace(FILTERED, pivots=8),
     "gather 4096": replace(FILTERED, gather=4096),
     "gather 1024": replace(FILTERED, gather=1024),
-    "small 256": replace(FILTERED, small=256),
-    "large 2048": replace(FILTERED, large=2048),
     "4 warps": replace(FILTERED, finish_warps=4),
-    "16 warps": replace(FILTERED, finish_warps=16),
-    "pivots 4": replace(FILTERED, pivots=4),
+}
+WIDE_TILES = {
+    "segment 2048": replace(FILTERED, segment=2048),
+    "segment 8192": replace(FILTERED, segment=8192),
+    "4 pivots": replace(FILTERED, wide_pivots=4, levels=4),
+    "16 pivots": replace(FILTERED, wide_pivots=16, levels=2),
+    "2 levels": replace(FILTERED, levels=2),
+    "4 levels": replace(FILTERED, levels=4),
 }
 
 
@@ -206,6 +216,8 @@ def sweep(size: Size) -> list[Case]:
             found.append(Case(sample, f"{draw.label} {block}/{warps}", draw.calls(half, slots), wide, tile))
     for label, tile in {"as is": FILTERED, **FINISH_TILES}.items():
         found.append(Case(sample, f"k, p: {label}", TOP_K_TOP_P.calls(half, slots), wide, tile))
+    for label, tile in {"as is": FILTERED, **WIDE_TILES}.items():
+        found.append(Case(sample, f"top_p 0.9: {label}", TOP_P.calls(half, slots), wide, tile))
     return found
 
 

@@ -28,6 +28,7 @@ from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
 from headway.runner.graphs import DecodeGraphs, row_buckets
 from headway.runner.prefill_graphs import MAX_ROWS, TOKEN_BUCKETS, PrefillGraphs
 from headway.runner.runner import ModelRunner, RunnerConfig
+from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
 from headway.state.kv_pool import KVPool
@@ -204,11 +205,11 @@ def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> i
 
 def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
     config = runner.config
-    decode = DecodeGraphs(
-        runner.device, runner.decode_logits, runner.sample_and_advance, row_buckets(config.max_num_seqs)
-    )
+    back, tails = runner.sample_and_advance, tail_variants(runner.every_edit)
+    decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
     tokens = [bucket for bucket in TOKEN_BUCKETS if bucket <= config.max_num_batched_tokens]
-    prefill = PrefillGraphs(runner.device, runner.prefill_logits, tokens, min(MAX_ROWS, config.max_num_seqs))
+    rows = min(MAX_ROWS, config.max_num_seqs)
+    prefill = PrefillGraphs(runner.device, runner.prefill_logits, back, tokens, rows, tails)
     start, total = time.perf_counter(), len(decode.buckets) + len(tokens)
     with progress_bar(total, "capturing CUDA graphs", show=progress) as advance, torch.inference_mode():
         prefill.capture(lambda bucket: advance(1))

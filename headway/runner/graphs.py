@@ -1,49 +1,33 @@
-"""CUDA graphs of whole decode steps: one launch replays edits, unpack, forward, logits, sampling and slot update.
+"""CUDA graphs of decode steps: one launch replays edits, unpack, forward, logits, sampling and slot update.
 
-For each padded row count there is one graph of the front half (up to the logits) for any mixture of features, and one of the
-whole step for each common sampling variant. Variants are chosen from host facts only. Everything a graph reads has a stable
-address: the packed step, the slot tables, the batch buffers, the KV pool, the result ring (its index is data, not an argument).
+For each padded row count there is one graph of the whole step for each of the most common sampling variants, and a
+``SplitStep`` for all others. Variants are chosen from host facts only. Everything a graph reads has a stable address: the
+packed step, the slot tables, the batch buffers, the KV pool, the result ring (its index is data, not an argument).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 
 from headway.device.base import Device, Graph
-from headway.sampling.draw import FILTER_MIN_P, FILTER_TOP, RANDOM
-from headway.sampling.logprobs import LogprobTensors
+from headway.kernels.sample import RANDOM
+from headway.runner.split_step import Replayed, SampleAndAdvance, SpareLogits, SplitStep
+from headway.sampling.draw import FILTERED
 from headway.sampling.sampler import Variant
 from headway.state.batch import StepBatch
 
 WHOLE_STEP_VARIANTS = (
     Variant(),
     Variant(flags=RANDOM),
-    Variant(flags=RANDOM | FILTER_TOP | FILTER_MIN_P),
+    Variant(flags=FILTERED),
 )
-"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p."""
+"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p. From few to many flags:
+a step takes the first that does all it needs."""
 
 DecodeLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
-SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[LogprobTensors]]
-
-
-@dataclass(slots=True)
-class FrontHalf:
-    """A graph up to the logits, and where it leaves them."""
-
-    graph: Graph
-    batch: StepBatch
-    logits: torch.Tensor
-
-    @classmethod
-    def capture(cls, device: Device, body: Callable[[], tuple[StepBatch, torch.Tensor]]) -> FrontHalf:
-        """Record ``body`` and keep what it returns: each replay fills the same memory."""
-        kept: list[tuple[StepBatch, torch.Tensor]] = []
-        graph = device.capture(lambda: kept.append(body()))
-        return cls(graph, *kept[0])
 
 
 def row_buckets(max_num_seqs: int) -> list[int]:
@@ -58,6 +42,7 @@ class DecodeGraphs:
     Args:
         decode_logits, sample_and_advance: the two halves of a step (``ModelRunner``'s).
         buckets: ascending padded row counts.
+        tails: variants of the split steps.
     """
 
     def __init__(
@@ -66,11 +51,13 @@ class DecodeGraphs:
         decode_logits: DecodeLogits,
         sample_and_advance: SampleAndAdvance,
         buckets: Iterable[int],
+        tails: Sequence[Variant],
     ) -> None:
         self._device = device
         self._decode_logits, self._sample_and_advance = decode_logits, sample_and_advance
         self.buckets = list(buckets)
-        self._front: dict[int, FrontHalf] = {}
+        self._tails, self._spare = tails, SpareLogits()
+        self._split: dict[int, SplitStep] = {}
         self._whole: dict[tuple[int, Variant], Graph] = {}
 
     def capture(self, on_bucket: Callable[[int], object]) -> None:
@@ -79,11 +66,12 @@ class DecodeGraphs:
         Needs inference mode and an idle device.
         """
         for bucket in reversed(self.buckets):
+            front = partial(self._decode_logits, bucket, bucket)
+            self._split[bucket] = SplitStep(self._device, front, self._sample_and_advance, self._tails, self._spare)
             with self._device.main.active():  # kernels compile and libraries load outside of a capture
-                batch, logits = self._decode_logits(bucket, bucket)
+                batch, logits = front()
                 for variant in WHOLE_STEP_VARIANTS:
                     self._sample_and_advance(batch, logits, variant)
-            self._front[bucket] = FrontHalf.capture(self._device, partial(self._decode_logits, bucket, bucket))
             for variant in WHOLE_STEP_VARIANTS:
                 self._whole[bucket, variant] = self._capture_whole(bucket, variant)
             on_bucket(bucket)
@@ -102,12 +90,10 @@ class DecodeGraphs:
                 return bucket
         return None
 
-    def replay(self, bucket: int, variant: Variant) -> list[LogprobTensors]:
-        """Run a decode step; returns its log-probability parts."""
-        whole = self._whole.get((bucket, variant))
-        if whole is not None:
-            whole.replay()
-            return []
-        front = self._front[bucket]
-        front.graph.replay()
-        return self._sample_and_advance(front.batch, front.logits, variant)
+    def replay(self, bucket: int, variant: Variant) -> Replayed:
+        """Queue a decode step."""
+        covering = next((known for known in WHOLE_STEP_VARIANTS if known.covers(variant)), None)
+        if covering is not None:
+            self._whole[bucket, covering].replay()
+            return Replayed([], covering)
+        return self._split[bucket].replay(variant)

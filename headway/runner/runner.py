@@ -14,12 +14,15 @@ from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
 from headway.device.staging import StagingRing
 from headway.kernels.apply_edits import apply_edits
+from headway.kernels.sample import RANDOM
 from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.graphs import DecodeGraphs
 from headway.runner.prefill_graphs import PrefillGraphs
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
+from headway.runner.split_step import Replayed
+from headway.sampling.draw import ALL_PATHS
 from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import Sampler, Variant
 from headway.state.batch import StepBatch
@@ -117,6 +120,11 @@ class ModelRunner:
         self._num_in_flight = 0
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
+
+    @property
+    def every_edit(self) -> int:
+        """``Variant.edits`` of a step that uses all of the sampler's features."""
+        return self._sampler.every_edit
 
     def use_kv_pool(self, kv: KVPool) -> None:
         """Replace the cache; only before graphs are captured."""
@@ -226,8 +234,9 @@ class ModelRunner:
         if prompt is None:
             replayed = self._replay(plan, packed, variant)
             if replayed is not None:
-                parts, layout.padded_rows = replayed
-                return pack_results(ring[: layout.padded_rows], parts)
+                done, layout.padded_rows = replayed
+                layout.logprob_entries = done.variant.max_logprobs
+                return pack_results(ring[: layout.padded_rows], done.parts)
         self._apply_late_edits(plan, packed)
         batch = self._buffers.unpack(
             self._packed,
@@ -244,8 +253,8 @@ class ModelRunner:
             parts.append(self._prompt_logprobs(hidden, prompt))
         return pack_results(ring[: plan.num_rows], parts)
 
-    def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[list[LogprobTensors], int] | None:
-        """Run the step as a graph, if one fits: its log-probability parts and padded rows."""
+    def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[Replayed, int] | None:
+        """Run the step as graphs, if some fit: what they gave, and padded rows."""
         decode, prefill = self._graphs, self._prefill_graphs
         if decode is None or prefill is None:
             return None
@@ -256,8 +265,7 @@ class ModelRunner:
         if bucket is None:
             return None
         self._apply_late_edits(plan, packed)
-        front = prefill.replay(bucket)
-        return self.sample_and_advance(front.batch, front.logits, variant), prefill.num_rows
+        return prefill.replay(bucket, variant), prefill.num_rows
 
     def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
         """Admissions had the step's edits applied before their counts were rebuilt; without any it is done now."""
@@ -345,8 +353,8 @@ class ModelRunner:
                 max_seq_len_bound=num_tokens,
             )
             logits = self.row_logits(batch, self._model(batch, self._kv))
-            every = (1 << len(self._sampler.features)) - 1
-            for variant in (Variant(), Variant(flags=1), Variant(every, 7, self.config.max_logprobs)):
+            most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
+            for variant in (Variant(), Variant(flags=RANDOM), most):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()

@@ -7,12 +7,12 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.core.plan import Int32s
-from headway.kernels.sample import sample
+from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
 from headway.sampling.feature import SlotEdit, Tables, float_bits, ints
 from headway.state.slots import Table
 
-RANDOM, FILTER_TOP, FILTER_MIN_P = 1, 2, 4
-"""Host facts about a step's rows that let ``sample`` skip work: some row is random / uses top-k or top-p / uses min-p."""
+FILTERED, ALL_PATHS = RANDOM | TOP | MIN_P, RANDOM | TOP | MIN_P | WIDE | TWICE
+"""Flags of ``sample``: any filters of rows that are not wide; any rows at all."""
 
 
 class Draw:
@@ -48,8 +48,10 @@ class Draw:
         flags = 0
         if not params.is_greedy:
             flags = RANDOM
-            flags |= FILTER_TOP if params.top_k > 0 or params.top_p < 1.0 else 0
-            flags |= FILTER_MIN_P if params.min_p > 0.0 else 0
+            flags |= TOP if params.top_k > 0 or params.top_p < 1.0 else 0
+            flags |= MIN_P if params.min_p > 0.0 else 0
+            flags |= WIDE if may_be_wide(params.top_k, params.top_p, params.min_p) else 0
+            flags |= TWICE if params.top_k > WIDE_K and params.top_p < 1.0 else 0
         self._flags[slot] = flags
 
     def flags(self, slots: Int32s) -> int:

@@ -32,6 +32,17 @@ class Variant:
     flags: int = 0
     max_logprobs: int = NOT_ASKED
 
+    def covers(self, other: Variant) -> bool:
+        """Whether a step run as this variant gives all that ``other`` would, and no log-probabilities that nobody asked for.
+
+        Kernels of features that a row does not use leave the row alone, so more of them change nothing.
+        """
+        more = self.edits | other.edits == self.edits and self.flags | other.flags == self.flags
+        asked = other.max_logprobs != NOT_ASKED
+        return more and (
+            NOT_ASKED != self.max_logprobs >= other.max_logprobs if asked else self.max_logprobs == NOT_ASKED
+        )
+
 
 class Sampled(NamedTuple):
     """token_ids int32 [N], and log-probabilities when the variant asks for them."""
@@ -54,6 +65,11 @@ class Sampler:
         self.features: list[Feature] = [LogitBias(at), AllowedTokens(at), MinTokens(at), self.penalties, BadWords(at)]
         self.draw = Draw(at)
         self.logprobs = Logprobs(at)
+
+    @property
+    def every_edit(self) -> int:
+        """``Variant.edits`` with all features."""
+        return (1 << len(self.features)) - 1
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""

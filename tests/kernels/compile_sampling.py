@@ -13,9 +13,12 @@ from triton.compiler import ASTSource
 
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
+from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
+from headway.kernels.sample.triton import FINISH_REGISTERS
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
+from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
 from tests.kernels.compile_forward import assembler_report
 
 VOCAB, ROWS = 151936, 64
@@ -29,7 +32,9 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int) -> None:
+def compile_kernel(
+    name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int, **options: int
+) -> None:
     """Compile with the types the launchers pass; pointers and the vocabulary are 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
@@ -38,12 +43,12 @@ def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, 
         elif argument in NUMBERS:
             signature[argument] = "i32"
         else:
-            types = {"logits": logits, "counts": "*i16"}
+            types = {"logits": logits, "counts": "*i16", "wide": "*i64"}
             signature[argument] = types.get(argument, "*fp32" if argument in REALS else "*i32")
         if argument not in constants and argument not in NUMBERS[2:]:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, **options})
     ptx = built.asm["ptx"]
     report = assembler_report(ptx)
     figures = {
@@ -56,17 +61,32 @@ def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, 
     print(json.dumps(figures), flush=True)
 
 
-def compile_sample(logits: str, random: bool, filtered: bool) -> None:
-    tile = tile_for(ROWS, VOCAB, filtered)
-    chunks = triton.cdiv(VOCAB, tile.block)
+def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False, vocab: int = VOCAB) -> None:
+    tile = tile_for(ROWS, vocab, filtered)
+    chunks = triton.cdiv(vocab, tile.block)
     parts = chunks * tile.block // tile.part
     kind = {"FILTER": filtered, "GREEDY_EPS": 1e-5, "PART": tile.part}
-    name = f"{logits} random={random} filtered={filtered}"
+    name = f"{logits} random={random} filtered={filtered} V={vocab}"
     race = {**kind, "RANDOM": random, "BLOCK": tile.block}
     compile_kernel(f"race {name}", race_kernel, logits, race, tile.num_warps)
     finish = {**kind, "CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(parts)}
     finish |= {"GATHER": tile.gather, "SMALL": tile.small, "LARGE": tile.large, "PIVOTS": tile.pivots}
-    compile_kernel(f"finish {name}", finish_kernel, logits, finish, tile.finish_warps if filtered else 1)
+    finish |= {"chunks": 1} if chunks == 1 else {}  # the launcher makes a constant of an integer that is 1
+    finish |= {"SEARCHES": 2 if wide else 0, "WIDE_K": WIDE_K, "WORDS": record_words(tile.levels, tile.wide_pivots)}
+    warps = tile.finish_warps if filtered else 1
+    compile_kernel(f"finish {name}", finish_kernel, logits, finish, warps, maxnreg=FINISH_REGISTERS)
+
+
+def compile_wide(logits: str) -> None:
+    tile = tile_for(ROWS, VOCAB, filtered=True)
+    size = {"WORDS": record_words(tile.levels, tile.wide_pivots), "SEGMENT": tile.segment}
+    for level in (0, 1, 2):
+        cut = {**size, "LEVEL": level, "PIVOTS": tile.wide_pivots, "BLOCK": 512}
+        compile_kernel(f"narrow {level} {logits}", narrow_kernel, logits, cut, 4)
+    bound = {"LEVELS": tile.levels, "PIVOTS": tile.wide_pivots, "ROW_PIVOTS": tile.pivots}
+    bound |= {"SMALL": tile.small, "LARGE": tile.large}
+    compile_kernel(f"bound {logits}", bound_kernel, logits, {**size, **bound}, 8)
+    compile_kernel(f"wide race {logits}", wide_race_kernel, logits, {**size, "BLOCK": 1024}, 4)
 
 
 def compile_logprobs(logits: str) -> None:
@@ -83,7 +103,11 @@ def main() -> None:
     for logits in ("*bf16", "*fp32"):
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
+        compile_sample(logits, random=True, filtered=True, wide=True)
+        compile_wide(logits)
         compile_logprobs(logits)
+    for filtered in (False, True):
+        compile_sample("*fp32", True, filtered, wide=filtered, vocab=112)
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
     compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from headway.kernels.sample import MIN_P, RANDOM, TOP, sample
+from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
 from headway.kernels.sample.reference import _threshold
 from headway.kernels.sample.rng import log_exponential, token_bits
 from headway.kernels.testing import interpreter_loops, kernel_dtypes
@@ -35,6 +35,8 @@ def _args(logits: torch.Tensor, rows: list[Row], flags: int | None = None) -> tu
     if flags is None:
         flags = RANDOM * any(row.temperature >= 1e-5 for row in rows)
         flags |= TOP * any(row.top_k > 0 or row.top_p < 1 for row in rows) | MIN_P * any(row.min_p > 0 for row in rows)
+        flags |= WIDE * any(may_be_wide(row.top_k, row.top_p, row.min_p) for row in rows)
+        flags |= TWICE * any(row.top_k > WIDE_K and row.top_p < 1 for row in rows)
     return (
         logits, ints([i if row.slot is None else row.slot for i, row in enumerate(rows)]),
         floats([row.temperature for row in rows]), ints([row.top_k for row in rows]), floats([row.top_p for row in
@@ -146,12 +148,12 @@ def test_infinities_and_nan(row: Row) -> None:
     logits[4, 41] = -1e30
     logits[5, 3], logits[5, 6] = nan, 4.0
     rows = [Row(row.temperature, row.top_k, row.top_p, row.min_p) for _ in range(6)]
-    for flags in (None, 7):
+    for flags in (None, 31):
         for _, drawn in run_both(sample, _args(logits, rows, flags)):
             assert drawn.tolist() == [0, 0, 69, 5, 41, 6]
 
 
-@pytest.mark.parametrize("flags", [1, 3, 5, 7])
+@pytest.mark.parametrize("flags", [1, 3, 7, 15, 31])
 def test_a_superset_of_flags_changes_nothing(flags: int) -> None:
     torch.manual_seed(1)
     logits = torch.randn(6, 777)
@@ -166,9 +168,9 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     torch.manual_seed(2)
     rng = random.Random(8)
     rows, logits = [_random_row(rng) for _ in range(34)], torch.randn(34, 301) * 3
-    together = [drawn.tolist() for _, drawn in run_both(sample, _args(logits, rows, 7))]
+    together = [drawn.tolist() for _, drawn in run_both(sample, _args(logits, rows, 31))]
     for n in (0, 7, 33):
-        alone = [drawn.tolist() for _, drawn in run_both(sample, _args(logits[n : n + 1], rows[n : n + 1], 7))]
+        alone = [drawn.tolist() for _, drawn in run_both(sample, _args(logits[n : n + 1], rows[n : n + 1], 31))]
         assert [t[n] for t in together] == [a[0] for a in alone]
 
 
@@ -209,7 +211,7 @@ def test_kernel_draws_inside_the_threshold(vocab: int, spread: float, device: st
     torch.manual_seed(vocab)
     rows = [replace(row, seed=(n, 0)) for row in SUPPORT_ROWS for n in range(2)]
     logits = (torch.randn(len(SUPPORT_ROWS), vocab) * spread).repeat_interleave(2, 0)
-    args = _args(logits, rows, 7)
+    args = _args(logits, rows, 31)
     moved = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args]
     with interpreter_loops():
         drawn = sample.implementation("cuda")(*moved).cpu()

@@ -7,7 +7,7 @@ sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top
     slots        int32 [N]; rows with a slot outside [0, S) give 0
     temperature, top_p, min_p  f32 [S]       top_k  int32 [S]; off: top_k <= 0, top_p >= 1, min_p <= 0
     seeds        int32 [S, 2] (low word, high word)        num_tokens  int32 [S], the position of the token being drawn
-    flags        host facts, a superset is allowed and never changes a token: RANDOM, TOP, MIN_P below
+    flags        host facts, a superset is allowed and never changes a token: RANDOM, TOP, MIN_P, WIDE, TWICE below
     returns      int32 [N]
 
 temperature < 1e-5: the largest logit, lowest index on ties. Else x = logit / temperature and every filter is a
@@ -27,10 +27,10 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.registry import Op
-from headway.kernels.sample.reference import MIN_P, RANDOM, TOP
+from headway.kernels.sample.reference import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide
 from headway.kernels.sample.reference import sample as _reference
 
-__all__ = ["MIN_P", "RANDOM", "TOP", "sample"]
+__all__ = ["MIN_P", "RANDOM", "TOP", "TWICE", "WIDE", "WIDE_K", "may_be_wide", "sample"]
 
 sample = Op(
     "sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "

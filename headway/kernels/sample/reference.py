@@ -7,8 +7,17 @@ import torch
 from headway.core.params import GREEDY_EPS
 from headway.kernels.sample.rng import log_exponential, token_bits
 
-RANDOM, TOP, MIN_P = 1, 2, 4
-"""Bits of ``flags``: some row has temperature >= 1e-5; some such row uses top_k or top_p; some such row uses min_p."""
+RANDOM, TOP, MIN_P, WIDE, TWICE = 1, 2, 4, 8, 16
+"""Bits of ``flags``: some row has temperature >= 1e-5; some such row uses top_k or top_p; some such row uses min_p; some such
+row's filters ``may_be_wide``; some such row uses top_p and a top_k above WIDE_K."""
+
+WIDE_K = 1024
+"""A top_k up to this surely leaves few candidates, ties aside."""
+
+
+def may_be_wide(top_k: int, top_p: float, min_p: float) -> bool:
+    """Whether a random row with these filters may keep so many tokens that several programs should share its search."""
+    return (top_k > WIDE_K or top_p < 1.0 or min_p > 0.0) and not 0 < top_k <= WIDE_K
 
 
 def sample(

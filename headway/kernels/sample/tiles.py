@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.core.ints import next_power_of_2
+from headway.core.ints import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class SampleTile:
         small, large: candidates that it searches in registers; it tries the small size first.
         finish_warps: of the second kernel.
         pivots: thresholds it tries per pass over a row with too many candidates.
+        segment: logits of a wide row that are summed at once; splits of a row fall between segments.
+        wide_pivots: thresholds tried per pass over the wide rows; a power of two.
+        levels: such passes.
     """
 
     block: int
@@ -31,11 +34,19 @@ class SampleTile:
     small: int = 512
     large: int = 4096
     finish_warps: int = 8
-    pivots: int = 8
+    pivots: int = 4
+    segment: int = 4096
+    wide_pivots: int = 8
+    levels: int = 3
 
 
 FILTERED = SampleTile(block=2048, num_warps=4)
 """The same at every number of rows: the parts' sums, and with them tokens, depend on it."""
+
+
+def splits_for(rows: int, segments: int) -> int:
+    """Programs that share a wide row: enough to fill the GPU if all rows are wide, few enough to end at once if none is."""
+    return min(segments, max(4, cdiv(1056, rows)))
 
 
 def tile_for(rows: int, vocab: int, filtered: bool) -> SampleTile:

@@ -6,8 +6,9 @@ Greedy and plain random rows: the best of the blocks' winners. Filtered rows:
 2. Collect the candidates, the tokens >= floor, from the few parts whose maximum reaches it.
 3. The thresholds among the candidates, exactly, and the race among those that stay.
 
-Rows with too many candidates (flat distributions with a large top_p, or a huge top_k) search and race over all their logits
-instead: slower, same meaning.
+Rows with too many candidates are left to ``triton_wide``, which many programs share, if their parameters suggest it (flat
+distributions with a large top_p, or a huge top_k) and it is launched with as many SEARCHES as they need. The others
+(thousands of equal logits with a small top_k) search and race over all their logits here: slower, same meaning.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
@@ -28,6 +29,7 @@ from headway.kernels.sample.triton_select import (
     row_mass,
     safe_floor,
 )
+from headway.kernels.sample.triton_wide import BY_COUNT, BY_MASS, NOT_WIDE, STAGE, TO_RACE, open_row
 from headway.kernels.triton_candidates import collect, scaled
 from headway.kernels.triton_math import float_of_key, order_key, weight_below
 
@@ -82,9 +84,9 @@ def _draw_row(
 
 @triton.jit
 def _filtered_token(
-    line, tops_at, sums_at, hot, values, tokens, heat, k, p, min_p, low, high, position, vocab, parts,
+    line, tops_at, sums_at, hot, values, tokens, at, heat, k, p, min_p, low, high, position, vocab, parts,
     PARTS: tl.constexpr, PART: tl.constexpr, GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
-    PIVOTS: tl.constexpr,
+    PIVOTS: tl.constexpr, SEARCHES: tl.constexpr, WIDE_K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     part = tl.arange(0, PARTS)
     tops = tl.load(tops_at + part, mask=part < parts, other=float("-inf"))
@@ -109,17 +111,21 @@ def _filtered_token(
             winner = _draw_candidates(
                 values, tokens, size, top, total, floor, k, has_k, p, whole, low, high, position, LARGE
             )
+        elif SEARCHES and (((k <= 0) | (k > WIDE_K)) & ((SEARCHES == 2) | (k <= 0) | (p >= 1.0))):
+            stage = tl.where(has_k, BY_COUNT, tl.where(p < 1.0, BY_MASS, TO_RACE))
+            open_row(at, stage, order_key(top), order_key(floor), order_key(start), WORDS)
         else:
-            winner = _draw_row(line, vocab, heat, top, floor, k, has_k, p, low, high, position, PIVOTS, 1024)
+            winner = _draw_row(line, vocab, heat, top, floor, k, has_k, p, low, high, position, PIVOTS, 512)
     return winner
 
 
 @triton.jit
 def finish_kernel(
     logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-    hot, values, tokens, out, row_stride, vocab, num_slots, chunks, parts,
+    hot, values, tokens, wide, out, row_stride, vocab, num_slots, chunks, parts,
     FILTER: tl.constexpr, GREEDY_EPS: tl.constexpr, CHUNKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, PIVOTS: tl.constexpr,
+    GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, PIVOTS: tl.constexpr, SEARCHES: tl.constexpr,
+    WIDE_K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -128,12 +134,16 @@ def finish_kernel(
     if FILTER:
         filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
     winner = 0
+    if SEARCHES:
+        tl.store(wide + row * WORDS + STAGE, NOT_WIDE)
+        tl.debug_barrier()  # another thread may write the stage again
     if filtered:
         winner = _filtered_token(
             logits + row * row_stride, part_top + row * parts, part_sum + row * parts, hot + row * parts,
-            values + row * LARGE, tokens + row * LARGE, tl.load(temperature + slot), tl.load(top_k + slot),
-            tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot), tl.load(seeds + 2 * slot + 1),
-            tl.load(num_tokens + slot), vocab, parts, PARTS, PART, GATHER, SMALL, LARGE, PIVOTS,
+            values + row * LARGE, tokens + row * LARGE, wide + row * WORDS, tl.load(temperature + slot),
+            tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot),
+            tl.load(seeds + 2 * slot + 1), tl.load(num_tokens + slot), vocab, parts,
+            PARTS, PART, GATHER, SMALL, LARGE, PIVOTS, SEARCHES, WIDE_K, WORDS,
         )  # fmt: skip
     elif on:
         chunk = tl.arange(0, CHUNKS)

@@ -71,7 +71,7 @@ def mass_key(key, weight, floor, top, target):
         middle = low + (high - low) // 2
         above = key >= middle.to(tl.int32)
         count = tl.sum(above.to(tl.int32), 0)
-        enough = tl.sum(tl.where(above, weight, 0.0), 0) >= target
+        enough = tl.sum(tl.where(above, weight, tl.zeros_like(weight)), 0) >= target
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
         at_low = tl.where(enough, count, at_low)

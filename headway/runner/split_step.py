@@ -1,0 +1,116 @@
+"""A step in two graphs: its front half (up to the logits), then one of several tails (sampling and slot update).
+
+A tail is a few small kernels, so there can be one for every common mixture of features without capturing the model again.
+A mixture takes the first tail that does all it needs: kernels of features that no row uses end at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.device.base import Device, Graph
+from headway.sampling.draw import ALL_PATHS, FILTERED
+from headway.sampling.logprobs import LogprobTensors
+from headway.sampling.sampler import Variant
+from headway.state.batch import StepBatch
+
+FrontHalf = Callable[[], tuple[StepBatch, torch.Tensor]]
+SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[LogprobTensors]]
+
+FEW_LOGPROBS, MOST_LOGPROBS = 5, 20
+"""Entries that tails gather. Rows that ask for fewer leave the rest empty; steps that ask for more sample eagerly."""
+
+
+def tail_variants(every_edit: int) -> list[Variant]:
+    """Tails for what has no graph of the whole step, from little to much work. ``every_edit``: all bits of ``edits``."""
+    return [
+        Variant(flags=ALL_PATHS),
+        Variant(every_edit, FILTERED),
+        Variant(every_edit, ALL_PATHS),
+        Variant(0, FILTERED, FEW_LOGPROBS),
+        Variant(0, ALL_PATHS, MOST_LOGPROBS),
+        Variant(every_edit, ALL_PATHS, FEW_LOGPROBS),
+        Variant(every_edit, ALL_PATHS, MOST_LOGPROBS),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replayed step gives: its log-probability parts, laid out as ``variant`` says."""
+
+    parts: list[LogprobTensors]
+    variant: Variant
+
+
+@dataclass(slots=True)
+class Tail:
+    """A graph from the logits on, and where it leaves the log-probabilities."""
+
+    graph: Graph
+    parts: list[LogprobTensors]
+
+    @classmethod
+    def capture(cls, device: Device, body: Callable[[], list[LogprobTensors]]) -> Tail:
+        """Record ``body`` and keep what it returns: each replay fills the same memory."""
+        kept: list[list[LogprobTensors]] = []
+        graph = device.capture(lambda: kept.append(body()))
+        return cls(graph, kept[0])
+
+
+class SpareLogits:
+    """Memory for the logits of steps that no tail fits, shared by all graphs: the first to ask has the most rows.
+
+    Graphs write their logits to memory that other graphs use as well; code that is not in a graph needs a copy.
+    """
+
+    def __init__(self) -> None:
+        self._logits: torch.Tensor | None = None
+
+    def like(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, V] for a copy of ``logits``."""
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits[: logits.shape[0]]
+
+
+class SplitStep:
+    """The two halves of a step of fixed (padded) size, captured.
+
+    Args:
+        front: edits, unpack, forward, logits.
+        back: sampling and slot update.
+        variants: tails to capture, in order of preference.
+    """
+
+    def __init__(
+        self, device: Device, front: FrontHalf, back: SampleAndAdvance, variants: Sequence[Variant], spare: SpareLogits
+    ) -> None:
+        with device.main.active():  # kernels compile and libraries load outside of a capture
+            batch, logits = front()
+            for variant in variants:
+                back(batch, logits, variant)
+            self._copy = spare.like(logits)
+        del logits
+        kept: list[tuple[StepBatch, torch.Tensor]] = []
+        self._front = device.capture(lambda: kept.append(front()))
+        # The logits' memory stays theirs until all that reads them is captured; graphs captured later may reuse it.
+        self._batch, found = kept.pop()
+        self._back = back
+        self._tails = [
+            (variant, Tail.capture(device, lambda variant=variant: back(self._batch, found, variant)))  # type: ignore[misc]
+            for variant in variants
+        ]
+        self._keep_logits = device.capture(lambda: self._copy.copy_(found))
+
+    def replay(self, variant: Variant) -> Replayed:
+        """Queue the step."""
+        self._front.replay()
+        for known, tail in self._tails:
+            if known.covers(variant):
+                tail.graph.replay()
+                return Replayed(tail.parts, known)
+        self._keep_logits.replay()
+        return Replayed(self._back(self._batch, self._copy, variant), variant)

@@ -1,0 +1,100 @@
+"""Replayed steps: which graph a mixture of features takes, and that it gives what eager sampling gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.messages import AddRequest
+from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE
+from headway.runner.graphs import WHOLE_STEP_VARIANTS
+from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
+from headway.sampling.draw import ALL_PATHS, FILTERED
+from headway.sampling.sampler import Variant
+from tests.engine.harness import request, run
+from tests.engine.test_depths import FEATURES, close
+from tests.sim.harness import TOLERANCE, expected, simulated
+
+EVERY = 0b11111
+
+
+def _taken(variant: Variant) -> Variant | None:
+    known = [*WHOLE_STEP_VARIANTS, *tail_variants(EVERY)]
+    return next((each for each in known if each.covers(variant)), None)
+
+
+@pytest.mark.parametrize("edits", [0, 1, 0b10100, EVERY])
+@pytest.mark.parametrize("flags", [0, RANDOM, RANDOM | TOP, RANDOM | MIN_P | WIDE, RANDOM | TOP | WIDE | TWICE])
+@pytest.mark.parametrize("logprobs", [-1, 0, 1, 5, 6, 20])
+def test_every_mixture_has_a_graph(edits: int, flags: int, logprobs: int) -> None:
+    taken = _taken(Variant(edits, flags, logprobs))
+    assert taken is not None
+    assert taken.edits & edits == edits and taken.flags & flags == flags
+    assert (taken.max_logprobs < 0) == (logprobs < 0) and taken.max_logprobs >= logprobs
+
+
+def test_the_common_mixtures_take_no_more_than_they_need() -> None:
+    assert _taken(Variant()) == Variant()
+    assert _taken(Variant(flags=RANDOM)) == Variant(flags=RANDOM)
+    assert _taken(Variant(flags=RANDOM | TOP)) == Variant(flags=FILTERED)
+    assert _taken(Variant(flags=RANDOM | TOP | WIDE)) == Variant(flags=ALL_PATHS)
+    assert _taken(Variant(4, RANDOM)) == Variant(EVERY, FILTERED)
+    assert _taken(Variant(0, 0, 3)) == Variant(0, FILTERED, 5)
+    assert _taken(Variant(0, 0, 21)) is None
+
+
+def test_spare_logits_are_shared() -> None:
+    spare = SpareLogits()
+    large = spare.like(torch.zeros(8, 5))
+    small = spare.like(torch.zeros(3, 5))
+    assert large.shape == (8, 5) and small.shape == (3, 5) and small.data_ptr() == large.data_ptr()
+
+
+def _requests(params: list[dict[str, Any]]) -> list[AddRequest]:
+    return [request(f"r{i}", [5 + i, 9, 11 * i + 1], seed=i, **dict(each)) for i, each in enumerate(params)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["presence", "greedy", "top_p", "bad_words"],
+        ["logit_bias", "logprobs", "allowed_token_ids", "logprobs_zero"],
+        ["min_tokens", "repetition", "frequency", "all_filters", "logprob_token_ids"],
+    ],
+    ids=" ".join,
+)
+def test_mixtures_replay_and_never_sample_eagerly(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = _requests([FEATURES[name] for name in names])
+    with simulated(0, run_ahead=2) as (core, _, _):
+        replayed = _count_replays(monkeypatch)
+        answers = run(core, batch)
+    known = {*WHOLE_STEP_VARIANTS, *tail_variants(EVERY)}  # eager steps say exactly what was asked
+    assert replayed and known.issuperset(replayed)
+    for request_id, answer in expected(batch).items():
+        close(answers[request_id], answer, TOLERANCE)
+
+
+def _count_replays(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
+    taken: list[Variant] = []
+    replay = SplitStep.replay
+
+    def counted(self: SplitStep, variant: Variant) -> Replayed:
+        done = replay(self, variant)
+        taken.append(done.variant)
+        return done
+
+    monkeypatch.setattr(SplitStep, "replay", counted)
+    return taken
+
+
+def test_more_logprobs_than_any_tail_has_are_sampled_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their logits are a copy: the graph's own memory may be another graph's by then."""
+    batch = _requests([{"logprobs": 20, "presence_penalty": 1.0}, {"logprob_token_ids": list(range(30))}, {}])
+    with simulated(1, run_ahead=2) as (core, _, _):
+        taken = _count_replays(monkeypatch)
+        answers = run(core, batch)
+    assert any(variant.max_logprobs == 30 for variant in taken)
+    for request_id, answer in expected(batch).items():
+        close(answers[request_id], answer, TOLERANCE)
