@@ -1,4 +1,4 @@
-"""``headway bench``: vLLM's offline benchmarks, same flags, same labels."""
+"""``headway bench throughput`` and ``latency``: vLLM's offline benchmarks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 NANO_MODEL_LEN = 4096
-
-bench = typer.Typer(
-    help="Measure throughput and latency without a server.", no_args_is_help=True, rich_markup_mode=None
-)
 
 OutputJson = Annotated[Path | None, typer.Option("--output-json", help="Also write the figures to this file.")]
 Detokenize = Annotated[bool, typer.Option("--disable-detokenize", help="Token ids only, no text.")]
@@ -63,7 +59,6 @@ def nano_workload(count: int, vocab_size: int, detokenize: bool) -> tuple[list[l
     return prompts, params
 
 
-@bench.command("throughput")
 @clean_errors
 @with_options(sampling=False)
 def throughput(
@@ -114,7 +109,6 @@ def throughput(
     _write(output_json, figures)
 
 
-@bench.command("latency")
 @clean_errors
 @with_options(sampling=False)
 def latency(

@@ -1,0 +1,93 @@
+"""A process that generates load: ``python -m headway.cli.bench.worker``, started by ``headway bench serve``.
+
+Standard input brings the plan's length (8 bytes), the plan (msgpack) and, when all processes are ready, the time to begin
+(8 bytes, a double). Standard output says "ready" on a line, then a "." for each request that ends, then a newline and the
+result (msgpack).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from collections.abc import Callable
+from time import perf_counter
+
+import msgspec
+
+from headway.cli.bench.load import LoadResult, Plan, run
+from headway.core.errors import HeadwayError
+
+START_DELAY = 0.2
+"""Seconds between the last process's being ready and the start, so that all have read it."""
+
+
+def main() -> None:
+    """The child's side."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    (size,) = struct.unpack("<q", source.read(8))
+    plan = msgspec.msgpack.decode(source.read(size), type=Plan)
+    sink.write(b"ready\n")
+    sink.flush()
+    start = source.read(8)
+    if len(start) < 8:
+        return  # the parent has gone
+
+    def tick() -> None:
+        sink.write(b".")
+        sink.flush()
+
+    result = asyncio.run(run(plan, struct.unpack("<d", start)[0], tick))
+    sink.write(b"\n" + msgspec.msgpack.encode(result))
+    sink.flush()
+
+
+async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> tuple[float, LoadResult]:
+    """Run each plan in a process of its own, all from the same moment; gives that moment and all records.
+
+    Raises:
+        HeadwayError: a process died.
+    """
+    children = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "headway.cli.bench.worker",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )
+        for _ in plans
+    ]  # fmt: skip
+    try:
+        for child, plan in zip(children, plans):
+            packed = msgspec.msgpack.encode(plan)
+            assert child.stdin is not None
+            child.stdin.write(struct.pack("<q", len(packed)) + packed)
+        for child in children:
+            assert child.stdout is not None
+            if await child.stdout.readline() != b"ready\n":
+                raise HeadwayError("a process of the load generator died before it began")
+        begin = perf_counter() + START_DELAY
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(struct.pack("<d", begin))
+        results = await asyncio.gather(*(_collect(child, on_done) for child in children))
+    finally:
+        for child in children:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+    records = sorted((record for result in results for record in result.records), key=lambda record: record.index)
+    return begin, LoadResult(records, sum(result.cpu_seconds for result in results))
+
+
+async def _collect(child: asyncio.subprocess.Process, on_done: Callable[[], None]) -> LoadResult:
+    assert child.stdout is not None
+    while (byte := await child.stdout.read(1)) == b".":
+        on_done()
+    packed = await child.stdout.read()
+    await child.wait()
+    if byte != b"\n" or child.returncode:
+        raise HeadwayError(f"a process of the load generator died with status {child.returncode}")
+    return msgspec.msgpack.decode(packed, type=LoadResult)
+
+
+if __name__ == "__main__":
+    main()
