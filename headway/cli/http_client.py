@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -193,7 +193,7 @@ class HttpClient:
         except ValueError:
             raise TransportError(f"{method} {path} was not answered with JSON") from None
 
-    async def events(self, path: str, body: Any) -> AsyncIterator[bytes]:
+    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes, None]:
         """POST ``body`` and yield the data of the events that come back, ``[DONE]`` left out.
 
         Raises:
@@ -227,8 +227,9 @@ class HttpClient:
             raise StatusError(parser.status, error_text(bytes(refusal)))
         raise TransportError("the stream ended without [DONE]")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Drop all idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        await asyncio.sleep(0)  # transports say goodbye a turn later

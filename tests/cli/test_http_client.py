@@ -134,8 +134,7 @@ def test_connections_are_reused_and_replaced_when_they_were_closed() -> None:
             assert [e async for e in client.events("/v1/completions", {"n": 1})] == [
                 e[6:-2] for e in completion(3)[:-1]
             ]
-        client.close()
-        await asyncio.sleep(0)  # the transport says goodbye
+        await client.close()
 
     with serving() as server:
         asyncio.run(ask(server.url, 5))
@@ -151,7 +150,7 @@ def test_events_tells_what_went_wrong() -> None:
         try:
             return [e async for e in client.events("/v1/completions", {})]
         finally:
-            client.close()
+            await client.close()
 
     refusal = Answer([b'{"error": {"message": "too long"}}'], status=400, framing="length")
     with serving(lambda _: refusal) as server, pytest.raises(StatusError, match="400: too long"):
@@ -170,7 +169,7 @@ def test_json_answers() -> None:
         try:
             return await client.json("GET", "/v1/models")
         finally:
-            client.close()
+            await client.close()
 
     with serving() as server:
         assert asyncio.run(ask(server.url)) == {"data": [{"id": "fake-model"}]}

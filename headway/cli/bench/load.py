@@ -204,7 +204,7 @@ async def run(plan: Plan, begin: float, on_done: Callable[[], None] = lambda: No
         gc.enable()
         for task in tasks:
             task.cancel()
-        client.close()
+        await client.close()
     return LoadResult(records, process_time() - cpu)
 
 

@@ -69,7 +69,7 @@ async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
         if args.ready_check_timeout_sec:
             await _until_ready(args, lambda: _probe(args, bodies[0]), show)
     finally:
-        client.close()
+        await client.close()
     if args.num_warmups:
         warmup = [Planned(i, 0.0, bodies[i % len(bodies)]) for i in range(args.num_warmups)]
         result = await run(_plan(args, warmup, args.max_concurrency), perf_counter())
@@ -125,7 +125,7 @@ async def _probe(args: ServeArgs, body: bytes) -> None:
     try:
         status, text = await client.collect(client.address.request("POST", args.path, client.headers, body))
     finally:
-        client.close()
+        await client.close()
     if status != 200:
         raise StatusError(status, error_text(text))
 
