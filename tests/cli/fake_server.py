@@ -1,10 +1,15 @@
-"""A small OpenAI-like server that says what a test wants, byte by byte."""
+"""A small OpenAI-like server that says what a test wants, byte by byte.
+
+``python -m tests.cli.fake_server PORT`` runs one that gives every request the tokens it asks for, until SIGTERM.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -80,7 +85,7 @@ class FakeServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        if head[0].startswith("GET /v1/models"):
+        if head[0].startswith("GET"):  # /v1/models, and whatever is asked of its health
             listed = json.dumps({"data": [{"id": "fake-model"}]}).encode()
             writer.write(Answer([listed], framing="length").raw())
             return True
@@ -102,13 +107,15 @@ class FakeServer:
 
 
 @contextmanager
-def serving(answer: Callable[[dict[str, Any]], Answer] | None = None, *, hang_up: bool = False) -> Iterator[FakeServer]:
+def serving(
+    answer: Callable[[dict[str, Any]], Answer] | None = None, *, hang_up: bool = False, port: int = 0
+) -> Iterator[FakeServer]:
     """A running server, in a thread of its own. ``hang_up`` closes each connection after one answer, without saying so."""
     server = FakeServer(answer or (lambda request: Answer()), hang_up)
     started, loop = threading.Event(), asyncio.new_event_loop()
 
     async def main() -> None:
-        listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=1024)
+        listener = await asyncio.start_server(server.serve, "127.0.0.1", port, backlog=1024)
         server.port = listener.sockets[0].getsockname()[1]
         started.set()
         try:
@@ -140,3 +147,13 @@ def serving(answer: Callable[[dict[str, Any]], Answer] | None = None, *, hang_up
     finally:
         stop[0]()
         thread.join()
+
+
+def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    with serving(lambda request: Answer(completion(request["max_tokens"])), port=int(sys.argv[1])):
+        signal.sigwait([signal.SIGTERM])
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_failures_are_counted_and_fail_the_command() -> None:
         plan = Plan(
             server.url, "/v1/completions", {}, [Planned(i, 0.0, body) for i, body in enumerate(items)], None, 60
         )
-        records = asyncio.run(run(plan, 0.0)).records
+        records = asyncio.run(run(plan)).records
     errors = [record.error or "" for record in records]
     for error, part in zip(
         errors,
@@ -169,7 +170,7 @@ def test_a_request_that_takes_too_long_has_failed() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         plan = Plan(f"http://127.0.0.1:{port}", "/x", {}, [Planned(0, 0.0, b"{}")], None, 0.01)
-        records = (await run(plan, 0.0)).records
+        records = (await run(plan)).records
         await gone.wait()
         server.close()
         return records
@@ -206,7 +207,7 @@ def test_a_server_that_becomes_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_do_not_depend_on_where_the_bytes_are_cut(seed: int) -> None:
     with serving(lambda _: Answer(completion(6, tokens_per_chunk=2), borders=seed)) as server:
         plan = Plan(server.url, "/v1/completions", {}, [Planned(i, 0.0, b"{}") for i in range(3)], None, 60)
-        records = asyncio.run(run(plan, 0.0)).records
+        records = asyncio.run(run(plan)).records
     for record in records:
         assert record.error is None
         assert (record.num_chunks, len(record.itl), record.output_tokens, record.prompt_tokens) == (6, 5, 12, 7)
@@ -216,7 +217,7 @@ def test_figures_do_not_depend_on_where_the_bytes_are_cut(seed: int) -> None:
 def test_no_more_than_max_concurrency_are_open() -> None:
     plan = [Planned(i, 0.0, b"{}") for i in range(12)]
     with serving() as server:
-        asyncio.run(run(Plan(server.url, "/v1/completions", {}, plan, 3, 60), 0.0))
+        asyncio.run(run(Plan(server.url, "/v1/completions", {}, plan, 3, 60)))
         assert server.num_connections == 3
         assert len(server.requests) == 12
 
@@ -266,6 +267,15 @@ def test_a_late_load_generator_says_so() -> None:
     found = metrics.figures(records, [None] * 10, 100.0, metrics.Settings(10.0, None, [], [], {}))
     assert found["lag_p99_ms"] == pytest.approx(20)
     assert any("was late by 20.0 ms" in note for note in metrics.warnings(found, 1))
+
+
+def test_the_clock_starts_when_all_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection of garbage takes a tenth of a second in a large process; it must not be charged to the server."""
+    moments: list[float] = []
+    monkeypatch.setattr("headway.cli.bench.load.quieten", lambda: moments.append(time.perf_counter()))
+    with serving() as server:
+        result = asyncio.run(run(Plan(server.url, "/v1/completions", {}, [Planned(0, 0.0, b"{}")], None, 60)))
+    assert moments[0] < result.begin <= result.records[0].start
 
 
 def test_arrivals_come_from_the_seed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from headway.cli.bench.anchors.command import anchors
 from headway.cli.bench.offline import latency, throughput
 from headway.cli.bench.online import serve
 
@@ -13,3 +14,4 @@ bench = typer.Typer(
 bench.command("throughput")(throughput)
 bench.command("latency")(latency)
 bench.command("serve")(serve)
+bench.command("anchors")(anchors)

@@ -75,8 +75,14 @@ class Record(msgspec.Struct, array_like=True):
 
 
 class LoadResult(msgspec.Struct, array_like=True):
-    """Records, and the processor time it took to make them, in seconds."""
+    """What came of a plan.
 
+    Attributes:
+        begin: ``perf_counter`` time from which the requests' times counted.
+        cpu_seconds: processor time it took.
+    """
+
+    begin: float
     records: list[Record]
     cpu_seconds: float
 
@@ -179,18 +185,25 @@ def _brings_tokens(choice: _Choice) -> bool:
     return not opening or bool(choice.token_ids) or choice.finish_reason is not None
 
 
-async def run(plan: Plan, begin: float, on_done: Callable[[], None] = lambda: None) -> LoadResult:
-    """Send everything; ``begin`` is the ``perf_counter`` time from which ``at`` counts.
+def quieten() -> None:
+    """Collect garbage now and not again: a pause of the collector would be taken for the server's."""
+    gc.collect()
+    gc.disable()
 
-    Failures are recorded, not raised. The garbage collector rests meanwhile: its pauses would be taken for the server's.
+
+async def run(plan: Plan, begin: float | None = None, on_done: Callable[[], None] = lambda: None) -> LoadResult:
+    """Send everything. Failures are recorded, not raised.
+
+    Args:
+        begin: ``perf_counter`` time from which ``at`` counts; None: as soon as all is ready.
+        on_done: called whenever a request ends.
     """
     client = HttpClient(Address.parse(plan.url), plan.headers)
     gate = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency is not None else contextlib.nullcontext()
     tasks = []
-    cpu = process_time()
-    gc.collect()
-    gc.disable()
+    quieten()
     try:
+        cpu, begin = process_time(), perf_counter() if begin is None else begin
         for planned in plan.requests:
             delay = begin + planned.at - perf_counter()
             if delay > 0:
@@ -200,12 +213,12 @@ async def run(plan: Plan, begin: float, on_done: Callable[[], None] = lambda: No
             task.add_done_callback(lambda _: on_done())
             tasks.append(task)
         records = list(await asyncio.gather(*tasks))
+        return LoadResult(begin, records, process_time() - cpu)
     finally:
         gc.enable()
         for task in tasks:
             task.cancel()
         await client.close()
-    return LoadResult(records, process_time() - cpu)
 
 
 async def _send(client: HttpClient, plan: Plan, planned: Planned, record: Record, gate: Any) -> Record:

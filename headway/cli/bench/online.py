@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, Final
 
 import typer
@@ -72,18 +72,18 @@ async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
         await client.close()
     if args.num_warmups:
         warmup = [Planned(i, 0.0, bodies[i % len(bodies)]) for i in range(args.num_warmups)]
-        result = await run(_plan(args, warmup, args.max_concurrency), perf_counter())
+        result = await run(_plan(args, warmup, args.max_concurrency))
         errors = [record.error for record in result.records if record.error is not None]
         if errors:
             raise RequestFailedError(f"{len(errors)} of {args.num_warmups} warm-up requests failed: {errors[0]}")
     times = arrivals(args.request_rate, args.burstiness, len(items), args.seed)
     planned = [Planned(i, time, body) for i, (time, body) in enumerate(zip(times, bodies))]
     _allow_sockets(len(planned) if args.max_concurrency is None else args.max_concurrency)
-    begin, result = await _run_load(args, planned, show and not args.disable_tqdm)
-    return _figures(args, model, items, begin, result)
+    result = await _run_load(args, planned, show and not args.disable_tqdm)
+    return _figures(args, model, items, result)
 
 
-def _figures(args: ServeArgs, model: str, items: list[Item], begin: float, result: LoadResult) -> dict[str, Any]:
+def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult) -> dict[str, Any]:
     rate: float | str = "inf" if math.isinf(args.request_rate) else args.request_rate
     found: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -96,7 +96,7 @@ def _figures(args: ServeArgs, model: str, items: list[Item], begin: float, resul
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
     }
-    found |= metrics.figures(result.records, [item.num_tokens for item in items], begin, settings_of(args))
+    found |= metrics.figures(result.records, [item.num_tokens for item in items], result.begin, settings_of(args))
     found["client_cpu_seconds"] = result.cpu_seconds
     found["client_busy"] = result.cpu_seconds / max(found["duration"] * args.num_workers, 1e-9)
     return found
@@ -154,12 +154,10 @@ def _plan(args: ServeArgs, requests: list[Planned], max_concurrency: int | None)
     return Plan(url, args.path, args.headers(), requests, max_concurrency, timeout)
 
 
-async def _run_load(args: ServeArgs, planned: list[Planned], show: bool) -> tuple[float, LoadResult]:
-    """The moment it began, and what became of each request."""
+async def _run_load(args: ServeArgs, planned: list[Planned], show: bool) -> LoadResult:
     with _progress(len(planned), show) as advance:
         if args.num_workers == 1:
-            begin = perf_counter()
-            return begin, await run(_plan(args, planned, args.max_concurrency), begin, advance)
+            return await run(_plan(args, planned, args.max_concurrency), on_done=advance)
         count = min(args.num_workers, len(planned))
         total = args.max_concurrency
         shares = [None if total is None else total // count + (i < total % count) for i in range(count)]

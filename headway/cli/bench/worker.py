@@ -15,7 +15,7 @@ from time import perf_counter
 
 import msgspec
 
-from headway.cli.bench.load import LoadResult, Plan, run
+from headway.cli.bench.load import LoadResult, Plan, quieten, run
 from headway.core.errors import HeadwayError
 
 START_DELAY = 0.2
@@ -27,6 +27,7 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     (size,) = struct.unpack("<q", source.read(8))
     plan = msgspec.msgpack.decode(source.read(size), type=Plan)
+    quieten()
     sink.write(b"ready\n")
     sink.flush()
     start = source.read(8)
@@ -42,8 +43,8 @@ def main() -> None:
     sink.flush()
 
 
-async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> tuple[float, LoadResult]:
-    """Run each plan in a process of its own, all from the same moment; gives that moment and all records.
+async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> LoadResult:
+    """Run each plan in a process of its own, all from the same moment.
 
     Raises:
         HeadwayError: a process died.
@@ -75,7 +76,7 @@ async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> tuple[f
                 child.kill()
             await child.wait()
     records = sorted((record for result in results for record in result.records), key=lambda record: record.index)
-    return begin, LoadResult(records, sum(result.cpu_seconds for result in results))
+    return LoadResult(begin, records, sum(result.cpu_seconds for result in results))
 
 
 async def _collect(child: asyncio.subprocess.Process, on_done: Callable[[], None]) -> LoadResult:
