@@ -264,6 +264,20 @@ def test_figures_of_a_profile() -> None:
     assert profiled.figures(Measured(100.0, 60.0, 0.0, 2, None, []), False) == {"host_us_per_step": 60.0}
 
 
+def test_records_of_the_profiler_are_sorted() -> None:
+    raw = [
+        (False, profiled.MARK, 10.0, 90.0), (True, profiled.MARK, 12.0, 99.0), (True, "gemm", 20.0, 25.0),
+        (True, "Memcpy HtoD (Pinned -> Device)", 15.0, 16.0), (True, "late", 95.0, 99.0), (False, "aten::mm", 11.0, 12.0),
+        (False, "cudaGraphLaunch", 11.0, 13.0), (False, "cudaDeviceSynchronize", 5.0, 6.0),
+        (False, "cudaDeviceSynchronize", 91.0, 99.0), (False, "cuLaunchKernel", 30.0, 31.0),
+    ]  # fmt: skip
+    assert profiled.sort_events(raw) == [
+        Event("kernel", "gemm", 20.0, 5.0), Event("copy", "Memcpy HtoD (Pinned -> Device)", 15.0, 1.0),
+        Event("kernel", "late", 95.0, 4.0), Event("host", "cudaGraphLaunch", 11.0, 2.0),
+        Event("host", "cuLaunchKernel", 30.0, 1.0),
+    ]  # fmt: skip
+
+
 def test_a_timeline_begins_with_an_upload() -> None:
     events = [Event("copy", "Memcpy HtoD", 100.0 * i, 1.0) for i in range(9)]
     events += [Event("kernel", "k", 100.0 * i + 10, 50.0) for i in range(9)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ FIGURES: Final = {
     "d2h_per_step": ("copies", "lower"),
 }
 SETTLE_STEPS: Final = 30
+MARK: Final = "headway steps"
 TIMELINE_STEPS: Final = 3
 TIMELINE_EVENTS: Final = 3000
 
@@ -139,41 +141,60 @@ def figures(measured: Measured, has_device: bool) -> dict[str, float]:
 
 
 def observe(bench: Bench, core: EngineCore, rows: int, bytes_per_second: float | None) -> Measured:
-    """Put ``rows`` requests into steady decode, at the mean length of the ITL rows, and watch."""
+    """Watch ``rows`` requests in steady decode, once timed and once profiled, around the mean length of the ITL rows."""
     scale = bench.scale
-    steps = scale.steps
-    length = max(scale.row_prompt + scale.long // 2 - SETTLE_STEPS - steps, 1)
-    length = min(length, scale.max_model_len - 3 * steps - SETTLE_STEPS)
+    timed, profiled = scale.steps, max(scale.steps * 2 // 5, 1)
+    mean = scale.row_prompt + scale.long // 2
+    prompt = min(max(mean - SETTLE_STEPS - timed // 2, 1), scale.max_model_len - 2 * (SETTLE_STEPS + timed))
+    with _decoding(bench, core, rows, prompt, SETTLE_STEPS):
+        run = _steps(core, timed)
+    with _decoding(bench, core, rows, prompt, SETTLE_STEPS + (timed - profiled) // 2):
+        recorder = Recorder()
+        with recorder:
+            seen = _steps(core, profiled)
+    length = prompt + SETTLE_STEPS + timed // 2
+    floor = None if bytes_per_second is None else step_bytes(bench, rows, length) / bytes_per_second * 1e6
+    return Measured(run.us, run.us - run.waited_us, seen.waits, seen.launched, floor, recorder.events)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Steps launched, and per launched step: microseconds, of which waited, and waits. Waits are of back-pressure."""
+
+    launched: int
+    us: float
+    waited_us: float
+    waits: float
+
+
+def _steps(core: EngineCore, count: int) -> _Run:
+    before, begin = core.stats(), time.perf_counter()
+    for _ in range(count):
+        core.step()
+    elapsed, after = time.perf_counter() - begin, core.stats()
+    launched = max(after.num_steps - before.num_steps, 1)  # the pacer may launch one more or one less
+    waited = after.back_pressure_seconds - before.back_pressure_seconds
+    waits = after.back_pressure_waits - before.back_pressure_waits
+    return _Run(launched, elapsed / launched * 1e6, waited / launched * 1e6, waits / launched)
+
+
+@contextmanager
+def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: int) -> Iterator[None]:
+    """``rows`` requests past their prompts of ``length`` tokens and ``settle`` steps; ended afterwards."""
     prompts = random_prompts(random.Random(rows), rows, length, core.info.vocab_size)
+    params = plain(bench.scale.max_model_len - length)
     for row, prompt in enumerate(prompts):
-        params = plain(min(1000, scale.max_model_len - length))
         name = f"{rows}-{row}"
         core.add(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, seed=row, eos_token_ids=[]))
     while core.stats().num_waiting or core.stats().num_running < rows:
         core.step()
-    for _ in range(min(SETTLE_STEPS, steps)):
+    for _ in range(settle):
         core.step()
-    step_us, waited_us, _ = _run(core, steps)
-    with _Recorder() as recorder:
-        _, _, waits = _run(core, steps)
+    yield
     for row in range(rows):
         core.abort(f"{rows}-{row}")
     while core.has_work():
         core.step()
-    mean_length = length + SETTLE_STEPS + steps
-    floor = None if bytes_per_second is None else step_bytes(bench, rows, mean_length) / bytes_per_second * 1e6
-    return Measured(step_us, step_us - waited_us, waits, steps, floor, recorder.events)
-
-
-def _run(core: EngineCore, steps: int) -> tuple[float, float, float]:
-    """Per step: microseconds, microseconds of back-pressure, waits of back-pressure."""
-    before, begin = core.stats(), time.perf_counter()
-    for _ in range(steps):
-        core.step()
-    elapsed, after = time.perf_counter() - begin, core.stats()
-    waited = after.back_pressure_seconds - before.back_pressure_seconds
-    waits = after.back_pressure_waits - before.back_pressure_waits
-    return elapsed / steps * 1e6, waited / steps * 1e6, waits / steps
 
 
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
@@ -195,39 +216,59 @@ def num_weights(config: DecoderConfig) -> int:
     return config.num_layers * layer + width * config.vocab_size
 
 
-class _Recorder:
-    """torch.profiler around a block; ``events`` afterwards. Nothing without a CUDA device."""
+class Recorder:
+    """torch.profiler around steps; ``events`` afterwards. Nothing without a CUDA device.
+
+    The device is drained first, so that kernels of earlier steps are not counted; calls count only inside a mark of our own,
+    because the profiler waits for the device itself when it begins and ends.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._profile: Any = None
+        self._mark: Any = None
 
-    def __enter__(self) -> _Recorder:
+    def __enter__(self) -> Recorder:
         import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile, record_function
 
         if torch.cuda.is_available():
+            torch.cuda.synchronize()
             self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self._profile.__enter__()
+            self._mark = record_function(MARK)
+            self._mark.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        import torch
-
         if self._profile is None:
             return
+        import torch
+
+        self._mark.__exit__(None, None, None)
         torch.cuda.synchronize()
         self._profile.__exit__(None, None, None)
-        for event in self._profile.events():
-            start, us = event.time_range.start, event.time_range.elapsed_us()
-            if event.device_type.name == "CUDA":
-                lane = "copy" if event.name.startswith(("Memcpy", "Memset")) else "kernel"
-                self.events.append(Event(lane, event.name, start, us))
-            elif event.name.startswith(("cuda", "cu")) and not event.name.startswith("cudnn"):
-                self.events.append(Event("host", event.name, start, us))
-        own = next((e for e in reversed(self.events) if e.name == "cudaDeviceSynchronize"), None)
-        if own is not None:
-            self.events.remove(own)  # ours, above
+        self.events = sort_events(
+            (e.device_type.name == "CUDA", e.name, e.time_range.start, e.time_range.end) for e in self._profile.events()
+        )
+
+
+def sort_events(raw: Iterable[tuple[bool, str, float, float]]) -> list[Event]:
+    """The profiler's records as kernels, copies and CUDA calls.
+
+    Args:
+        raw: whether it ran on the device, name, start, end; one of them is the mark of the host's steps.
+    """
+    seen = list(raw)
+    [(begin, end)] = [(start, stop) for on_device, name, start, stop in seen if name == MARK and not on_device]
+    events = []
+    for on_device, name, start, stop in seen:
+        if on_device and name != MARK:  # the profiler repeats the mark on the device's lane
+            lane = "copy" if name.startswith(("Memcpy", "Memset")) else "kernel"
+            events.append(Event(lane, name, start, stop - start))
+        elif name.startswith("cu") and begin <= start <= end and not on_device:
+            events.append(Event("host", name, start, stop - start))
+    return events
 
 
 def make_timeline(events: Sequence[Event], rows: int) -> dict[str, Any] | None:
