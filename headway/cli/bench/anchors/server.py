@@ -158,7 +158,7 @@ async def _until_healthy(process: subprocess.Popen[bytes], port: int, log: Path)
             if process.poll() is not None:
                 raise RequestFailedError(f"the server ended with status {process.returncode}: {_end_of(log)}")
             try:
-                status, _ = await client.collect(client.address.request("GET", "/health", {}))
+                status, _ = await client.collect(client.address.request("GET", "/ready", {}))
                 if status == 200:
                     return
             except (StatusError, TransportError):
