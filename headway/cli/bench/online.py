@@ -20,7 +20,7 @@ from headway.cli.bench.datasets import Item, arrivals, make_items, request_body
 from headway.cli.bench.flags import takes
 from headway.cli.bench.load import LoadResult, Plan, Planned, run
 from headway.cli.bench.serve_args import ServeArgs
-from headway.cli.bench.worker import run_workers
+from headway.cli.bench.workers import run_workers
 from headway.cli.errors import clean_errors
 from headway.cli.http_client import HttpClient
 from headway.cli.http_wire import StatusError, TransportError, error_text

@@ -1,7 +1,4 @@
-"""From the start of a process to its first token, imports and all; and the child that does it.
-
-``python -m headway.cli.bench.anchors.startup`` reads engine arguments as JSON from standard input and prints "first token".
-"""
+"""From the start of a process to its first token, imports and all."""
 
 from __future__ import annotations
 
@@ -9,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from headway.cli.bench.anchors.context import Bench
 from headway.core.errors import RequestFailedError
 
 WORD: Final = b"first token\n"
+"""What the child says."""
 TIMEOUT: Final = 300.0
 NAMES: Final = ("start_to_first_token_s", "cold_start_to_first_token_s")
 
@@ -51,36 +50,24 @@ def first_token(bench: Bench, environment: dict[str, str]) -> float:
     start = time.perf_counter()
     with (bench.work / "start.log").open("w+b") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "headway.cli.bench.anchors.startup"],
+            [sys.executable, "-m", "headway.cli.bench.anchors.first_token"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env={**os.environ, **environment},
         )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
+        watchdog = threading.Timer(TIMEOUT, child.kill)
+        watchdog.start()
         try:
             child.stdin.write(given.encode())
             child.stdin.close()
             said = child.stdout.readline()
             elapsed = time.perf_counter() - start
             child.stdout.close()
-            child.wait(TIMEOUT)
+            child.wait()
         finally:
+            watchdog.cancel()
             child.kill()
             child.wait()
         if said != WORD:
             text = Path(log.name).read_text(encoding="utf-8", errors="replace")
             raise RequestFailedError(f"no first token: {' '.join(text[-400:].split())}")
     return elapsed
-
-
-def main() -> None:
-    """The child's side."""
-    given: dict[str, Any] = json.load(sys.stdin)
-    from headway import LLM, SamplingParams
-
-    with LLM(**given) as llm:
-        llm.generate([[1, 2, 3, 4]], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
-        sys.stdout.buffer.write(WORD)
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
