@@ -144,6 +144,33 @@ def test_connections_are_reused_and_replaced_when_they_were_closed() -> None:
         assert (server.num_connections, len(server.requests)) == (5, 5)
 
 
+@pytest.mark.parametrize(("cut", "asked"), [(0, 3), (30, 2)])
+def test_a_request_is_repeated_only_if_its_answer_had_not_begun(cut: int, asked: int) -> None:
+    """A kept connection that the server drops as the next request comes: the race of every keep-alive."""
+    answers = iter([Answer(), Answer(cut=cut), Answer()])
+
+    async def ask(url: str) -> list[str]:
+        client, outcomes = HttpClient(Address.parse(url)), []
+        for _ in range(2):
+            try:
+                outcomes.append(str(len([e async for e in client.events("/v1/completions", {})])))
+            except TransportError as error:
+                outcomes.append(str(error)[-6:])
+        await client.close()
+        return outcomes
+
+    with serving(lambda _: next(answers)) as server:
+        assert asyncio.run(ask(server.url)) == ["4", "4" if cut == 0 else "answer"]
+    assert len(server.requests) == asked
+
+
+def test_a_server_that_speaks_out_of_turn_is_not_asked_again() -> None:
+    raw = Answer(framing="length").raw()
+    parser, _ = parse(raw + b"HTTP/1.1 200", [])
+    assert parser.complete and not parser.keep_alive
+    assert parse(raw, [])[0].keep_alive
+
+
 def test_events_tells_what_went_wrong() -> None:
     async def ask(url: str) -> list[bytes]:
         client = HttpClient(Address.parse(url))
