@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,8 @@ from headway.cli.bench.anchors.profiled import Event, Measured
 from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.main import app
-from headway.core.errors import ConfigError, InvalidRequestError
+from headway.core.errors import ConfigError, InvalidRequestError, RequestFailedError
+from headway.core.outputs import CompletionOutput, RequestOutput
 from tests.engine.fake_core import ROOT
 from tests.engine.tiny_llama import CONFIG
 
@@ -302,6 +306,69 @@ def test_a_made_up_tokenizer(tmp_path: Path) -> None:
 def test_answers_to_a_grammar_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, good in (("[1, -2,\n 3", True), ("  [", True), ("{1", False), ("[1]x", False)):
         assert bool(structured.BEGINNING.fullmatch(text)) == good
+
+
+class CannedLLM:
+    """Answers with ready texts; as many tokens as given."""
+
+    def __init__(self, answers: list[tuple[str, int]]) -> None:
+        self.answers = answers
+        self.model_info = SimpleNamespace(vocab_size=300)
+
+    def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
+        return [
+            RequestOutput("r", None, [1], [CompletionOutput(0, text, list(range(count)))], True)
+            for _, (text, count) in zip(prompts, self.answers)
+        ]
+
+
+def test_an_answer_that_ends_early_gives_no_figure() -> None:
+    llm: Any = CannedLLM([("", 4), ("", 3)])
+    assert context.seconds(llm, [[1]], context.plain(4)) > 0
+    with pytest.raises(RequestFailedError, match="ended early: 3 of 4"):
+        context.seconds(llm, [[1], [1]], context.plain(4))
+
+
+def test_wrong_and_lost_constrained_answers_are_counted(tmp_path: Path) -> None:
+    bench = Bench(Table("m"), replace(TINY, structured_rows=(6,)), tmp_path, "t", tmp_path, 1, {}, True)
+    full = TINY.variant_long
+    right = [("[1, 2", full), ("abc, d", full), ("{anything", full)]
+    for answers, wrong in (
+        ([*right, *right], 0),
+        ([("[1, x", full), *right[1:], *right], 1),
+        ([right[0], ("ab1", full), right[2], ("[1", full - 1), *right[1:]], 2),
+    ):
+        llm: Any = CannedLLM(answers)
+        assert structured.count_wrong(bench, llm) == wrong
+
+
+@pytest.mark.parametrize("found", [{"failed": 1}, {"total_output_tokens": 15}])
+def test_a_run_with_lost_tokens_gives_no_figure(
+    found: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(args: Any, show: bool) -> dict[str, Any]:
+        keys = (key for key, _, _ in server.FIGURES.values())
+        return {
+            **dict.fromkeys(keys, 1.0),
+            "failed": 0,
+            "total_output_tokens": 16,
+            "errors": {},
+            "lag_p99_ms": 0.0,
+            **found,
+        }
+
+    @contextmanager
+    def running(bench: Bench) -> Any:
+        yield 1, SimpleNamespace(pid=0), 0.5
+
+    monkeypatch.setattr(server, "bench_serve", measured)
+    monkeypatch.setattr(server, "running", running)
+    (tmp_path / "config.json").write_text("{}")
+    bench = Bench(Table("m"), TINY, tmp_path, "t", tmp_path, 1, {}, True)
+    server.measure(bench)
+    rows = {row.name: row for row in bench.table.rows()}
+    assert rows["m.server_inf_req_s"].status == "failed"
+    assert "of 4 requests failed" in rows["m.server_inf_req_s"].note
 
 
 def test_wrong_options(model: Path, tmp_path: Path) -> None:

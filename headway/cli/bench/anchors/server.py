@@ -67,7 +67,9 @@ def measure(bench: Bench) -> None:
         for run in range(bench.runs):
             for rate in bench.scale.rates:
                 wanted = [figure_name(rate, figure) for figure in (*FIGURES, "frontend_cpu_ms")]
-                if bench.table.wants(*wanted):
+                if not bench.table.wants(*wanted):
+                    continue
+                with bench.table.measuring(wanted):
                     _one(bench, _args(bench, port, rate, bench.scale.load[0], seed=run), process, wanted)
         online, offline = (
             bench.table.value(name) for name in (figure_name(float("inf"), "tok_s"), "offline_load_tok_s")

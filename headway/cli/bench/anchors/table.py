@@ -107,8 +107,9 @@ class Table:
         typer.echo(f"{row.name:<44} {value:>14,.3f} {row.unit}", err=True)
 
     def value(self, name: str) -> float | None:
-        """The median so far."""
-        return self._rows[name].ours
+        """The median so far; None if there is none."""
+        row = self._rows.get(name)
+        return None if row is None else row.ours
 
     def mark(self, names: Sequence[str], status: str, note: str) -> None:
         """Wanted figures among ``names`` will not be measured, loudly. What was measured of them is dropped."""
