@@ -116,15 +116,17 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
         wrong = gate.check(bench)
     if wrong is None:
         timeline = profiled.measure(bench, card)
-        if bench.full:
-            server.measure(bench)
         startup.measure(bench)
     else:
         table.refuse_all(wrong)
     if bench.full:
-        wrong = structured.measure(bench)
-        if wrong is not None:
-            table.mark(structured.announce(bench), REFUSED, wrong)
+        wrong_49k = structured.measure(bench)
+        if wrong_49k is not None:
+            table.mark(structured.announce(bench), REFUSED, wrong_49k)
+        if wrong is None and wrong_49k is None:
+            server.measure(bench)
+        else:
+            table.mark(server.announce(bench), REFUSED, wrong or wrong_49k or "")
     return timeline
 
 

@@ -45,7 +45,7 @@ def announce(bench: Bench) -> list[str]:
     features = list(FEATURES) if bench.full else []
     variants = [variant_name(name, scale.variant_rows) for name in ("plain", *features)] if features else []
     costs = [cost_name(name, scale.variant_rows) for name in features]
-    rates = ["nano_tok_s", "prefill_tok_s", *(["offline_load_tok_s"] if bench.full else [])]
+    rates = ["nano_tok_s", "prefill_tok_s"]
     table.announce([*itl, *variants], "ms")
     table.announce(costs, "% over plain")
     table.announce(rates, "tok/s", "higher")
@@ -125,8 +125,3 @@ def _throughput(bench: Bench, llm: LLM, run: int) -> None:
         with table.measuring(["nano_tok_s"]):
             prompts, params = nano_workload(scale.nano, vocab, False, scale.nano_lengths)
             table.add("nano_tok_s", sum(p.max_tokens or 0 for p in params) / seconds(llm, prompts, params))
-    if bench.full and table.wants("offline_load_tok_s", "server_over_offline_pct"):
-        with table.measuring(["offline_load_tok_s"]):
-            count, length, output = scale.load
-            prompts = random_prompts(rng, count, length, vocab)
-            table.add("offline_load_tok_s", count * output / seconds(llm, prompts, plain(output)))

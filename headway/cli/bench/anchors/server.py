@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.cli.bench.anchors.context import Bench
+from headway.cli.bench.anchors.structured import OFFLINE_LOAD
 from headway.cli.bench.online import measure as bench_serve
 from headway.cli.bench.serve_args import ServeArgs
 from headway.cli.http_client import HttpClient
@@ -71,9 +72,7 @@ def measure(bench: Bench) -> None:
                     continue
                 with bench.table.measuring(wanted):
                     _one(bench, _args(bench, port, rate, bench.scale.load[0], seed=run), process, wanted)
-        online, offline = (
-            bench.table.value(name) for name in (figure_name(float("inf"), "tok_s"), "offline_load_tok_s")
-        )
+        online, offline = (bench.table.value(name) for name in (figure_name(float("inf"), "tok_s"), OFFLINE_LOAD))
         if online and offline:
             bench.table.add(SHARE, online / offline * 100)
 

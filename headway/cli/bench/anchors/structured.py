@@ -1,4 +1,7 @@
-"""Structured output: what a grammar on all rows, or on one, costs a step; and that no constrained answer is wrong."""
+"""Structured output: what a grammar on all rows, or on one, costs a step; and that no constrained answer is wrong.
+
+The engine is of the shape the server serves, so the server's load without a server is measured here too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.cli.bench.anchors import gate
-from headway.cli.bench.anchors.context import Bench, plain, random_prompts, step_ms
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
 from headway.core.errors import RequestFailedError
 from headway.core.params import StructuredOutputsParams
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from headway.api.llm import LLM
 
 KINDS: Final = ("none", "json_all", "regex_all", "json_one")
+OFFLINE_LOAD: Final = "offline_load_tok_s"
 REGEX: Final = "[a-zA-Z ,.]+"
 SCHEMA: Final = {"type": "array", "items": {"type": "integer"}, "minItems": 300}
 """So many items that no answer ends before its length does: a row that leaves early would make the step look cheap."""
@@ -50,7 +54,8 @@ def announce(bench: Bench) -> list[str]:
     bench.table.announce(steps, "ms")
     bench.table.announce(costs, "% over none")
     bench.table.announce(["structured_wrong_answers"], "requests")
-    return [*steps, *costs, "structured_wrong_answers"]
+    bench.table.announce([OFFLINE_LOAD], "tok/s", "higher")
+    return [*steps, *costs, "structured_wrong_answers", OFFLINE_LOAD]
 
 
 def measure(bench: Bench) -> str | None:
@@ -70,6 +75,11 @@ def measure(bench: Bench) -> str | None:
         for run in range(bench.runs):
             for rows in bench.scale.structured_rows:
                 _steps(bench, llm, rows, run)
+            if bench.table.wants(OFFLINE_LOAD):
+                with bench.table.measuring([OFFLINE_LOAD]):
+                    count, length, output = bench.scale.load
+                    prompts = random_prompts(random.Random(run), count, length, llm.model_info.vocab_size)
+                    bench.table.add(OFFLINE_LOAD, count * output / seconds(llm, prompts, plain(output)))
     return None
 
 
