@@ -172,7 +172,7 @@ class Door:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
         size = self.info.vocab_size
         # A loop over Python integers is a tenth of the time of a prefill; it runs only to name the culprit.
-        if set(map(type, ids)) == {int} and 0 <= min(ids) and max(ids) < size:  # type: ignore[type-var,operator]
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:  # type: ignore[type-var,operator]
             return
         for token in ids:
             if not _is_int(token):
