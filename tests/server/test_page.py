@@ -7,16 +7,21 @@ import base64
 import hashlib
 import importlib.util
 import json
+import random
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from headway import AsyncLLM, SamplingParams
+from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats, StepTrace
+from headway.server import page
 from headway.server.page import assemble
 from tests.api import fakes
 from tests.server import chromium
@@ -166,6 +171,71 @@ def visit(browser: chromium.Browser, address: str, state: Any, tmp_path: Path) -
     assert len(browser.screenshot(tmp_path / "dark.png")) > 40_000
     browser.click("#fresh")
     assert browser.evaluate("document.querySelectorAll('.turn').length") == 0
+
+
+class MadeUp:
+    """In place of a StatsSource: an engine on a card, two steps ahead, whose figures move at every question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def read(self) -> EngineStats:
+        self.asked += 1
+        n, rng = self.asked, random.Random(self.asked)
+        stats = EngineStats(num_running=64, num_waiting=max(0, 9 - n), kv_cache_usage=0.4 + 0.01 * n, run_ahead=2)
+        stats.num_steps = stats.num_timed_steps = 800 * n
+        stats.num_graph_steps, stats.num_dry_steps = 790 * n, n
+        stats.generation_tokens, stats.prompt_tokens = 51_000 * n + rng.randrange(9000), 9000 * n
+        stats.prefix_cache_queries, stats.prefix_cache_hits = 9000 * n, 3500 * n
+        stats.has_device_clock, stats.device_busy_seconds, stats.device_idle_seconds = True, 0.985 * n, 0.004 * n
+        stats.schedule_seconds, stats.launch_seconds, stats.apply_seconds = 0.05 * n, 0.12 * n, 0.07 * n
+        stats.host_waits, stats.host_wait_seconds = {"back_pressure": 780 * n, "unpinned_copy": 0}, {}
+        stats.headway_seconds = Histogram((1.0,), [800 * n, 0], 800 * n * rng.uniform(1.5e-3, 1.9e-3))
+        stats.rows_per_step = Histogram((64.0,), [800 * n, 0], 800 * n * 64.0)
+        stats.recent_steps = [made_up_step(i, rng) for i in range(64)]
+        return stats
+
+
+def made_up_step(i: int, rng: random.Random) -> StepTrace:
+    """One of 1.2 ms; every eleventh came late."""
+    late = 700.0 if i % 11 == 5 else 0.0
+    lead, wait = (0.0, 40.0) if late else (rng.uniform(1100, 1300), rng.uniform(600, 800))
+    step = StepTrace(i, 64, 64, i % 11 != 7, 5.0 + i * 1250e-6, 60 + late, rng.uniform(120, 170), 100 + late)
+    step.wait_begun_us, step.wait_us, step.apply_us = 250 + late, wait, rng.uniform(70, 100)
+    step.headway_us, step.idle_us, step.busy_us = lead, late, 1190.0
+    return step
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_card_in_a_browser(
+    browser: chromium.Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charts, the time line, its explanations; a narrow window."""
+    fakes.install(monkeypatch)
+    llm = AsyncLLM("fake", multiprocess=False)
+    app = FastAPI()
+    app.state.stats_source = MadeUp()
+    page.install(app, llm, SimpleNamespace(served_model_name=["Qwen3-0.6B"]))
+    try:
+        with Served(app) as address:
+            browser.open(address)
+            browser.until("Number(document.documentElement.dataset.samples) >= 4")
+            text = browser.evaluate("document.querySelector('#live').innerText")
+            assert "Run-ahead depth 2. 99 % of" in text and "Host waits: " in text and "unpinned" not in text
+            assert "device busy" in text and "in use 4" in text
+            assert "open requests" in browser.evaluate("document.querySelector('#state').innerText")
+            browser.hover("#timeline", 0.5, 0.7)
+            browser.until("!document.querySelector('#tip').hidden")
+            assert "64 rows" in browser.evaluate("document.querySelector('#tip').textContent")
+            browser.screenshot(tmp_path / "card.png")
+            browser.resize(480, 900)
+            browser.click("#show-live")
+            assert browser.evaluate("getComputedStyle(document.querySelector('#chat')).display") == "none"
+            assert browser.evaluate("document.documentElement.scrollWidth") <= 480
+            browser.screenshot(tmp_path / "narrow.png")
+            check_clean(browser, address)
+    finally:
+        llm.shutdown()
 
 
 def hidden_pages_ask_nothing(browser: chromium.Browser) -> None:

@@ -7,7 +7,7 @@ const seconds = value => !Number.isFinite(value) ? "–" : value >= 1 ? fixed(va
 const percent = value => Number.isFinite(value) ? fixed(value * 100, value < 0.1 ? 1 : 0) + " %" : "–";
 
 const CHARTS = [
-  { title: "Tokens a second", show: count, series: [["generated", "generated"], ["prompt", "prompt"]] },
+  { title: "Tokens/s", show: count, series: [["generated", "generated"], ["prompt", "prompt"]] },
   { title: "Requests", show: count, series: [["running", "running"], ["waiting", "waiting"]], whole: true },
   { title: "Time to first token", show: seconds, series: [["mean", "ttft"], ["p99", "ttft99"]], dots: true },
   { title: "Between tokens", show: seconds, series: [["mean", "itl"], ["p99", "itl99"]] },
@@ -74,7 +74,7 @@ const span = () => Math.max(FEWEST, points.length); // seconds in view: the char
 
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value)), lead = value / power;
-  return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
+  return [1, 1.5, 2, 3, 5, 7.5, 10].find(step => lead <= step + 1e-9) * power;
 }
 
 function drawChart(chart) {
@@ -143,7 +143,8 @@ function drawSteps() {
     ctx.fillStyle = css("--line");
     ctx.fillRect(Math.round(x(t)), 16, 1, height - 20);
     ctx.fillStyle = css("--faint");
-    ctx.fillText(seconds(t * 1e-6), x(t) + 3, 8);
+    const label = t === 0 ? "0" : seconds(t * 1e-6);
+    if (x(t) + 6 + ctx.measureText(label).width < width) ctx.fillText(label, x(t) + 3, 8);
   }
   const box = (step, kind, from, span, top, tall, text) => {
     if (!(span > 0)) return;
@@ -173,7 +174,7 @@ function noteSteps() {
   const steps = shared.steps || [], e = last.engine, replayed = e.num_steps ? e.num_graph_steps / e.num_steps : 0;
   if (!steps.length) return "No step yet.";
   if (!e.has_device_clock) return `This ${last.info.device} computes inside the launch: there is nothing to run ahead of, and no device time to show.`;
-  const waits = Object.entries(e.host_waits).map(([reason, n]) => `${count(n)} ${reason.replaceAll("_", " ")}`).join(", ");
+  const waits = Object.entries(e.host_waits).filter(([, n]) => n > 0).map(([reason, n]) => `${count(n)} ${reason.replaceAll("_", " ")}`).join(", ") || "none";
   return `Run-ahead depth ${e.run_ahead}. ${percent(replayed)} of ${count(e.num_steps)} steps as a graph. ${count(e.num_dry_steps)} found the device idle. Host waits: ${waits}.`;
 }
 
