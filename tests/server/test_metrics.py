@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from headway.server.metrics import Figures
 from headway.server.metrics_source import StatsSource, served_name
 from tests.api import fakes
 from tests.engine import fake_core
+from tests.house.source import ROOT
 from tests.server.serving import client_of
 
 VLLM_NAMES = [
@@ -188,6 +190,13 @@ def test_every_figure_of_the_engine_is_published() -> None:
     assert set(EngineStats.__struct_fields__) == published | elsewhere
     request_fields = {name for name, kept in vars(RequestMetrics(10)).items() if isinstance(kept, Histogram)}
     assert request_fields == {field for _, field, _ in metrics.REQUEST_HISTOGRAMS}
+
+
+def test_every_metric_is_documented() -> None:
+    document = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(\w+)`", document))
+    base = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name, _ in samples(text_of(full_stats()))}
+    assert {name.removeprefix("headway:") for name in base} <= documented
 
 
 class SlowEngine:
