@@ -164,7 +164,7 @@ def visit(browser: chromium.Browser, address: str, state: Any, tmp_path: Path) -
     assert state.last_chat["messages"][1] == {"role": "assistant", "content": answer}
     browser.until("Number(document.documentElement.dataset.samples) >= 4")
     browser.until("document.querySelector('#tiles b').parentNode.parentNode.innerText.includes('ms')")
-    assert browser.evaluate("document.querySelector('#steps-note').innerText").startswith("This cpu computes")
+    assert browser.evaluate("document.querySelector('#steps-note').innerText").startswith("This CPU computes")
     assert len(browser.screenshot(tmp_path / "light.png")) > 40_000
     browser.click("#theme")
     assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
