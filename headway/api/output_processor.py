@@ -99,10 +99,12 @@ class OpenRequest:
         request_id: what the caller knows it by; need not be unique.
         num_unfinished: completions still running.
         arrived: when the caller asked, monotonic seconds.
+        trace: whatever the metrics' observer gave for it.
     """
 
     def __init__(self, prepared: PreparedRequest, request_id: str, tokenizer: Tokenizer | None, arrived: float) -> None:
         self.request_id, self.arrived = request_id, arrived
+        self.trace: object = None
         self.prepared = prepared
         self.completions = [
             OpenCompletion(i, child.request_id, prepared, tokenizer) for i, child in enumerate(prepared.children)
@@ -170,6 +172,8 @@ class OutputProcessor:
         request = OpenRequest(prepared, request_id, self._tokenizer, monotonic() if arrived is None else arrived)
         for completion in request.completions:
             self._open[completion.request_id] = (request, completion)
+        if self._metrics is not None and self._metrics.observer is not None:
+            request.trace = self._metrics.observer.opened()
         return request
 
     def requests(self) -> list[OpenRequest]:
@@ -198,8 +202,7 @@ class OutputProcessor:
             if completion.finish_reason is not None:
                 del self._open[update.request_id]
                 request.num_unfinished -= 1
-                if metrics is not None:
-                    metrics.ended(request, completion, now)
+                self._ended(request, completion, now)
         return list(touched.values()), aborts
 
     def _apply_to_request(self, request: OpenRequest, update: RequestUpdate, first: bool) -> None:
@@ -219,10 +222,15 @@ class OutputProcessor:
             if completion.finish_reason is None:
                 completion.abort()
                 del self._open[completion.request_id]
-                if self._metrics is not None:
-                    self._metrics.ended(request, completion, now)
-        request.num_unfinished = 0
+                request.num_unfinished -= 1
+                self._ended(request, completion, now)
         return ids
+
+    def _ended(self, request: OpenRequest, completion: OpenCompletion, now: float) -> None:
+        if self._metrics is not None:
+            self._metrics.ended(request, completion, now)
+            if request.finished and self._metrics.observer is not None:
+                self._metrics.observer.ended(request, now)
 
 
 def logprobs_dict(row: TokenLogprobsRow, params: SamplingParams, tokenizer: Tokenizer | None) -> TokenLogprobs:

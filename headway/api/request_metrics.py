@@ -6,7 +6,7 @@ each delivery to a completion, however many tokens it brings.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headway.core.histogram import Histogram
 
@@ -42,11 +42,24 @@ def token_bounds(most: int) -> tuple[int, ...]:
     return tuple(bound for power in powers for base in (1, 2, 5) if (bound := base * 10**power) <= most)
 
 
+class RequestObserver(Protocol):
+    """Somebody else who wants to know of requests, a tracer for one. Called in the event loop; must not block or raise."""
+
+    def opened(self) -> object:
+        """A request begins, in the context of its caller. What this returns is kept as its ``trace``."""
+
+    def ended(self, request: OpenRequest, now: float) -> None:
+        """All its completions have ended, at ``now`` (monotonic seconds)."""
+
+
 class RequestMetrics:
     """Histograms in seconds or tokens, and finished requests by reason.
 
     Args:
         max_model_len: the largest number of tokens a request can have.
+
+    Attributes:
+        observer: see RequestObserver; None: nobody.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -59,6 +72,7 @@ class RequestMetrics:
         self.prompt_tokens, self.generation_tokens, self.max_tokens = (Histogram.over(tokens) for _ in range(3))
         self.n = Histogram.over(COUNT_BOUNDS)
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.observer: RequestObserver | None = None
 
     def took(self, request: OpenRequest, completion: OpenCompletion, update: RequestUpdate, now: float) -> None:
         """An update arrived at ``now`` (monotonic seconds). Called before the completion takes it."""
