@@ -217,10 +217,10 @@ class AsyncLLM:
             prepared = await asyncio.to_thread(self._door.prepare, prompt, params, **options)
         else:
             prepared = self._door.prepare(prompt, params, **options)
-        name = str(next(self._numbers)) if request_id is None else request_id
-        request = self._processor.open(prepared, name, arrived)
+        request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
         news = self._hub.open(request)
         try:
+            request.arrived = arrived  # tokenising the prompt is part of what the caller waits for
             self._hub.client.add(prepared.children)
             while True:
                 await news.wait()

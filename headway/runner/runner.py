@@ -114,6 +114,7 @@ class ModelRunner:
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
+        self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
         self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
         self._results = torch.zeros(
@@ -122,8 +123,6 @@ class ModelRunner:
         most_entries = max(config.max_logprobs, 128)
         packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
         self.readback = Readback(device, packet)
-        self.clock = StepClock(device)
-        self.num_replays = 0
         self._num_in_flight = 0
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
