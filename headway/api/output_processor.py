@@ -98,12 +98,13 @@ class OpenRequest:
     Attributes:
         request_id: what the caller knows it by; need not be unique.
         num_unfinished: completions still running.
-        arrived: when the caller asked, monotonic seconds.
+        arrived: when the caller asked, monotonic seconds; whoever knows of an earlier moment sets it.
         trace: whatever the metrics' observer gave for it.
     """
 
-    def __init__(self, prepared: PreparedRequest, request_id: str, tokenizer: Tokenizer | None, arrived: float) -> None:
-        self.request_id, self.arrived = request_id, arrived
+    def __init__(self, prepared: PreparedRequest, request_id: str, tokenizer: Tokenizer | None) -> None:
+        self.request_id = request_id
+        self.arrived = monotonic()
         self.trace: object = None
         self.prepared = prepared
         self.completions = [
@@ -167,9 +168,9 @@ class OutputProcessor:
         self._tokenizer, self._metrics = tokenizer, metrics
         self._open: dict[str, tuple[OpenRequest, OpenCompletion]] = {}
 
-    def open(self, prepared: PreparedRequest, request_id: str, arrived: float | None = None) -> OpenRequest:
-        """Begin to follow a request that arrived at ``arrived`` (monotonic seconds; default: now)."""
-        request = OpenRequest(prepared, request_id, self._tokenizer, monotonic() if arrived is None else arrived)
+    def open(self, prepared: PreparedRequest, request_id: str) -> OpenRequest:
+        """Begin to follow a request."""
+        request = OpenRequest(prepared, request_id, self._tokenizer)
         for completion in request.completions:
             self._open[completion.request_id] = (request, completion)
         if self._metrics is not None and self._metrics.observer is not None:

@@ -120,7 +120,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
         run_ahead: steps that may be in flight when a result is awaited.
         num_in_flight: steps launched and not applied.
         num_graph_steps: steps that ran as a captured graph; the others were launched kernel by kernel.
-        host_waits, host_wait_seconds: by reason; how often and how long the loop waited for the device.
+        waits, wait_seconds: by reason; how often and how long the loop waited for the device, as it may.
         schedule_seconds, launch_seconds, apply_seconds: the host's own work.
         has_device_clock: the five figures below are measured.
         device_busy_seconds: the device worked on steps.
@@ -130,6 +130,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
         device_step_seconds: a step's time on the device.
         host_step_seconds: the host's own work for a step.
         recent_steps: the latest steps, oldest first.
+        host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
     """
 
     num_running: int = 0
@@ -146,8 +147,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     run_ahead: int = 0
     num_in_flight: int = 0
     num_graph_steps: int = 0
-    host_waits: dict[str, int] = {}
-    host_wait_seconds: dict[str, float] = {}
+    waits: dict[str, int] = {}
+    wait_seconds: dict[str, float] = {}
     schedule_seconds: float = 0.0
     launch_seconds: float = 0.0
     apply_seconds: float = 0.0
@@ -162,3 +163,4 @@ class EngineStats(msgspec.Struct, kw_only=True):
     headway_seconds: Histogram = msgspec.field(default_factory=Histogram)
     device_step_seconds: Histogram = msgspec.field(default_factory=Histogram)
     recent_steps: list[StepTrace] = []
+    host_waits: dict[str, int] | None = None

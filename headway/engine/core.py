@@ -130,8 +130,8 @@ class EngineCore:
         runner = self._runner
         stats.num_steps, stats.num_graph_steps = self._num_steps, runner.num_replays
         waits = runner.waits()
-        stats.host_waits = {reason: counter.waits for reason, counter in waits.items()}
-        stats.host_wait_seconds = {reason: counter.seconds for reason, counter in waits.items()}
+        stats.waits = {reason: counter.waits for reason, counter in waits.items()}
+        stats.wait_seconds = {reason: counter.seconds for reason, counter in waits.items()}
         stats.back_pressure_waits, stats.back_pressure_seconds = (
             waits[BACK_PRESSURE].waits,
             waits[BACK_PRESSURE].seconds,

@@ -129,8 +129,11 @@ class Figures(Collector):
             yield self._by(metric, help_text, None, {"": getattr(stats, field)})
         for metric, field, help_text in histograms:
             yield self._histogram(metric, help_text, getattr(stats, field))
-        yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.host_waits)
-        yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.host_wait_seconds)
+        yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.waits)
+        yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.wait_seconds)
+        if stats.host_waits is not None:
+            help_text = "Host waits in a step that nobody sanctioned, where they are counted."
+            yield self._by("unsanctioned_host_waits", help_text, "kind", stats.host_waits)
 
     def _gauge(self, metric: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + metric, help_text, labels=[LABEL])

@@ -38,7 +38,10 @@ def start(**params: Any) -> tuple[RequestMetrics, OutputProcessor, OpenRequest]:
     metrics = RequestMetrics(4096)
     processor = OutputProcessor(tokenizer, metrics)
     prepared = Door(model_info(), tokenizer).prepare("four", SamplingParams(**params))
-    return metrics, processor, processor.open(prepared, "name", arrived=99.0)
+    request = processor.open(prepared, "name")
+    assert request.arrived == 100.0
+    request.arrived = 99.0
+    return metrics, processor, request
 
 
 def update(text: str, child: str = "0-0", **fields: Any) -> RequestUpdate:

@@ -51,7 +51,7 @@ def check_flags(words: list[str]) -> None:
 
 def published() -> set[str]:
     """Names of all samples that a server can publish."""
-    stats = EngineStats(has_device_clock=True, host_waits={"a": 1}, host_wait_seconds={"a": 1.0})
+    stats = EngineStats(has_device_clock=True, waits={"a": 1}, wait_seconds={"a": 1.0})
     registry = CollectorRegistry()
     registry.register(Figures("m", model_info(), RequestMetrics(10), stats))
     return {sample.name for family in registry.collect() for sample in family.samples}

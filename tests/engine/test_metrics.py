@@ -32,7 +32,7 @@ def check_sums(stats: EngineStats) -> None:
     assert stats.num_timed_steps == stats.headway_seconds.count
     assert stats.num_timed_steps <= stats.device_step_seconds.count <= stats.num_steps
     assert stats.device_busy_seconds == pytest.approx(stats.device_step_seconds.total)
-    assert stats.host_waits["back_pressure"] == stats.back_pressure_waits
+    assert stats.waits["back_pressure"] == stats.back_pressure_waits
     assert [b.step - a.step for a, b in pairwise(stats.recent_steps)] == [1] * (len(stats.recent_steps) - 1)
 
 
@@ -107,10 +107,10 @@ def test_copies_of_unpinned_memory_are_waits_with_a_reason() -> None:
         device.pins_memory = False
         run(core, [request("r", [5, 6], max_tokens=4, ignore_eos=True)])
         stats = core.stats()
-    assert stats.host_waits["unpinned_copy"] == 2 * stats.num_steps
+    assert stats.waits["unpinned_copy"] == 2 * stats.num_steps
     with simulated(1, run_ahead=1) as (core, _, _):
         run(core, [request("r", [5, 6], max_tokens=4, ignore_eos=True)])
-        assert core.stats().host_waits["unpinned_copy"] == 0
+        assert core.stats().waits["unpinned_copy"] == 0
 
 
 def test_a_failed_launch_leaves_the_figures_in_step(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

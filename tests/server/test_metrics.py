@@ -146,8 +146,9 @@ def test_a_dead_engine_is_a_figure_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def full_stats() -> EngineStats:
     """Every histogram filled, with a device clock."""
-    stats = EngineStats(num_running=3, has_device_clock=True, host_waits={"back_pressure": 4, "unpinned_copy": 0})
-    stats.host_wait_seconds = {"back_pressure": 0.5, "unpinned_copy": 0.0}
+    stats = EngineStats(num_running=3, has_device_clock=True, waits={"back_pressure": 4, "unpinned_copy": 0})
+    stats.wait_seconds = {"back_pressure": 0.5, "unpinned_copy": 0.0}
+    stats.host_waits = {"item": 2}
     for field in EngineStats.__struct_fields__:
         if isinstance(getattr(stats, field), Histogram):
             setattr(stats, field, Histogram((0.001, 0.25, 1.0), [1, 0, 2, 3], 9.5))
@@ -174,6 +175,8 @@ def test_buckets_are_cumulative_and_waits_have_reasons() -> None:
     assert value(found, "headway_seconds_sum") == 9.5 and value(found, "headway_seconds_count") == 6
     assert value(found, "host_waits_total", reason="back_pressure") == 4
     assert value(found, "host_wait_seconds_total", reason="back_pressure") == 0.5
+    assert value(found, "unsanctioned_host_waits_total", kind="item") == 2
+    assert "unsanctioned" not in text_of(EngineStats()), "nobody counts them here"
 
 
 def test_a_device_without_a_clock_claims_nothing() -> None:
@@ -184,8 +187,8 @@ def test_a_device_without_a_clock_claims_nothing() -> None:
 def test_every_figure_of_the_engine_is_published() -> None:
     """A field added to EngineStats must get a metric, or a place in this list with a reason."""
     rows = metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
-    published = {field for _, field, _ in rows} | {"host_waits", "host_wait_seconds"}
-    elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # reasons of host_waits
+    published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits"}
+    elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # a reason of waits
     elsewhere |= {"has_device_clock", "recent_steps"}  # decides what is shown; for the live page
     assert set(EngineStats.__struct_fields__) == published | elsewhere
     request_fields = {name for name, kept in vars(RequestMetrics(10)).items() if isinstance(kept, Histogram)}

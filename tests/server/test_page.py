@@ -189,7 +189,7 @@ class MadeUp:
         stats.prefix_cache_queries, stats.prefix_cache_hits = 9000 * n, 3500 * n
         stats.has_device_clock, stats.device_busy_seconds, stats.device_idle_seconds = True, 0.985 * n, 0.004 * n
         stats.schedule_seconds, stats.launch_seconds, stats.apply_seconds = 0.05 * n, 0.12 * n, 0.07 * n
-        stats.host_waits, stats.host_wait_seconds = {"back_pressure": 780 * n, "unpinned_copy": 0}, {}
+        stats.waits, stats.wait_seconds = {"back_pressure": 780 * n, "unpinned_copy": 0}, {}
         stats.headway_seconds = Histogram((1.0,), [800 * n, 0], 800 * n * rng.uniform(1.5e-3, 1.9e-3))
         stats.rows_per_step = Histogram((64.0,), [800 * n, 0], 800 * n * 64.0)
         stats.recent_steps = [made_up_step(i, rng) for i in range(64)]

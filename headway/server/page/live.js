@@ -174,7 +174,7 @@ function noteSteps() {
   const steps = shared.steps || [], e = last.engine, replayed = e.num_steps ? e.num_graph_steps / e.num_steps : 0;
   if (!steps.length) return "No step yet.";
   if (!e.has_device_clock) return `This ${last.info.device.toUpperCase()} computes inside the launch: there is nothing to run ahead of, and no device time to show.`;
-  const waits = Object.entries(e.host_waits).filter(([, n]) => n > 0).map(([reason, n]) => `${count(n)} ${reason.replaceAll("_", " ")}`).join(", ") || "none";
+  const waits = Object.entries(e.waits).filter(([, n]) => n > 0).map(([reason, n]) => `${count(n)} ${reason.replaceAll("_", " ")}`).join(", ") || "none";
   return `Run-ahead depth ${e.run_ahead}. ${percent(replayed)} of ${count(e.num_steps)} steps as a graph. ${count(e.num_dry_steps)} found the device idle. Host waits: ${waits}.`;
 }
 
