@@ -36,7 +36,8 @@ class Event(Protocol):
         """Block the calling thread until that work is done."""
 
     def elapsed_us(self, later: Event) -> float:
-        """Device microseconds from this event to ``later``; both must be done and made with ``timing``."""
+        """Device microseconds from this event to ``later``, negative when that one passed first. Both must be done, as far as
+        the host knows, and made with ``timing``. Never blocks."""
 
 
 class Graph(Protocol):

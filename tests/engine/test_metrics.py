@@ -9,6 +9,7 @@ import pytest
 from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats
 from headway.core.plan import StepPlan
+from headway.engine import channel
 from tests.engine.harness import MakeEngine, drain, request, run
 from tests.sim.harness import simulated
 
@@ -44,6 +45,7 @@ def test_a_cpu_engine_counts_steps_rows_and_tokens(make_engine: MakeEngine) -> N
     assert stats.tokens_per_step.total == 3 * 3 + 3 * 3 and stats.rows_per_step.total == 12
     assert not stats.has_device_clock and stats.num_timed_steps == 0 == stats.num_graph_steps
     assert {step.busy_us for step in stats.recent_steps} == {None}
+    assert channel.decode_stats(channel.encode(stats)) == stats, "they cross the socket whole"
 
 
 def test_the_queue_time_comes_once_and_nothing_is_kept_of_ended_requests(make_engine: MakeEngine) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 
 from headway import AsyncLLM, SamplingParams
 from headway.core.histogram import Histogram
@@ -234,6 +234,37 @@ def test_the_figures_of_a_card_in_a_browser(
             assert browser.evaluate("document.documentElement.scrollWidth") <= 480
             browser.screenshot(tmp_path / "narrow.png")
             check_clean(browser, address)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+def test_a_server_with_a_key_is_asked_again_with_it(browser: chromium.Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks for the key, keeps it for the tab, and does not go on asking without one."""
+    fakes.install(monkeypatch)
+    llm = AsyncLLM("fake", multiprocess=False)
+    app = make_app(llm)
+    refused: list[str] = []
+
+    @app.middleware("http")
+    async def door(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.url.path == "/" or request.headers.get("authorization") == "Bearer open sesame":
+            return await go_on(request)
+        refused.append(request.url.path)
+        return Response(status_code=401)
+
+    try:
+        with Served(app) as address:
+            browser.open(address)
+            browser.until("document.activeElement.id === 'key'")
+            assert browser.evaluate("document.querySelector('#state').innerText") == "an API key is needed"
+            browser.type("open sesame")
+            browser.press("Tab", 9)
+            browser.until("document.querySelector('#state').innerText === 'ready'")
+            browser.open(address)
+            browser.until("document.querySelector('#state').innerText === 'ready'")
+            assert refused.count("/live") == 1
+            assert browser.evaluate("JSON.stringify(localStorage)") == "{}"
     finally:
         llm.shutdown()
 
