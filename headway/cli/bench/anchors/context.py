@@ -140,10 +140,16 @@ def random_prompts(rng: random.Random, count: int, length: int, vocab_size: int)
 
 
 def plain(num_tokens: int, **params: Any) -> SamplingParams:
-    """Exactly ``num_tokens`` greedy tokens, no text, unless ``params`` say otherwise."""
-    return SamplingParams(
-        **{"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True, "detokenize": False, **params}
-    )
+    """Exactly ``num_tokens`` greedy tokens, no text, unless ``params`` say otherwise.
+
+    A grammar ends its answer with the end-of-sequence token, so it cannot be ignored there. A pattern that can always go on
+    is kept going by the least length; a schema must itself be long enough.
+    """
+    grammar = params.get("structured_outputs")
+    length: dict[str, Any] = {"ignore_eos": True} if grammar is None else {}
+    if grammar is not None and grammar.regex is not None:
+        length = {"min_tokens": num_tokens}
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": num_tokens, "detokenize": False, **length, **params})
 
 
 def seconds(llm: LLM, prompts: list[list[int]], params: SamplingParams | Sequence[SamplingParams]) -> float:
