@@ -372,7 +372,7 @@ def test_a_run_with_lost_tokens_gives_no_figure(
 
 
 def test_wrong_options(model: Path, tmp_path: Path) -> None:
-    for arguments in (["--model", "nothing-like-it"], ["--runs", "0"]):
+    for arguments in (["--model", "nothing-like-it", "--tiny"], ["--runs", "0"], ["--model", str(model)]):
         result = CliRunner().invoke(app, ["bench", "anchors", "--device", "cpu", "--out", str(tmp_path), *arguments])
         assert result.exit_code == 2
         assert result.stderr.count("headway:") == 1

@@ -25,6 +25,7 @@ from headway.cli.options import human_int, run_ahead
 from headway.core.errors import ConfigError, HeadwayError
 
 KIND: Final = "headway anchors"
+CPU: Final = "CPU"
 DEFAULT_MODELS: Final = ("qwen3_06b", "llama_8b", "bert_base")
 FULL_MODEL: Final = "qwen3_06b"
 """Structured output and the server are measured on this shape; the other models have the rows of their own table."""
@@ -70,7 +71,7 @@ def anchors(args: AnchorArgs) -> None:
             pooling(table)
             continue
         with tempfile.TemporaryDirectory() as work:
-            bench = make_bench(args, name, table, Path(work))
+            bench = make_bench(args, name, table, card, Path(work))
             if args.ablations:
                 ablations.measure(bench)
             else:
@@ -87,8 +88,16 @@ def anchors(args: AnchorArgs) -> None:
         raise typer.Exit(1)
 
 
-def make_bench(args: AnchorArgs, name: str, table: Table, work: Path) -> Bench:
-    """Sizes, shape, tokenizer and engine arguments of one model's measurement."""
+def make_bench(args: AnchorArgs, name: str, table: Table, card: str, work: Path) -> Bench:
+    """Sizes, shape, tokenizer and engine arguments of one model's measurement.
+
+    Raises:
+        ConfigError: no such model, or sizes that only a GPU can run in reasonable time without a GPU.
+    """
+    if card.startswith(CPU) and not args.tiny:
+        raise ConfigError(
+            "these workloads are sized for a GPU, and this is a CPU; --tiny runs small ones, to see that it works"
+        )
     scale = TINY if args.tiny else Scale()
     tokenizer, words = choose_tokenizer(scale.vocab_49k, work)
     typer.echo(f"{table.model}: tokenizer {words}", err=True)
@@ -149,7 +158,7 @@ def card_name(device: str) -> str:
         raise HeadwayError(f"--device {device}: torch sees no CUDA device; --device cpu runs without")
     if torch.cuda.is_available() and not device.startswith(("cpu", "sim")):
         return str(torch.cuda.get_device_name(device if ":" in device else None))
-    return f"CPU, {platform.machine()}"
+    return f"{CPU}, {platform.machine()}"
 
 
 def make_report(args: AnchorArgs, card: str, tables: list[Table], timeline: dict[str, Any] | None) -> dict[str, Any]:
