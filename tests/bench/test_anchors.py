@@ -92,8 +92,8 @@ def test_runs_give_medians(model: Path, tmp_path: Path) -> None:
 def test_a_red_check_gives_no_number(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = gate.answers
 
-    def wrong(llm: Any, bench: Bench) -> list[list[int]]:
-        found = right(llm, bench)
+    def wrong(llm: Any, bench: Bench, *kinds: Any) -> list[list[int]]:
+        found = right(llm, bench, *kinds)
         calls.append(1)
         if len(calls) == 2:
             found[1][3] += 1
@@ -108,6 +108,16 @@ def test_a_red_check_gives_no_number(model: Path, tmp_path: Path, monkeypatch: p
     for row in rows.values():
         assert (row["ours"], row["status"]) == (None, "refused")
         assert "row 1 differs from run_ahead=0 at token 3" in row["note"]
+
+
+def test_a_red_check_of_constrained_rows_gives_no_number(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([[[1], [2]], [[1], [3]]])
+    monkeypatch.setattr(gate, "answers", lambda *_: next(answers))
+    result, report = measure(model, tmp_path, "--only", "structured*", "--only", "offline*")
+    assert result.exit_code == 1
+    assert {(row["status"], row["ours"]) for row in report["rows"]} == {("refused", None)}
 
 
 def test_the_check_runs_for_figures_of_other_groups(

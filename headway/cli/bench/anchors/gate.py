@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from headway.cli.bench.anchors.context import Bench, plain, random_prompts
 
@@ -14,13 +15,12 @@ ROWS = 4
 NUM_TOKENS = 16
 
 
-def answers(llm: LLM, bench: Bench) -> list[list[int]]:
-    """Greedy tokens of a small fixed batch."""
+def answers(llm: LLM, bench: Bench, kinds: Sequence[dict[str, Any]] = ({},)) -> list[list[int]]:
+    """Greedy tokens of a small fixed batch; ``kinds`` are its rows' other parameters, in turn."""
     length = min(bench.scale.row_prompt, 64)
     prompts = random_prompts(random.Random(11), ROWS, length, llm.model_info.vocab_size)
-    return [
-        list(output.outputs[0].token_ids) for output in llm.generate(list(prompts), plain(NUM_TOKENS), use_tqdm=False)
-    ]
+    params = [plain(NUM_TOKENS, **kinds[i % len(kinds)]) for i in range(ROWS)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(list(prompts), params, use_tqdm=False)]
 
 
 def difference(found: list[list[int]], expected: list[list[int]]) -> str | None:
