@@ -54,6 +54,7 @@ def test_the_whole_table(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, result.output
     assert {"card", "commit", "date", "versions", "command", "rows", "timeline"} <= set(report)
     assert (report["commit"], report["complete"]) == ("abc", False)
+    assert report["command"] == f"headway bench anchors --model {model} --tiny --runs 1 --run-ahead auto --device cpu"
     rows = by_name(report)
     for name in (
         "itl_ms_greedy_bs2",

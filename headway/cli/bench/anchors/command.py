@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -174,12 +174,22 @@ def make_report(args: AnchorArgs, card: str, tables: list[Table], timeline: dict
         "commit": args.commit or git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
-        "command": " ".join(["headway", *sys.argv[1:]]),
+        "command": command_line(args),
         "num_runs": args.runs,
         "complete": not (args.only or args.model or args.ablations or args.tiny),
         "rows": [row.as_dict() for table in tables for row in table.rows()],
         "timeline": timeline,
     }
+
+
+def command_line(args: AnchorArgs) -> str:
+    """How to repeat it, without where it was written to."""
+    words = ["headway", "bench", "anchors"]
+    for name in ("model", "only"):
+        words += [word for value in getattr(args, name) for word in (f"--{name}", value)]
+    words += [f"--{name}" for name in ("ablations", "tiny") if getattr(args, name)]
+    words += ["--runs", str(args.runs), "--run-ahead", str(args.run_ahead), "--device", args.device]
+    return shlex.join(words)
 
 
 def git_commit() -> str:
