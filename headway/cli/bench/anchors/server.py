@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from headway.cli.bench import metrics
 from headway.cli.bench.anchors.context import Bench
 from headway.cli.bench.anchors.structured import OFFLINE_LOAD
 from headway.cli.bench.online import measure as bench_serve
@@ -95,9 +96,9 @@ def _one(bench: Bench, args: ServeArgs, process: subprocess.Popen[bytes], names:
             f"{found['failed']} of {count} requests failed, {found['total_output_tokens']} of {count * output} tokens "
             f"came: {found['errors']}"
         )
-    late = f"load generator late by {found['lag_p99_ms']:.1f} ms (p99)" if found["lag_p99_ms"] > 5 else ""
+    note = "; ".join(metrics.warnings(found, args.num_workers))
     for name, (key, _, _) in zip(names, FIGURES.values()):
-        bench.table.add(name, found[key], late)
+        bench.table.add(name, found[key], note)
     if before is not None and after is not None:
         bench.table.add(names[-1], (after - before) / count * 1e3)
 
