@@ -36,6 +36,7 @@ FIGURES: Final = {
 SETTLE_STEPS: Final = 30
 MARK: Final = "headway steps"
 TIMELINE_STEPS: Final = 3
+TIMELINE_ROWS: Final = 8
 TIMELINE_EVENTS: Final = 3000
 
 
@@ -110,7 +111,8 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
                     measured = observe(bench, core, rows, bandwidth(card))
                     for name, value in figures(measured, torch.cuda.is_available()).items():
                         bench.table.add(figure_name(name, rows), value)
-                    timeline = timeline or make_timeline(measured.events, rows)
+                    if timeline is None or rows == TIMELINE_ROWS:
+                        timeline = make_timeline(measured.events, rows)
     finally:
         core.shutdown()
         del core
