@@ -67,11 +67,9 @@ class DecodeGraphs:
         """
         for bucket in reversed(self.buckets):
             front = partial(self._decode_logits, bucket, bucket)
-            self._split[bucket] = SplitStep(self._device, front, self._sample_and_advance, self._tails, self._spare)
-            with self._device.main.active():  # kernels compile and libraries load outside of a capture
-                batch, logits = front()
-                for variant in WHOLE_STEP_VARIANTS:
-                    self._sample_and_advance(batch, logits, variant)
+            self._split[bucket] = SplitStep(
+                self._device, front, self._sample_and_advance, self._tails, self._spare, others=WHOLE_STEP_VARIANTS
+            )
             for variant in WHOLE_STEP_VARIANTS:
                 self._whole[bucket, variant] = self._capture_whole(bucket, variant)
             on_bucket(bucket)

@@ -83,14 +83,21 @@ class SplitStep:
         front: edits, unpack, forward, logits.
         back: sampling and slot update.
         variants: tails to capture, in order of preference.
+        others: variants whose kernels to compile as well, for graphs that are captured next.
     """
 
     def __init__(
-        self, device: Device, front: FrontHalf, back: SampleAndAdvance, variants: Sequence[Variant], spare: SpareLogits
+        self,
+        device: Device,
+        front: FrontHalf,
+        back: SampleAndAdvance,
+        variants: Sequence[Variant],
+        spare: SpareLogits,
+        others: Sequence[Variant] = (),
     ) -> None:
         with device.main.active():  # kernels compile and libraries load outside of a capture
             batch, logits = front()
-            for variant in variants:
+            for variant in (*variants, *others):
                 back(batch, logits, variant)
             self._copy = spare.like(logits)
         del logits
