@@ -8,9 +8,11 @@ from headway.core.errors import HeadwayError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
+from headway.device.base import DeviceFault
 from headway.engine.pacer import Pacer
 from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import Scheduler
+from headway.syncs import SyncError
 
 
 class EngineCore:
@@ -28,10 +30,12 @@ class EngineCore:
         self._num_steps = 0
 
     def add(self, request: AddRequest) -> None:
-        """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""
+        """Queue a request. One that cannot be served is answered with an error update; only a broken engine raises."""
         try:
             self._scheduler.add(request)
         except Exception as error:
+            if _is_fatal(error):
+                raise
             self._runner.admissions.forget(request.request_id)
             self._failures.append(_failure(request.request_id, error))
 
@@ -94,7 +98,7 @@ class EngineCore:
         """A step could not be launched: its requests fail, the others and the engine live on.
 
         Raises:
-            The error itself when the device is lost: nothing can run any more.
+            The error itself when nothing can run any more: the device is lost, or a check of the engine's own rules failed.
         """
         if _is_fatal(error):
             raise error
@@ -134,6 +138,9 @@ def _failure(request_id: str, error: Exception) -> RequestUpdate:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """CUDA errors other than running out of memory leave the context unusable."""
+    """CUDA errors other than running out of memory leave the context unusable; a broken rule is a bug, and blaming the
+    requests of one step would hide it."""
+    if isinstance(error, DeviceFault | SyncError):
+        return True
     name = type(error).__name__
     return name == "AcceleratorError" or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
