@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 
-class DeviceFault(RuntimeError):
+class DeviceError(RuntimeError):
     """The engine broke a rule of the device, or the device is lost. No request is to blame, so no request may be failed for
     it: whoever catches errors of a step lets this one pass, and the engine stops."""
 

@@ -8,7 +8,7 @@ from headway.core.errors import HeadwayError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
-from headway.device.base import DeviceFault
+from headway.device.base import DeviceError
 from headway.engine.pacer import Pacer
 from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import Scheduler
@@ -140,7 +140,7 @@ def _failure(request_id: str, error: Exception) -> RequestUpdate:
 def _is_fatal(error: Exception) -> bool:
     """CUDA errors other than running out of memory leave the context unusable; a broken rule is a bug, and blaming the
     requests of one step would hide it."""
-    if isinstance(error, DeviceFault | SyncError):
+    if isinstance(error, DeviceError | SyncError):
         return True
     name = type(error).__name__
     return name == "AcceleratorError" or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

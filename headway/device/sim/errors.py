@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from headway.device.base import DeviceFault
+from headway.device.base import DeviceError
 
 _REGISTRY = Path(__file__).parents[2] / "kernels" / "registry.py"  # calls every operation; who calls it says more
 _INTERNAL = (
@@ -25,7 +25,7 @@ _INTERNAL = (
 )
 
 
-class SimError(DeviceFault):
+class SimError(DeviceError):
     """Something that would fail, stall or corrupt on a real asynchronous device. It stops the engine."""
 
 
