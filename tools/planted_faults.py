@@ -8,10 +8,10 @@
     python tools/planted_faults.py --from OUT [OUT ...] --markdown docs/planted-faults.md     write the page, run nothing
 
 A fault is one line replaced by another. The check that is meant to catch it runs first, then the others in the catalogue's
-order until one fails. It counts as caught when a check fails, and as caught as meant when the failure is of the kind the catalogue
-expects. A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the table those
-of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when all were
-caught, 1 when some were missed, 2 when a fault does not fit its file or the clean tree fails.
+order until one fails. It counts as caught when a check fails, and as caught as meant when the failure is of the kind the
+catalogue expects. A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
+table those of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when
+all were caught, 1 when some were missed, 2 when a fault does not fit its file or the clean tree fails.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Check
     lines = [
         "# Planted faults",
         "",
-        "Written by `tools/planted_faults.py`; do not edit. Each fault is one wrong line, put into a copy of the tree; the check",
-        f"that is meant to catch it runs first. **{len(caught)} of {len(ran)} caught**, in {minutes:.0f} minutes, one after the other.",
+        "Written by `tools/planted_faults.py`; do not edit. Each fault is one wrong line, put into a copy of the tree; the",
+        f"check that is meant to catch it runs first. **{len(caught)} of {len(ran)} caught**, in {minutes:.0f} minutes.",
         "",
         "```",
         "python tools/planted_faults.py                    all of tests/planted/faults.toml (make faults)",
