@@ -82,7 +82,11 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counters and gauges since start-up; cheap to read at any time, no device access."""
+    """Counters and gauges since start-up; cheap to read at any time, no device access.
+
+    Attributes:
+        host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -96,3 +100,4 @@ class EngineStats(msgspec.Struct, kw_only=True):
     back_pressure_waits: int = 0
     back_pressure_seconds: float = 0.0
     run_ahead: int = 0
+    host_waits: dict[str, int] | None = None

@@ -9,6 +9,7 @@ from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
 from headway.device.base import DeviceError
+from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import Scheduler
@@ -20,10 +21,14 @@ class EngineCore:
 
     Args:
         info: what the API floor needs to know.
+        waits: counts host waits inside ``step``; None: nobody counts them.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo, waits: HostWaits | None = None
+    ) -> None:
         self.info = info
+        self._waits = waits
         self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
         self._in_flight: deque[InFlight] = deque()
         self._failures: list[RequestUpdate] = []
@@ -46,6 +51,12 @@ class EngineCore:
 
     def step(self) -> list[RequestUpdate]:
         """One turn of the loop; [] when there is nothing to report yet."""
+        if self._waits is None:
+            return self._turn()
+        with self._waits.watching():
+            return self._turn()
+
+    def _turn(self) -> list[RequestUpdate]:
         updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
         if self._failures:
             updates, self._failures = self._failures + updates, []
@@ -116,17 +127,25 @@ class EngineCore:
         stats.num_steps = self._num_steps
         stats.back_pressure_waits, stats.back_pressure_seconds = waits.waits, waits.seconds
         stats.run_ahead = self._pacer.depth
+        stats.host_waits = None if self._waits is None else self._waits.counts()
         return stats
 
     def check_integrity(self) -> None:
-        """When idle: every block and slot is back. Raises HeadwayError otherwise."""
+        """When idle: every block and slot is back, and nothing of a former request is kept. Raises HeadwayError otherwise."""
         self._scheduler.check_integrity()
+        kept = self._runner.admissions.num_prepared
+        if kept:
+            raise HeadwayError(f"slot edits of {kept} former requests are still kept")
 
     def shutdown(self) -> None:
         """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft())
         self._runner.release()
+        if self._waits is not None:
+            self._waits.close()
+            if self._waits.counts():
+                logger.warning("host waits in the loop that nobody sanctioned:\n%s", self._waits.text())
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headway.device.sim import HostSyncError, InvariantError, RaceError
+from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
@@ -65,6 +66,25 @@ def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
             assert watch.num_zombie_rows > 0, "requests end on the device before the host knows"
 
 
+def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.engine.boot.MAX_ROWS", 2)
+    batch = requests_for([FEATURES[name] for name in ("greedy", "logprobs", "top_p", "presence")] * 2, seed=4)
+    with simulated(13, run_ahead=2) as (core, _, _):
+        compare(run(core, batch), expected(batch))
+
+
+def test_shutting_down_waits_for_the_launched_steps() -> None:
+    with simulated(14, run_ahead=4) as (core, device, _):
+        device.timeline.main.speed = device.timeline.copies.speed = 0.0
+        core.add(request("a", [1, 2, 3], ignore_eos=True, max_tokens=30))
+        for _ in range(4):
+            core.step()
+        pending = [item for item in device.timeline.main.queue if isinstance(item, Task)]
+        core.abort("a")
+        core.shutdown()
+        assert pending and not any(item in device.timeline.main.queue for item in pending)
+
+
 def test_the_pacer_follows_the_device() -> None:
     """A device that runs dry makes it run further ahead; one that never finishes early does not."""
     depths = {}
@@ -117,6 +137,8 @@ def test_a_host_read_in_the_launch_stops_the_engine(monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(Sampler, "__call__", reading)
             with pytest.raises(HostSyncError, match=where):  # out of the loop itself: no request is failed for it
                 play_one(core)
+            for name in "ab":
+                core.abort(name)
 
     with pytest.raises(HostSyncError, match=where):  # and again by the device, had anybody swallowed it
         play_it()
