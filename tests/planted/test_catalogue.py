@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "planted-faults.md"
 
 FOREIGN = """
 [checks]
@@ -58,6 +59,12 @@ def test_a_fault_changes_one_line_and_leaves_python(fault: Any) -> None:
     planted = fault.planted(text)
     assert planted != text
     ast.parse(planted)
+
+
+def test_the_page_lists_every_fault() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [fault.name for fault in FAULTS if fault.name not in text]
+    assert not missing, "run tools/planted_faults.py with --markdown"
 
 
 def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
