@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 MODEL = "bench/models/qwen3_06b"
 TAIL = 1500
 """Characters kept of what a part printed."""
+MIN_SECONDS = 5.0
+"""Less than this is not worth beginning for."""
 MAX_PAGE_BYTES = 1_000_000
 """Of the report page that is committed."""
 
@@ -98,8 +100,8 @@ def parts() -> list[Part]:
     ]
 
 
-def run(part: Part, page: Path | None) -> dict[str, Any]:
-    """Its result, or what became of it."""
+def run(part: Part, page: Path | None, seconds: float) -> dict[str, Any]:
+    """Its result within ``seconds``, or what became of it."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         out, made = Path(place) / "out.json", Path(place) / "page.html"
@@ -112,16 +114,16 @@ def run(part: Part, page: Path | None) -> dict[str, Any]:
                 env=os.environ | {"PYTHONPATH": paths},
                 capture_output=True,
                 text=True,
-                timeout=part.seconds,
+                timeout=seconds,
                 check=False,
             )
             status, printed = done.returncode, done.stdout + done.stderr
         except subprocess.TimeoutExpired as expired:
-            status, printed = -1, f"took more than {part.seconds} s\n{_text(expired.stdout)}{_text(expired.stderr)}"
+            status, printed = -1, f"took more than {seconds:.0f} s\n{_text(expired.stdout)}{_text(expired.stderr)}"
         result = json.loads(out.read_text()) if out.exists() else {}
-        if page is not None and made.exists() and made.stat().st_size <= MAX_PAGE_BYTES:
-            page.write_bytes(made.read_bytes())
         size = made.stat().st_size if made.exists() else None
+        if page is not None and size is not None:  # one that is too large is kept, but not under the committed name
+            (page if size <= MAX_PAGE_BYTES else page.with_suffix(".large.html")).write_bytes(made.read_bytes())
     result.pop("timeline", None)  # it is in the page
     wants_result = "OUT" in part.command
     wrong = part.verdict(result) if result else "no result" if wants_result else ""
@@ -147,15 +149,25 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--html", type=Path, help="where the page on transformers' generate goes")
     parser.add_argument("--part", action="append", help="only these")
+    parser.add_argument(
+        "--seconds", type=float, default=360, help="for all parts; those that come too late are left out"
+    )
     given = parser.parse_args()
     chosen = [part for part in parts() if not given.part or part.name in given.part]
     report: dict[str, Any] = {"python": platform.python_version(), "parts": {}}
+    end = time.monotonic() + given.seconds
     for part in chosen:
-        outcome = report["parts"][part.name] = run(part, given.html)
+        left = end - time.monotonic()
+        if left < MIN_SECONDS:
+            print(f"{part.name:16} no time left", flush=True)
+            report["parts"][part.name] = {"wrong": "no time left", "result": {}}
+            continue
+        outcome = report["parts"][part.name] = run(part, given.html, min(part.seconds, left))
         given.json.write_text(json.dumps(report, indent=1) + "\n")
         print(f"{part.name:16} {outcome['seconds']:6.1f} s  {outcome['wrong'] or 'ok'}", flush=True)
         if outcome["wrong"]:
             print("    " + outcome["printed"][-600:].replace("\n", "\n    "), flush=True)
+    given.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(any(outcome["wrong"] for outcome in report["parts"].values()))
 
 

@@ -52,6 +52,23 @@ def test_parts_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: pyte
     assert found["verdict"]["wrong"] == "c is 3" and found["no file"]["wrong"] == "exit status 1"
 
 
+def test_a_budget_and_a_page_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = ["-c", "import sys; open(sys.argv[1], 'w').write('x' * 1000001); open(sys.argv[2], 'w').write('{}')"]
+    made = [
+        Part("large", [*large, "PAGE", "OUT"], 60),
+        Part("small", [large[0], large[1].replace("1000001", "9"), "PAGE"], 60),
+    ]
+    monkeypatch.setattr(proof, "parts", lambda: made)
+    words = ["proof", "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "page.html")]
+    monkeypatch.setattr(sys, "argv", [*words, "--part", "large"])
+    proof.main()
+    assert not (tmp_path / "page.html").exists() and (tmp_path / "page.large.html").exists()
+    monkeypatch.setattr(sys, "argv", [*words, "--seconds", "1"])
+    assert proof.main() == 1
+    found = json.loads((tmp_path / "o.json").read_text())["parts"]
+    assert [part["wrong"] for part in found.values()] == ["no time left"] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -79,7 +96,7 @@ def test_the_other_verdicts() -> None:
 
 def test_the_command_names_what_is_there() -> None:
     names = [part.name for part in proof.parts()]
-    assert len(set(names)) == len(names) and sum(part.seconds for part in proof.parts()) < 1200
+    assert len(set(names)) == len(names) and sum(part.seconds for part in proof.parts()) < 1300
     for part in proof.parts():
         for word in part.command:
             assert not word.endswith(".py") or (proof.ROOT / word).exists(), word
