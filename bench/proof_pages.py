@@ -65,7 +65,8 @@ def accuracy_page(simulation: dict[str, Any], gpu: dict[str, Any]) -> str:
     lines += paragraph("Written by `bench/proof_pages.py` from `bench/reports`; do not edit.")
     told = [
         f"`tests/syncs/corpus` holds {len(labels)} snippets; {waiting} wait, {len(labels) - waiting} do not.",
-        "Each is run once to warm up, then once under the detector.",
+        "Each is run once to warm up, then once under the detector. Snippets and detectors grew together: on a program of",
+        "yours a detector may do worse, and what it is blind to by design (`docs/syncs.md`) is hardly in here.",
     ]
     if about:
         told += [
