@@ -107,7 +107,7 @@ class ModelRunner:
         num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
         self._staging = StagingRing(device, self._packed)
-        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
+        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, kv.num_kv_heads)
         self._results = torch.zeros(
             config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
         )

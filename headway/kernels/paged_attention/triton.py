@@ -27,6 +27,38 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
 
 
 @triton.jit
+def capped(logits, scale, soft_cap):
+    """Base-2 logits under a soft cap; tanh(x) = 1 - 2 / (e^2x + 1)."""
+    twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
+    return (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
+
+
+@triton.jit
+def fold(
+    acc, total, top, q, k, v, seen, scale, soft_cap,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys k, v [BLOCK_N, BLOCK_D] joins the running softmax; ``seen`` is read when MASKED."""
+    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CAPPED:
+        logits = capped(logits, scale, soft_cap)
+        factor = 1.0
+    else:
+        factor = scale * LOG2E
+    if MASKED:
+        logits = tl.where(seen, logits, float("-inf"))
+    new_top = tl.maximum(top, tl.max(logits, axis=1) * factor)
+    shift = new_top
+    if MASKED:  # a row that has seen nothing yet
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(logits * factor - shift[:, None])
+    decay = tl.exp2(top - shift)
+    total = total * decay + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    return acc, total, new_top
+
+
+@triton.jit
 def attend(
     acc,  # f32 [M, BLOCK_D], sum of weights times values, relative to top
     total,  # f32 [M], sum of weights, relative to top
@@ -73,27 +105,12 @@ def attend(
         else:
             k = tl.load(k_ptr + place)
             v = tl.load(v_ptr + place)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
-            twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
-            logits = (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
-            factor = 1.0
-        else:
-            factor = scale * LOG2E
+        seen = position < seq_len
         if MASKED:
             seen = (position[None, :] <= q_position[:, None]) & (position < seq_len)[None, :]
             if WINDOWED:
                 seen = seen & (position[None, :] > q_position[:, None] - window)
-            logits = tl.where(seen, logits, float("-inf"))
-        new_top = tl.maximum(top, tl.max(logits, axis=1) * factor)
-        shift = new_top
-        if MASKED:  # a row that has seen nothing yet
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(logits * factor - shift[:, None])
-        decay = tl.exp2(top - shift)
-        total = total * decay + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-        top = new_top
+        acc, total, top = fold(acc, total, top, q, k, v, seen, scale, soft_cap, MASKED, CAPPED, PRECISION)
         block = ahead
         position += BLOCK_N
     return acc, total, top
