@@ -96,7 +96,7 @@ class PagedAttention:
     def _fits_decode(self, batch: StepBatch, qkv: torch.Tensor, cos_sin: torch.Tensor) -> bool:
         """Whether the step is decode rows alone, on a device where one launch for all of it is faster."""
         return (
-            qkv.is_cuda
+            not qkv.is_cpu  # a simulated device takes the path that a GPU takes
             and batch.split_counters is not None
             and batch.num_decode_rows == len(batch.row_slots) == qkv.shape[0]
             and serves(self.head_dim, cos_sin.shape[1])
