@@ -86,6 +86,7 @@ def parts() -> list[Part]:
     generate = ["--", "python", "bench/programs/generate.py"]
     syncs = ["-m", "headway.syncs", "--json", "OUT"]
     calls = ["bench/step_calls.py", "--model", MODEL, "--json", "OUT"]
+    tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     detectors = [
         Part(f"corpus-{name}", [*corpus, "--detector", name], 90, corpus_verdict)
         for name in ("cupti", "live", "both", "torch", "profiler")
@@ -96,7 +97,8 @@ def parts() -> list[Part]:
         Part("calls-eager", [*calls, "--eager"], 150, calls_verdict),
         Part("generate", [*syncs, "--html", "PAGE", "--driver", "profiler", *generate], 90, page_verdict),
         Part("generate-cupti", [*syncs, "--driver", "cupti", *generate], 90, page_verdict),
-        Part("tests", ["-m", "pytest", "-q", "-m", "gpu", "tests/syncs", "-p", "no:cacheprovider"], 120),
+        Part("tests", [*tests, "tests/syncs"], 90),
+        Part("tests-engine", [*tests, "tests/gpu"], 120),
     ]
 
 

@@ -107,7 +107,7 @@ class CallCounter:
             return
         thread.depth = max(thread.depth - 1, 0)
         if not thread.depth:  # a driver call inside a runtime call is the same call
-            name = plain(data.function_name)
+            name = plain(data.function_name or "?")
             thread.calls.add(name, direction(name, parameters(data)) if name in ASYNC_COPIES else None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,19 +58,16 @@ def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevi
     """
     watch = PlanWatch()
     fused = patch.object(paged, "serves", lambda head_dim, rotary_dim: bool(seed % 2))
-    try:
-        with fused, SimDevice(seed, observers=watch.observers()) as device:
-            core = build_engine(arguments(overrides), progress=False, device=device)
-            device.wait_idle()  # the warm-up's steps are nobody's plan
-            watch.attach(core)
-            device.arm()
-            yield core, device, watch
-            core.shutdown()
-            device.disarm()
-            device.wait_idle()
-            core.check_integrity()
-    finally:
-        gc.unfreeze()  # building an engine freezes the collector's view; hundreds of engines would never go
+    with fused, SimDevice(seed, observers=watch.observers()) as device:
+        core = build_engine(arguments(overrides), progress=False, device=device)
+        device.wait_idle()  # the warm-up's steps are nobody's plan
+        watch.attach(core)
+        device.arm()
+        yield core, device, watch
+        core.shutdown()
+        device.disarm()
+        device.wait_idle()
+        core.check_integrity()
 
 
 @cache
