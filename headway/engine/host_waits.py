@@ -26,6 +26,7 @@ class HostWaits:
             raise ConfigError("count_host_waits: this device is synchronous, nobody waits for it; leave it off")
         self._probe = LiveProbe(runtime or CudaRuntime(), light=True)
         self._log = Log()
+        self._open = True
         try:
             self._probe.arm()
         except ProbeError as error:
@@ -48,5 +49,7 @@ class HostWaits:
         return self._log.text()
 
     def close(self) -> None:
-        """Stop watching."""
-        self._probe.disarm()
+        """Stop watching. Safe to call twice."""
+        if self._open:
+            self._open = False
+            self._probe.disarm()

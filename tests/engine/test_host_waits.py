@@ -37,7 +37,8 @@ def counted(make_engine: MakeEngine, runtime: FakeRuntime) -> Iterator[EngineCor
     core._waits = HostWaits(device, runtime)
     yield core
     core._waits.close()
-    assert runtime.mode[-1] is False, "torch is left as it was"
+    core._waits.close()
+    assert runtime.mode == [False, True, False], "torch is left as it was"
 
 
 def waiting_launch(monkeypatch: pytest.MonkeyPatch, *calls: Any) -> None:
