@@ -21,7 +21,6 @@ import torch
 from timing import time_calls
 
 from headway.core.ints import cdiv
-from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_decode, launch_prefill
 from headway.kernels.paged_attention.tiles import DecodeTile, PrefillTile
@@ -172,33 +171,6 @@ def decode_case(shape: Shape, rows: int, context: int = DECODE_CONTEXT) -> Case:
     return Case("attention", label, calls, moved, 0, partial(check_attention, shape, small))
 
 
-def fused_arguments(shape: Shape, part: PagedInputs) -> tuple[Any, ...]:
-    """Of ``decode_attention``; every row's new token is its last position."""
-    rows, bs = len(part.row_slots), BLOCK_SIZE
-    last = part.seq_lens.long() - 1
-    kv_slots = part.block_tables[part.row_slots.long(), last // bs].long() * bs + last % bs
-    norm = random(shape.size) if shape.qk_norm else None
-    return (
-        random(rows, (shape.heads + 2 * shape.kv_heads) * shape.size), part.k_cache, part.v_cache, part.block_tables,
-        part.row_slots, part.seq_lens, kv_slots.int(), make_cos_sin(MAX_MODEL_LEN, shape.size, "cuda"), norm, norm,
-        torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device="cuda"), shape.heads, EPS, shape.size**-0.5, 0, 0.0,
-        MAX_MODEL_LEN,
-    )  # fmt: skip
-
-
-def fused_decode_case(shape: Shape, rows: int, context: int = DECODE_CONTEXT) -> Case:
-    """What stands in for rope_kv_write and decode attention."""
-    parts = [fused_arguments(shape, part) for part in decode_inputs(shape, rows, context)]
-    moved = 4.0 * rows * shape.size * (context * shape.kv_heads + shape.heads)
-
-    def check() -> None:
-        small = fused_arguments(shape, paged(shape, [(1, context)] * min(rows, 16), min(rows, 16)))
-        assert_near(decode_attention(*small), decode_attention.reference(*small))
-
-    calls: Calls = [partial(decode_attention, *arguments) for arguments in parts]
-    return Case("decode fused", f"{shape.name} decode R={rows} L={context}", calls, moved, 0, check)
-
-
 def prefill_case(shape: Shape, rows: int, length: int) -> Case:
     inputs = paged(shape, [(length, length)] * rows, 0)
     small = paged(shape, [(length, length)] * min(rows, 2), 0)
@@ -220,7 +192,7 @@ def builders(only: str | None) -> Iterator[Callable[[], list[Case]]]:
                 yield partial(rope_cases, shape, tokens)
         if only in (None, "attention"):
             for rows, context in [*((rows, DECODE_CONTEXT) for rows in DECODE_ROWS), (1, MAX_MODEL_LEN)]:
-                yield partial(lambda *case: [decode_case(*case), fused_decode_case(*case)], shape, rows, context)
+                yield partial(lambda *case: [decode_case(*case)], shape, rows, context)
             for rows, length in PREFILLS:
                 yield partial(lambda *case: [prefill_case(*case)], shape, rows, length)
 

@@ -9,7 +9,6 @@ from typing import cast
 
 import torch
 
-from headway.kernels.decode_attention import decode_attention, serves
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.state.batch import StepBatch
@@ -64,15 +63,6 @@ class PagedAttention:
         Returns:
             [T, H * D] in qkv's dtype; zeros on rows that are padding or zombies.
         """
-        if self._fits_decode(batch, qkv, cos_sin):
-            return cast(
-                torch.Tensor,
-                decode_attention(
-                    qkv, k_cache, v_cache, batch.block_tables, batch.row_slots, batch.seq_lens, batch.kv_slots, cos_sin,
-                    q_norm, k_norm, batch.split_counters, self.num_heads, eps, self.scale, self.window, self.soft_cap,
-                    batch.max_seq_len_bound,
-                ),
-            )  # fmt: skip
         q = rope_kv_write(  # [T, H, D]
             qkv, batch.positions, cos_sin, q_norm, k_norm, eps, batch.kv_slots, k_cache, v_cache, self.num_heads
         )
@@ -92,12 +82,3 @@ class PagedAttention:
             batch.max_seq_len_bound,
         )
         return cast(torch.Tensor, out).flatten(1)
-
-    def _fits_decode(self, batch: StepBatch, qkv: torch.Tensor, cos_sin: torch.Tensor) -> bool:
-        """Whether the step is decode rows alone, on a device where one launch for all of it is faster."""
-        return (
-            not qkv.is_cpu  # a simulated device takes the path that a GPU takes
-            and batch.split_counters is not None
-            and batch.num_decode_rows == len(batch.row_slots) == qkv.shape[0]
-            and serves(self.head_dim, cos_sin.shape[1])
-        )

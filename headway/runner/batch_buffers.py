@@ -15,7 +15,7 @@ class BatchBuffers:
     One set is enough: steps run in order on one stream, and only the device reads them.
     """
 
-    def __init__(self, arena: SlotArena, max_tokens: int, max_rows: int, block_size: int, num_kv_heads: int) -> None:
+    def __init__(self, arena: SlotArena, max_tokens: int, max_rows: int, block_size: int) -> None:
         device = arena.ints.device
         self._tokens = torch.zeros(3, max_tokens, dtype=torch.int32, device=device)
         self._rows = torch.zeros(3, max_rows, dtype=torch.int32, device=device)
@@ -23,7 +23,6 @@ class BatchBuffers:
         self._history, self._block_tables = arena.view("history"), arena.view("block_table")
         self._num_computed, self._alive = arena.view("num_computed"), arena.view("alive")
         self._block_size = block_size
-        self._counters = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
 
     def unpack(
         self,
@@ -48,7 +47,6 @@ class BatchBuffers:
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,
-            split_counters=self._counters,
         )
         step_unpack(
             packed,

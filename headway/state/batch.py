@@ -25,8 +25,6 @@ class StepBatch:
         num_decode_rows: leading rows with exactly one token.
         max_query_len: most tokens of any row (exact).
         max_seq_len_bound: >= every seq_len; sizes grids only.
-        split_counters: [>= R * KV heads] zeros, lent to attention kernels that count finished splits and leave zeros; None
-            where none does.
     """
 
     input_ids: torch.Tensor
@@ -40,4 +38,3 @@ class StepBatch:
     num_decode_rows: int
     max_query_len: int
     max_seq_len_bound: int
-    split_counters: torch.Tensor | None = None

@@ -18,7 +18,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headway.kernels.decode_attention.triton import decode_attention_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
@@ -35,15 +34,7 @@ TYPES = {
     "soft_cap": "fp32",
     "eps": "fp32",
 }
-INT_POINTERS = (
-    "tables_ptr",
-    "row_slots_ptr",
-    "query_start_ptr",
-    "seq_lens_ptr",
-    "positions_ptr",
-    "kv_slots_ptr",
-    "finished_ptr",
-)
+INT_POINTERS = ("tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr")
 SMS = 132
 
 
@@ -97,10 +88,7 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
-    fused = {"KH": kv_heads, "Q_NORM": not windowed, "K_NORM": not windowed}
-    small = {name: number for name, number in blocks.items() if name != "BLOCK_D"}
-    compile_kernel(f"decode fused {name}", decode_attention_kernel, {**kind, **small, **fused}, **options)
-    reduce = {"H": heads, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
+    reduce = {"H": heads, "HEADS": 1, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
     compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)

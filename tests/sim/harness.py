@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
-from unittest.mock import patch
 
-from headway.attention import paged
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.device.sim import SimDevice
@@ -52,13 +50,9 @@ def arguments(overrides: dict[str, Any]) -> EngineArgs:
 
 @contextmanager
 def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevice, PlanWatch]]:
-    """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked.
-
-    Odd seeds run the attention of decode steps as the one operation that a GPU runs, even ones as the two it stands for.
-    """
+    """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked."""
     watch = PlanWatch()
-    fused = patch.object(paged, "serves", lambda head_dim, rotary_dim: bool(seed % 2))
-    with fused, SimDevice(seed, observers=watch.observers()) as device:
+    with SimDevice(seed, observers=watch.observers()) as device:
         core = build_engine(arguments(overrides), progress=False, device=device)
         device.wait_idle()  # the warm-up's steps are nobody's plan
         watch.attach(core)

@@ -73,17 +73,6 @@ def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.Mon
         compare(run(core, batch), expected(batch))
 
 
-@pytest.mark.parametrize(("seed", "fused"), [(15, True), (16, False)])
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-def test_both_forms_of_decode_attention_are_simulated(seed: int, fused: bool, graphs: bool) -> None:
-    with simulated(seed, run_ahead=2, enforce_eager=not graphs) as (core, device, _):
-        ran: list[int] = []
-        device.operations.observers["decode_attention"].append(lambda args: ran.append(len(args[0])))
-        batch = requests_for([{"ignore_eos": True}] * 3, seed=5)
-        compare(run(core, batch), expected(batch))
-        assert bool(ran) is fused
-
-
 def test_shutting_down_waits_for_the_launched_steps() -> None:
     with simulated(14, run_ahead=4) as (core, device, _):
         device.timeline.main.speed = device.timeline.copies.speed = 0.0

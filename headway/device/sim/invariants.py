@@ -19,7 +19,6 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("step_unpack", check_unpack),
         ("rope_kv_write", check_kv_write),
         ("paged_attention", check_attention),
-        ("decode_attention", check_decode),
         ("slot_advance", check_advance),
         ("count_tokens", check_counts),
     ]
@@ -77,22 +76,9 @@ def check_unpack(args: tuple[Any, ...]) -> After:
 
 def check_kv_write(args: tuple[Any, ...]) -> After:
     """Only the cache places named by kv_slots change (R5), and none of them lies outside."""
-    return _check_cache("rope_kv_write", args[6], (args[7], args[8]))
-
-
-def check_decode(args: tuple[Any, ...]) -> After:
-    """The same of the two in one, one token a row; and the counters are zero when it begins."""
-    caches, tables, row_slots, seq_lens, kv_slots, finished = args[1:3], args[3], args[4], args[5], args[6], args[10]
-    need(not bool(finished.any()), "decode_attention: the counters of finished splits are not zero")
-    need(len(row_slots) == len(args[0]) == len(kv_slots), "decode_attention: rows and tokens differ")
-    need(finished.numel() >= len(row_slots) * caches[0].shape[2], "decode_attention: fewer counters than rows x heads")
-    _check_reads("decode_attention", caches[0], tables, row_slots, seq_lens, args[16])
-    return _check_cache("decode_attention", kv_slots, caches)
-
-
-def _check_cache(name: str, kv_slots: torch.Tensor, caches: tuple[torch.Tensor, ...]) -> After:
+    kv_slots, caches = args[6], (args[7], args[8])
     places = caches[0].shape[0] * caches[0].shape[1]
-    need(bool((kv_slots < places).all() and (kv_slots >= -1).all()), f"{name}: a KV slot outside the cache")
+    need(bool((kv_slots < places).all() and (kv_slots >= -1).all()), "rope_kv_write: a KV slot outside the cache")
     before = [cache.clone() for cache in caches]
 
     def after() -> None:
@@ -100,7 +86,7 @@ def _check_cache(name: str, kv_slots: torch.Tensor, caches: tuple[torch.Tensor, 
         silent[kv_slots[kv_slots >= 0].long()] = False
         for cache, old in zip(caches, before, strict=True):
             same = _same(cache.reshape(places, -1)[silent], old.reshape(places, -1)[silent])
-            need(same, f"{name}: changed KV that no token of the step owns")
+            need(same, "rope_kv_write: changed KV that no token of the step owns")
 
     return after
 
@@ -109,30 +95,19 @@ def check_attention(args: tuple[Any, ...]) -> After:
     """R3: host bounds cover the device's truth. Blocks in use are real ones."""
     cache, tables, row_slots, query_start, seq_lens = args[1], args[3], args[4], args[5], args[6]
     decode_rows, max_query, bound = args[10], args[11], args[12]
-    _check_reads("paged_attention", cache, tables, row_slots, seq_lens, bound)
+    longest = int(seq_lens.max())
+    need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
     spans = query_start[1:] - query_start[:-1]
     need(int(spans.max()) <= max_query, f"paged_attention: max_query_len={max_query}, but a row has {int(spans.max())}")
     need(bool((spans[:decode_rows] <= 1).all()), "paged_attention: a decode row has several tokens")
-    return None
-
-
-def _check_reads(
-    name: str,
-    cache: torch.Tensor,
-    tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    seq_lens: torch.Tensor,
-    bound: int,
-) -> None:
-    longest = int(seq_lens.max())
-    need(longest <= bound, f"{name}: max_seq_len_bound={bound}, but a row has {longest} tokens")
     block_size = cache.shape[1]
     for row in range(len(seq_lens)):
         length, slot = int(seq_lens[row]), int(row_slots[row])
         if length:
-            need(0 <= slot < len(tables), f"{name}: row {row} has tokens and slot {slot}")
+            need(0 <= slot < len(tables), f"paged_attention: row {row} has tokens and slot {slot}")
             blocks = tables[slot, : -(-length // block_size)]
-            need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"{name}: row {row} reads bad blocks")
+            need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"paged_attention: row {row} reads bad blocks")
+    return None
 
 
 def check_advance(args: tuple[Any, ...]) -> After:

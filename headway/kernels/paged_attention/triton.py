@@ -27,38 +27,6 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
 
 
 @triton.jit
-def capped(logits, scale, soft_cap):
-    """Base-2 logits under a soft cap; tanh(x) = 1 - 2 / (e^2x + 1)."""
-    twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
-    return (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
-
-
-@triton.jit
-def fold(
-    acc, total, top, q, k, v, seen, scale, soft_cap,
-    MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys k, v [BLOCK_N, BLOCK_D] joins the running softmax; ``seen`` is read when MASKED."""
-    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if CAPPED:
-        logits = capped(logits, scale, soft_cap)
-        factor = 1.0
-    else:
-        factor = scale * LOG2E
-    if MASKED:
-        logits = tl.where(seen, logits, float("-inf"))
-    new_top = tl.maximum(top, tl.max(logits, axis=1) * factor)
-    shift = new_top
-    if MASKED:  # a row that has seen nothing yet
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(logits * factor - shift[:, None])
-    decay = tl.exp2(top - shift)
-    total = total * decay + tl.sum(weights, axis=1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
-    return acc, total, new_top
-
-
-@triton.jit
 def attend(
     acc,  # f32 [M, BLOCK_D], sum of weights times values, relative to top
     total,  # f32 [M], sum of weights, relative to top
@@ -105,12 +73,27 @@ def attend(
         else:
             k = tl.load(k_ptr + place)
             v = tl.load(v_ptr + place)
-        seen = position < seq_len
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
+            twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
+            logits = (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
+            factor = 1.0
+        else:
+            factor = scale * LOG2E
         if MASKED:
             seen = (position[None, :] <= q_position[:, None]) & (position < seq_len)[None, :]
             if WINDOWED:
                 seen = seen & (position[None, :] > q_position[:, None] - window)
-        acc, total, top = fold(acc, total, top, q, k, v, seen, scale, soft_cap, MASKED, CAPPED, PRECISION)
+            logits = tl.where(seen, logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, axis=1) * factor)
+        shift = new_top
+        if MASKED:  # a row that has seen nothing yet
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(logits * factor - shift[:, None])
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+        top = new_top
         block = ahead
         position += BLOCK_N
     return acc, total, top
@@ -222,38 +205,39 @@ def reduce_kernel(
     min_tiles,
     window,
     H: tl.constexpr,
+    HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """One program per query head and row: weighs the splits in use; rows with one split are done already."""
-    head = tl.program_id(0)
+    """One program per row and HEADS query heads: weighs the splits in use; rows with one split are done already."""
     row = tl.program_id(1)
     _, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity)
     _, _, _, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
     if used <= 1:
         return
     dim = tl.arange(0, BLOCK_D)
-    base = (row.to(tl.int64) * H + head) * num_splits
-    best = float("-inf")
-    total = 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(0, used, REDUCE_SPLITS):
-        split = start + tl.arange(0, REDUCE_SPLITS)
-        keep = split < used
-        top = tl.load(top_ptr + base + split, mask=keep, other=float("-inf"))
-        part = tl.load(
-            partial_ptr + (base + split)[:, None] * D + dim[None, :], mask=keep[:, None] & (dim < D)[None, :], other=0.0
-        )
-        new_best = tl.maximum(best, tl.max(top, axis=0))
-        weights = tl.exp2(top - new_best)
-        decay = tl.exp2(best - new_best)
-        total = total * decay + tl.sum(weights, axis=0)
-        acc = acc * decay + tl.sum(part * weights[:, None], axis=0)
-        best = new_best
-    place = (row.to(tl.int64) * H + head) * D + dim
-    tl.store(out_ptr + place, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < D)
+    for i in range(HEADS):
+        head = tl.program_id(0) * HEADS + i
+        base = (row.to(tl.int64) * H + head) * num_splits
+        best = float("-inf")
+        total = 0.0
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(0, used, REDUCE_SPLITS):
+            split = start + tl.arange(0, REDUCE_SPLITS)
+            keep = split < used
+            top = tl.load(top_ptr + base + split, mask=keep, other=float("-inf"))
+            at = partial_ptr + (base + split)[:, None] * D + dim[None, :]
+            part = tl.load(at, mask=keep[:, None] & (dim < D)[None, :], other=0.0)
+            new_best = tl.maximum(best, tl.max(top, axis=0))
+            weights = tl.exp2(top - new_best)
+            decay = tl.exp2(best - new_best)
+            total = total * decay + tl.sum(weights, axis=0)
+            acc = acc * decay + tl.sum(part * weights[:, None], axis=0)
+            best = new_best
+        place = (row.to(tl.int64) * H + head) * D + dim
+        tl.store(out_ptr + place, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < D)
 
 
 @triton.jit
