@@ -1,6 +1,6 @@
 """The figures of docs/proof.md that need a GPU, in one command of a few minutes.
 
-    python bench/proof.py --json bench/reports/proof-h200.json [--html docs/syncs-generate.html] [--part NAME ...]
+    python bench/proof.py --json bench/reports/proof/h200.json [--html docs/syncs-generate.html] [--part NAME ...]
 
 Every part runs in a process of its own with a time limit, since CUPTI takes one subscriber a process and a crash must not take
 the others' figures along; the JSON is written anew after each. Then ``python bench/proof_pages.py`` makes the pages.

@@ -2,7 +2,7 @@
 
     python bench/proof_pages.py [--simulation F] [--planted F] [--gpu F] [--soak F] [--out docs]
 
-F default to bench/reports/proof-simulation.json, planted-faults.json, proof-h200.json and soak-h200.json.
+F default to simulation.json, planted-faults.json, h200.json and soak-h200.json in bench/reports/proof.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-REPORTS = ROOT / "bench" / "reports"
+REPORTS = ROOT / "bench" / "reports" / "proof"
 DETECTORS = {
     "live": "live guard (`syncs.forbid()`, `record()`)",
     "both": "`headway syncs --driver cupti`: live guard and CUPTI",
@@ -62,7 +62,7 @@ def accuracy_page(simulation: dict[str, Any], gpu: dict[str, Any]) -> str:
     waiting = sum(kind != "none" for kind in labels.values())
     about: dict[str, Any] = gpu.get("parts", {}).get("corpus-cupti", {}).get("result", {})
     lines = ["# How well `headway syncs` sees", ""]
-    lines += paragraph("Written by `bench/proof_pages.py` from `bench/reports`; do not edit.")
+    lines += paragraph("Written by `bench/proof_pages.py` from `bench/reports/proof`; do not edit.")
     told = [
         f"`tests/syncs/corpus` holds {len(labels)} snippets; {waiting} wait, {len(labels) - waiting} do not.",
         "Each is run once to warm up, then once under the detector. Snippets and detectors grew together: on a program of",
@@ -205,13 +205,13 @@ def proof_page(
     lines = [
         "# What the proof shows",
         "",
-        "Written by `bench/proof_pages.py` from `bench/reports`; do not edit. To measure again:",
+        "Written by `bench/proof_pages.py` from `bench/reports/proof`; do not edit. To measure again:",
         "",
         "```",
-        "python bench/proof_simulation.py --json bench/reports/proof-simulation.json          on any machine",
-        "python tools/planted_faults.py --json bench/reports/planted-faults.json --markdown docs/planted-faults.md",
-        "python bench/proof.py --json bench/reports/proof-h200.json --html docs/syncs-generate.html       on a GPU",
-        "python bench/soak.py --minutes 10 --json bench/reports/soak-h200.json                            on a GPU",
+        "python bench/proof_simulation.py --json bench/reports/proof/simulation.json          on any machine",
+        "python tools/planted_faults.py --json bench/reports/proof/planted-faults.json --markdown docs/planted-faults.md",
+        "python bench/proof.py --json bench/reports/proof/h200.json --html docs/syncs-generate.html       on a GPU",
+        "python bench/soak.py --minutes 10 --json bench/reports/proof/soak-h200.json                            on a GPU",
         "python bench/proof_pages.py",
         "```",
         "",
@@ -233,9 +233,9 @@ def proof_page(
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulation", type=Path, default=REPORTS / "proof-simulation.json")
+    parser.add_argument("--simulation", type=Path, default=REPORTS / "simulation.json")
     parser.add_argument("--planted", type=Path, default=REPORTS / "planted-faults.json")
-    parser.add_argument("--gpu", type=Path, default=REPORTS / "proof-h200.json")
+    parser.add_argument("--gpu", type=Path, default=REPORTS / "h200.json")
     parser.add_argument("--soak", type=Path, default=REPORTS / "soak-h200.json")
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     given = parser.parse_args(arguments)

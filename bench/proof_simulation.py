@@ -1,7 +1,7 @@
 """The figures of docs/proof.md that need no GPU: the engine's feature matrix and random scenarios on the simulated device, and
 the corpus of snippets under the simulation.
 
-    python bench/proof_simulation.py --json bench/reports/proof-simulation.json [--scenarios 200]
+    python bench/proof_simulation.py --json bench/reports/proof/simulation.json [--scenarios 200]
 
 Every answer is compared with the synchronous oracle's; any host wait on the launching thread, race or broken invariant raises.
 CPU time is this process's.
