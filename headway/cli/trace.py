@@ -9,7 +9,16 @@ from headway.core.errors import ConfigError
 from headway.syncs import ProbeError
 from headway.syncs.allowlist import AllowList
 from headway.syncs.report import Run, to_dict, write_html
+from headway.syncs.runtime import CudaRuntime
 from headway.syncs.session import watch
+
+
+def require_tracing() -> None:
+    """Raise ConfigError where there is nothing to trace: before a benchmark's minutes, not after them."""
+    try:
+        CudaRuntime().require()
+    except ProbeError as error:
+        raise ConfigError(f"--trace: {error}") from error
 
 
 def write_timeline(path: Path, command: str, work: Callable[[], object], *, simulate: bool = False) -> str:
