@@ -1,12 +1,17 @@
-"""How many planted faults the tests catch: each fault of a catalogue is put into a copy of the tree, and the checks run there.
+"""How many planted faults the tests catch: each fault of a catalogue is put into a copy of the tree, and checks run there.
 
-    python tools/planted_faults.py                    all of tests/planted/faults.toml
-    python tools/planted_faults.py NAME [NAME ...]    some of them
-    python tools/planted_faults.py --baseline         the checks on the tree as it is, which must pass
+    python tools/planted_faults.py                        all of tests/planted/faults.toml
+    python tools/planted_faults.py NAME [NAME ...]        some of them
+    python tools/planted_faults.py --faults FILE          a catalogue that somebody else wrote
+    python tools/planted_faults.py --baseline             the checks on the tree as it is, which must pass
+    python tools/planted_faults.py --json OUT --markdown docs/planted-faults.md
+    python tools/planted_faults.py --from OUT [OUT ...] --markdown docs/planted-faults.md     write the page, run nothing
 
-A fault is one line replaced by another. It counts as caught when a check fails, and as caught as meant when the failure is of
-the kind the catalogue expects. Exit status: 0 when all were caught, 1 when some were missed, 2 when a fault no longer fits its
-file or the clean tree fails.
+A fault is one line replaced by another. The check that is meant to catch it runs first, then the others in the catalogue's
+order until one fails. It counts as caught when a check fails, and as caught as meant when the failure is of the kind the
+catalogue expects. A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
+table those of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when
+all were caught, 1 when some were missed, 2 when a fault does not fit its file or the clean tree fails.
 """
 
 from __future__ import annotations
@@ -21,17 +26,20 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CATALOGUE = ROOT / "tests" / "planted" / "faults.toml"
-CHECK_SECONDS = 180
+CHECK_SECONDS = 600
+"""A fault may make the engine turn for ever; a check that takes this long counts as failed."""
 _RAISED = re.compile(r"^(?:E\s+)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed))\b(.*)$", re.MULTILINE)
-
 _TOLD = re.compile(r"^E\s+(.*)$", re.MULTILINE)
+_TEST = re.compile(r"^FAILED (\S+)|^again: python -m (tests\.sim\.replay \d+)", re.MULTILINE)
+
+Checks = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,11 @@ class Fault:
         file: below the root.
         old, new: the line that is there, without indentation, and what replaces it.
         what: the mistake in words.
+        check: the check that is meant to catch it; empty: the first.
         expect: errors one of which should report it; empty: any.
+        uncaught: why no check can catch it, for a fault that is known to slip through.
+        round: "grown" for faults that the tests were written with; else the round in which it was held out.
+        first: for held-out faults, what their first run gave, before any test was added: "caught" or "missed".
     """
 
     name: str
@@ -50,7 +62,11 @@ class Fault:
     old: str
     new: str
     what: str
+    check: str = ""
     expect: tuple[str, ...] = ()
+    uncaught: str = ""
+    round: str = "grown"
+    first: str = ""
 
     def planted(self, text: str) -> str:
         """``text`` with the fault. Raises ValueError unless exactly one line fits."""
@@ -66,100 +82,197 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What became of a fault."""
+    """What became of a fault.
+
+    Attributes:
+        check: name of the check that failed; empty when all passed.
+        test: the test or scenario in it.
+    """
 
     fault: str
     caught: bool
     as_meant: bool
+    check: str
+    test: str
     error: str
     seconds: float
 
 
-def load(path: Path = CATALOGUE) -> tuple[list[Fault], list[list[str]]]:
-    """Faults, and the checks: module and arguments each, tried in order until one fails."""
+def load(path: Path = CATALOGUE) -> tuple[list[Fault], Checks]:
+    """Faults, and the checks by name.
+
+    Raises:
+        ValueError: a fault names a check that is not there.
+    """
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     faults = [Fault(**(each | {"expect": tuple(each.get("expect", ()))})) for each in data["fault"]]
-    return faults, data["checks"]
+    checks: Checks = data.get("checks") or load()[1]
+    for fault in faults:
+        if fault.check and fault.check not in checks:
+            raise ValueError(f"{fault.name}: there is no check {fault.check!r}, only {', '.join(checks)}")
+    return faults, checks
 
 
-def run_checks(folder: Path, checks: Sequence[Sequence[str]]) -> str | None:
-    """The output of the first check that fails in ``folder``; None when all pass."""
+def ordered(fault: Fault, checks: Checks) -> Iterator[tuple[str, Sequence[str]]]:
+    """All checks, the one that is meant to catch it first."""
+    first = fault.check or next(iter(checks))
+    yield first, checks[first]
+    yield from ((name, check) for name, check in checks.items() if name != first)
+
+
+def run_check(folder: Path, check: Sequence[str]) -> str | None:
+    """The output of a check that fails in ``folder``; None when it passes."""
     environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    for check in checks:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", *check],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=CHECK_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"TimeoutError: {check[0]} took more than {CHECK_SECONDS} s"
-        if done.returncode:
-            return done.stdout + done.stderr
-    return None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *check],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"TimeoutError: {check[0]} took more than {CHECK_SECONDS} s"
+    return done.stdout + done.stderr if done.returncode else None
 
 
 def copy_tree(folder: Path) -> None:
     """What the checks need of the checkout."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
-    for part in ("headway", "tests"):
+    for part in ("headway", "tests", "tools"):
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def try_fault(fault: Fault, checks: Sequence[Sequence[str]]) -> Outcome:
-    """Plant one fault in a fresh copy and run the checks."""
+def try_fault(fault: Fault, checks: Checks) -> Outcome:
+    """Plant one fault in a fresh copy and run the checks until one fails."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="planted-") as name:
-        folder = Path(name)
+    output, caught_by = None, ""
+    with tempfile.TemporaryDirectory(prefix="planted-") as place:
+        folder = Path(place)
         copy_tree(folder)
         target = folder / fault.file
         target.write_text(fault.planted(target.read_text(encoding="utf-8")), encoding="utf-8")
-        output = run_checks(folder, checks)
-    found = [f"{kind}{rest}" for kind, rest in _RAISED.findall(output or "")]
+        for name, check in ordered(fault, checks):
+            output = run_check(folder, check)
+            if output is not None:
+                caught_by = name
+                break
+    seconds = time.monotonic() - start
+    if output is None:
+        return Outcome(fault.name, False, False, "", "", "missed", seconds)
+    found = [f"{kind}{rest}" for kind, rest in _RAISED.findall(output)]
     wanted = [line for line in found if any(word in line for word in fault.expect)]
-    told = _TOLD.findall(output or "")
-    error = (wanted or found or told or ["?"])[0] if output else "missed"
-    as_meant = bool(output) and (not fault.expect or bool(wanted))
-    return Outcome(fault.name, output is not None, as_meant, error[:100], time.monotonic() - start)
+    error = (wanted or found or _TOLD.findall(output) or ["?"])[0][:100]
+    test = next((first or second for first, second in _TEST.findall(output)), "")
+    return Outcome(fault.name, True, not fault.expect or bool(wanted), caught_by, test, error, seconds)
+
+
+def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Checks) -> str:
+    """docs/planted-faults.md."""
+    ran = [fault for fault in faults if fault.name in outcomes]
+    caught = [fault for fault in ran if outcomes[fault.name].caught]
+    minutes = sum(outcome.seconds for outcome in outcomes.values()) / 60
+    lines = [
+        "# Planted faults",
+        "",
+        "Written by `tools/planted_faults.py`; do not edit. Each fault is one wrong line, put into a copy of the tree; the",
+        f"check that is meant to catch it runs first. **{len(caught)} of {len(ran)} caught**, in {minutes:.0f} minutes.",
+        "",
+        "```",
+        "python tools/planted_faults.py                    all of tests/planted/faults.toml (make faults)",
+        "python tools/planted_faults.py --faults FILE      faults of somebody else's; format: the tool's docstring",
+        "```",
+        "",
+        *_rounds(ran, outcomes),
+        "",
+        "| check | `python -m` |",
+        "|---|---|",
+        *(f"| {name} | `{' '.join(check)}` |" for name, check in checks.items()),
+    ]
+    missed = [fault for fault in ran if not outcomes[fault.name].caught]
+    lines += ["", "## Not caught", ""]
+    lines += [f"- `{fault.name}` ({fault.file}): {fault.what}. {fault.uncaught}" for fault in missed] or ["None."]
+    lines += ["", "## Caught", "", "| fault | where | mistake | check | reported as |", "|---|---|---|---|---|"]
+    for fault in caught:
+        outcome = outcomes[fault.name]
+        where = f"`{fault.file.removeprefix('headway/')}`"
+        error = outcome.error.replace("|", "\\|").replace("`", "'")
+        error = re.sub(r"/\S*/(?=tests/|headway/)", "", error)
+        lines.append(f"| {fault.name} | {where} | {fault.what} | {outcome.check} | {error} |".replace("{", "&#123;"))
+    return "\n".join(lines) + "\n"
+
+
+def _rounds(ran: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> list[str]:
+    """How each round of faults did: those the tests grew with, and those held out."""
+    lines = ["| faults | number | caught at their first run | caught now |", "|---|---|---|---|"]
+    for name in dict.fromkeys(fault.round for fault in ran):
+        ours = [fault for fault in ran if fault.round == name]
+        now = sum(outcomes[fault.name].caught for fault in ours)
+        first = sum(fault.first == "caught" for fault in ours)
+        shown = f"{first} of {len(ours)}" if any(fault.first for fault in ours) else "-"
+        label = "grown together with the tests" if name == "grown" else f"held out, {name}"
+        lines.append(f"| {label} | {len(ours)} | {shown} | {now} |")
+    return lines
+
+
+def run_all(faults: Sequence[Fault], checks: Checks, jobs: int) -> Iterator[Outcome]:
+    """Try every fault, and say how it went."""
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(lambda fault: try_fault(fault, checks), faults):
+            word = "caught" if outcome.as_meant else "caught, not as meant" if outcome.caught else "MISSED"
+            print(
+                f"{outcome.fault:32} {word:20} {outcome.seconds:5.0f} s  {outcome.check:10} {outcome.error}", flush=True
+            )
+            yield outcome
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Count the planted faults that the tests catch.")
+    parser.add_argument("names", nargs="*", help="faults to plant; all when none is named")
+    parser.add_argument("--faults", type=Path, default=CATALOGUE, help="another catalogue")
+    parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the outcomes there, after each fault")
+    parser.add_argument("--markdown", type=Path, help="write the page there")
+    parser.add_argument("--from", dest="known", type=Path, nargs="+", help="outcomes of former runs; nothing is run")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Count the planted faults that the tests catch.")
-    parser.add_argument("names", nargs="*", help="faults to plant; all when none is named")
-    parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the outcomes there")
-    options = parser.parse_args(arguments)
-    faults, checks = load()
+    options = parsed(arguments)
+    try:
+        faults, checks = load(options.faults)
+        for fault in faults:
+            fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        print(error)
+        return 2
     if options.baseline:
-        output = run_checks(ROOT, checks)
-        print(output or "the clean tree passes")
-        return 2 if output else 0
+        failed = [output for check in checks.values() if (output := run_check(ROOT, check)) is not None]
+        print(failed[0] if failed else "the clean tree passes")
+        return 2 if failed else 0
     if options.names:
         faults = [fault for fault in faults if fault.name in options.names]
-    for fault in faults:
-        try:
-            fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            print(error)
-            return 2
-    outcomes = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(lambda fault: try_fault(fault, checks), faults):
-            outcomes.append(outcome)
-            word = "caught" if outcome.as_meant else "caught, not as meant" if outcome.caught else "MISSED"
-            print(f"{outcome.fault:32} {word:20} {outcome.seconds:5.0f} s  {outcome.error}", flush=True)
-    caught = sum(outcome.caught for outcome in outcomes)
-    print(f"{caught} of {len(outcomes)} caught, {sum(outcome.as_meant for outcome in outcomes)} as meant")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
-    return 0 if caught == len(outcomes) else 1
+    outcomes: dict[str, Outcome] = {}
+    if options.known:
+        for path in options.known:
+            outcomes |= {each["fault"]: Outcome(**each) for each in json.loads(path.read_text(encoding="utf-8"))}
+    else:
+        for outcome in run_all(faults, checks, options.jobs):
+            outcomes[outcome.fault] = outcome
+            if options.json:
+                options.json.write_text(json.dumps([asdict(each) for each in outcomes.values()], indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(page(faults, outcomes, checks), encoding="utf-8")
+    ran = [outcomes[fault.name] for fault in faults if fault.name in outcomes]
+    caught = sum(outcome.caught for outcome in ran)
+    print(f"{caught} of {len(ran)} caught, {sum(outcome.as_meant for outcome in ran)} as meant")
+    return 0 if caught == len(ran) else 1
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class EngineArgs:
         run_ahead: steps in flight before the host reads a result; 0 is the synchronous oracle; "auto" adapts.
         max_logprobs: most logprobs a request may ask for.
         generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
+        count_host_waits: count, at the cost of a microsecond a step, the times the loop waits for the GPU outside of
+            back-pressure (``EngineStats.host_waits``); needs CUDA.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
     """
 
@@ -64,6 +66,7 @@ class EngineArgs:
     run_ahead: RunAhead = "auto"
     max_logprobs: int = 20
     generation_config: str = "auto"
+    count_host_waits: bool = False
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:

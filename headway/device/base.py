@@ -13,6 +13,11 @@ from typing import Protocol
 import torch
 
 
+class DeviceError(RuntimeError):
+    """The engine broke a rule of the device, or the device is lost. No request is to blame, so no request may be failed for
+    it: whoever catches errors of a step lets this one pass, and the engine stops."""
+
+
 class Stream(Protocol):
     """A queue of device work, executed in order."""
 

@@ -16,6 +16,10 @@ import torch
 
 from headway.device.base import Device, Event
 from headway.device.waits import WaitCounter
+from headway.syncs import allowed
+
+SANCTION = "back-pressure: the oldest of the steps in flight is not done"
+"""Why the engine may wait: the device is the bottleneck, as it should be."""
 
 
 class Ticket:
@@ -32,7 +36,8 @@ class Ticket:
         """The copied integers, a view that is valid until ``release``. Blocks until they have arrived; the wait is counted."""
         if not self._done.query():
             start = time.perf_counter()
-            self._done.synchronize()
+            with allowed(SANCTION):
+                self._done.synchronize()
             self._owner.back_pressure.waits += 1
             self._owner.back_pressure.seconds += time.perf_counter() - start
         view: npt.NDArray[np.int32] = self._buffer.numpy()[: self._source.numel()]  # host: after the copy's event

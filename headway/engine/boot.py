@@ -18,6 +18,7 @@ from headway.core.messages import AddRequest, ModelInfo
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
+from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.sizes import KVShape, Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context
 from headway.kernels.cpu.ops import preferred_dtype
@@ -81,7 +82,8 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
     )
-    core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes))
+    waits = HostWaits(loaded.device) if args.count_host_waits else None
+    core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits)
     logger.info("engine ready in %.1f s", time.perf_counter() - start)
     return core
 

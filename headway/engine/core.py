@@ -9,10 +9,13 @@ from headway.core.errors import HeadwayError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
+from headway.device.base import DeviceError
+from headway.engine.host_waits import HostWaits
 from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
 from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
+from headway.syncs import SyncError
 
 
 class EngineCore:
@@ -20,10 +23,14 @@ class EngineCore:
 
     Args:
         info: what the API floor needs to know.
+        waits: counts host waits inside ``step``; None: nobody counts them.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo, waits: HostWaits | None = None
+    ) -> None:
         self.info = info
+        self._waits = waits
         self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
         self._in_flight: deque[InFlight] = deque()
         self._failures: list[RequestUpdate] = []
@@ -31,12 +38,14 @@ class EngineCore:
         self._num_steps = 0
 
     def add(self, request: AddRequest) -> None:
-        """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""
+        """Queue a request. One that cannot be served is answered with an error update; only a broken engine raises."""
         idle = not self.has_work()
         try:
             self._scheduler.add(request)
             self._meter.arrived(request.request_id, idle)
         except Exception as error:
+            if _is_fatal(error):
+                raise
             self._runner.admissions.forget(request.request_id)
             self._failures.append(_failure(request.request_id, error))
 
@@ -47,6 +56,12 @@ class EngineCore:
 
     def step(self) -> list[RequestUpdate]:
         """One turn of the loop; [] when there is nothing to report yet."""
+        if self._waits is None:
+            return self._turn()
+        with self._waits.watching():
+            return self._turn()
+
+    def _turn(self) -> list[RequestUpdate]:
         updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
         if self._failures:
             updates, self._failures = self._failures + updates, []
@@ -113,7 +128,7 @@ class EngineCore:
         """A step could not be launched: its requests fail, the others and the engine live on.
 
         Raises:
-            The error itself when the device is lost: nothing can run any more.
+            The error itself when nothing can run any more: the device is lost, or a check of the engine's own rules failed.
         """
         if _is_fatal(error):
             raise error
@@ -138,18 +153,26 @@ class EngineCore:
         )
         stats.run_ahead, stats.num_in_flight = self._pacer.depth, len(self._in_flight)
         stats.has_device_clock = runner.device.clock is not None
+        stats.host_waits = None if self._waits is None else self._waits.counts()
         self._meter.fill(stats)
         return stats
 
     def check_integrity(self) -> None:
-        """When idle: every block and slot is back. Raises HeadwayError otherwise."""
+        """When idle: every block and slot is back, and nothing of a former request is kept. Raises HeadwayError otherwise."""
         self._scheduler.check_integrity()
+        kept = self._runner.admissions.num_prepared + self._meter.num_kept
+        if kept:
+            raise HeadwayError(f"slot edits or times of {kept} former requests are still kept")
 
     def shutdown(self) -> None:
         """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft())
         self._runner.release()
+        if self._waits is not None:
+            self._waits.close()
+            if self._waits.counts():
+                logger.warning("host waits in the loop that nobody sanctioned:\n%s", self._waits.text())
 
 
 def _reason(error: Exception) -> str:
@@ -161,6 +184,9 @@ def _failure(request_id: str, error: Exception) -> RequestUpdate:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """CUDA errors other than running out of memory leave the context unusable."""
+    """CUDA errors other than running out of memory leave the context unusable; a broken rule is a bug, and blaming the
+    requests of one step would hide it."""
+    if isinstance(error, DeviceError | SyncError):
+        return True
     name = type(error).__name__
     return name == "AcceleratorError" or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

@@ -59,6 +59,11 @@ class StepMeter:
         self._arrivals.pop(request_id, None)
         self._queued.pop(request_id, None)
 
+    @property
+    def num_kept(self) -> int:
+        """Times of requests that are kept: those that are open."""
+        return len(self._arrivals.keys() | self._queued.keys())
+
     def stamp(self, updates: Iterable[RequestUpdate]) -> None:
         """Tell each request's first update how long the request had waited to be scheduled."""
         if self._queued:

@@ -27,11 +27,6 @@ class Pacer:
         self._calm = 0
 
     @property
-    def max_depth(self) -> int:
-        """Largest depth it may ever choose."""
-        return MAX_ADAPTIVE_DEPTH if self._adaptive else self.depth
-
-    @property
     def is_adaptive(self) -> bool:
         """Whether ``observe`` has any effect."""
         return self._adaptive

@@ -43,6 +43,11 @@ class AdmissionWriter:
         self._prepared[request.request_id] = edits
         return sum(segment_ints(len(edit.values)) for edit in edits)
 
+    @property
+    def num_prepared(self) -> int:
+        """Requests whose edits are kept: those that are open."""
+        return len(self._prepared)
+
     def forget(self, request_id: str) -> None:
         """The request is over. Unknown ids are ignored."""
         self._prepared.pop(request_id, None)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Final
 
 from headway.syncs.allowlist import AllowList
 from headway.syncs.errors import AllowListError, ProbeError
-from headway.syncs.findings import Log, Wait
-from headway.syncs.probes import Probe
-from headway.syncs.regions import PROCESS, judge
-from headway.syncs.report import Run, show, write_html, write_json
-from headway.syncs.target import UsageError, children, on_every_thread, parse
+from headway.syncs.report import show, write_html, write_json
+from headway.syncs.session import DRIVERS, watch
+from headway.syncs.target import UsageError, parse
 from headway.syncs.target import run as run_target
 
 FAILED: Final = 3
 """Exit status when --fail-on is reached: unlike a failure of the target or of the command line (2)."""
-DRIVERS: Final = ("auto", "cupti", "profiler", "off")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,7 +59,7 @@ def syncs(
         parse(target)
         if driver not in DRIVERS:
             raise UsageError(f"--driver {driver}: one of {', '.join(DRIVERS)}")
-        run = _watch(target, allow, simulate, driver)
+        run = watch(lambda: _run(target), target, allow, simulate=simulate, driver=driver)
     except (ProbeError, AllowListError, UsageError) as error:
         sys.stderr.write(f"headway syncs: {error}\n")
         return 2
@@ -79,44 +74,6 @@ def syncs(
     return run.exit_status
 
 
-def _watch(target: list[str], allow: AllowList, simulate: bool, driver: str) -> Run:
-    from headway.syncs.profiler_probe import ProfilerRun
-
-    probes, mode, notes = _probes(simulate, driver)
-    log = Log(f"{probe.name}: {probe.watches}" for probe in probes)
-
-    def hear(wait: Wait) -> None:
-        log.add(allow.apply(wait))
-
-    def enter() -> None:
-        for probe in probes:
-            probe.attach(judge)
-
-    def leave() -> None:
-        for probe in reversed(probes):
-            probe.detach()
-
-    profiler = ProfilerRun() if mode == "profiler" else None
-    with contextlib.ExitStack() as stack:
-        started = stack.enter_context(children())
-        if profiler is not None:
-            stack.enter_context(profiler)
-        stack.enter_context(on_every_thread(enter, leave))  # before anybody listens: proofs wait on purpose
-        if profiler is not None:
-            profiler.mark()
-        PROCESS.watch(hear)
-        stack.callback(PROCESS.unwatch, hear)
-        begin = time.perf_counter_ns()
-        status = _run(target)
-        wall = (time.perf_counter_ns() - begin) / 1000
-        PROCESS.unwatch(hear)
-    run = Run(target, mode, log, wall, {}, begin / 1000, started, notes, status)
-    if profiler is not None:
-        log.probes.append(f"{profiler.name}: {profiler.watches}")
-        _merge(run, profiler, allow)
-    return run
-
-
 def _run(target: list[str]) -> int:
     try:
         return run_target(target)
@@ -127,64 +84,3 @@ def _run(target: list[str]) -> int:
     except Exception:
         traceback.print_exc()  # the report comes all the same
         return 1
-
-
-def _probes(simulate: bool, driver: str) -> tuple[list[Probe], str, list[str]]:
-    """What watches, under which name, with which limits.
-
-    Raises:
-        ProbeError: the probe asked for cannot be had.
-    """
-    if simulate:
-        from headway.syncs.simulate import SimulationProbe
-
-        return (
-            [SimulationProbe()],
-            "simulation",
-            ["simulated: which calls would wait, not how long; no driver boundary"],
-        )
-    from headway.syncs.cupti_probe import CuptiProbe
-    from headway.syncs.live import LiveProbe
-    from headway.syncs.runtime import CudaRuntime
-
-    runtime = CudaRuntime()
-    runtime.require()
-    if driver == "off":
-        return (
-            [LiveProbe(runtime)],
-            "live",
-            ["driver boundary not watched: waits inside extensions are not in this report"],
-        )
-    if driver in ("auto", "cupti"):
-        probe = CuptiProbe()
-        try:
-            probe.attach(judge)
-            probe.detach()
-            return (
-                [LiveProbe(runtime), probe],
-                "cupti",
-                ["CUPTI callbacks give no kernel times: GPU rows need --driver profiler"],
-            )
-        except ProbeError:
-            if driver == "cupti":
-                raise
-    notes = [
-        "torch.profiler's records: outside torch calls a line is that of the function's head, and allowed() does not reach"
-    ]
-    return [LiveProbe(runtime, annotate=True)], "profiler", notes
-
-
-def _merge(run: Run, profiler: object, allow: AllowList) -> None:
-    """Add the driver's waits on lines where no live probe saw one; take the streams from the trace."""
-    from headway.syncs.profiler_probe import ProfilerRun
-
-    assert isinstance(profiler, ProfilerRun)
-    trace = profiler.require_proof()
-    seen = {(finding.site.file, finding.site.line) for finding in run.log.findings}
-    offset = run.start_micros - trace.begin
-    for wait in trace.waits:
-        if (wait.site.file, wait.site.line) not in seen:
-            run.log.add(allow.apply(trace.shifted(wait, offset)))
-    run.streams = {
-        name: [(at + offset, duration, what) for at, duration, what in spans] for name, spans in trace.streams.items()
-    }

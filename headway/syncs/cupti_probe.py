@@ -7,14 +7,13 @@ the Python line below. CUPTI takes one subscriber per process: with torch.profil
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib
 import threading
 import time
 from typing import Any, Final
 
 from headway.syncs.calls import CALLS
+from headway.syncs.cupti_api import Subscription, parameters
 from headway.syncs.driver import ASYNC_COPIES, blocking, names, plain
 from headway.syncs.errors import ProbeError, SyncError
 from headway.syncs.findings import Kind, Wait
@@ -36,14 +35,6 @@ class _Thread(threading.local):
         self.open: list[tuple[int, int]] = []  # correlation id, start
 
 
-def _ids(cupti: Any, *spellings: str) -> Any:
-    """The table of callback ids, under the name that this release of cupti-python gives it."""
-    for name in spellings:
-        if hasattr(cupti, name):
-            return getattr(cupti, name)
-    raise ProbeError(f"this cupti-python has no {spellings[0]}: it is a release Headway does not know")
-
-
 class CuptiProbe:
     """See the module. One instance per process is enough; attach() is counted."""
 
@@ -53,9 +44,8 @@ class CuptiProbe:
     def __init__(self) -> None:
         self._thread = _Thread()
         self._shared = Counted(self._subscribe, self._unsubscribe)
-        self._cupti: Any = None
+        self._subscription: Subscription | None = None
         self._driver: Any = None
-        self._subscriber = 0
         self.calls_seen = 0
 
     def attach(self, sink: Sink) -> None:
@@ -72,26 +62,14 @@ class CuptiProbe:
         self._shared.__exit__()
 
     def _subscribe(self) -> None:
-        try:
-            cupti = importlib.import_module("cupti.cupti")
-            self._driver = ctypes.CDLL("libcuda.so.1")
-        except (ImportError, OSError) as error:
-            raise ProbeError(
-                f"CUPTI is not available: {error} (pip install 'headway[cupti]' on a CUDA machine)"
-            ) from error
         import torch
 
-        if not torch.cuda.is_available():
-            raise ProbeError("CUPTI has nothing to watch: torch sees no CUDA device")
-        self._cupti = cupti
+        self._subscription = Subscription(self._callback, names())
         try:
-            self._subscriber = cupti.subscribe(self._callback, None)
-        except Exception as error:
-            raise ProbeError(
-                f"CUPTI is busy or refuses ({error}): one subscriber per process; end other profilers"
-            ) from error
-        try:
-            self._enable()
+            try:
+                self._driver = ctypes.CDLL("libcuda.so.1")
+            except OSError as error:
+                raise ProbeError(f"the driver's library cannot be asked about pointers: {error}") from error
             before = self.calls_seen
             torch.cuda.synchronize()
             if self.calls_seen == before:
@@ -100,33 +78,17 @@ class CuptiProbe:
             self._unsubscribe()
             raise
 
-    def _enable(self) -> None:
-        cupti = self._cupti
-        wanted_names = set(names())
-        tables = (
-            (cupti.CallbackDomain.RUNTIME_API, _ids(cupti, "RuntimeApiTraceCbid", "runtime_api_trace_cbid")),
-            (cupti.CallbackDomain.DRIVER_API, _ids(cupti, "DriverApiTraceCbid", "driver_api_trace_cbid")),
-        )
-        enabled = 0
-        for domain, table in tables:
-            for identifier in table:
-                if plain(identifier.name) in wanted_names:
-                    with contextlib.suppress(Exception):  # ids of a newer CUDA than this driver's
-                        cupti.enable_callback(1, self._subscriber, int(domain), int(identifier))
-                        enabled += 1
-        if not enabled:
-            raise ProbeError(
-                "CUPTI knows none of the blocking calls by name: cupti-python and CUDA do not fit together"
-            )
-
     def _unsubscribe(self) -> None:
-        if self._subscriber:
-            self._cupti.unsubscribe(self._subscriber)
-            self._subscriber = 0
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.close()
 
     def _callback(self, userdata: Any, domain: int, callback_id: int, data: Any) -> None:
         """CUPTI's, on the calling thread. Nothing may escape from here into the driver."""
-        if data.callback_site == self._cupti.ApiCallbackSite.API_ENTER:
+        subscription = self._subscription
+        if subscription is None:
+            return
+        if subscription.entering(data):
             self._thread.open.append((data.correlation_id, time.perf_counter_ns()))
             return
         self.calls_seen += 1
@@ -137,7 +99,7 @@ class CuptiProbe:
             return  # the runtime's own driver call inside a runtime call
         kind = blocking(data.function_name)
         if kind is None:
-            if plain(data.function_name) not in ASYNC_COPIES or not self._pageable(data.function_params):
+            if plain(data.function_name) not in ASYNC_COPIES or not self._pageable(parameters(data)):
                 return
             kind = Kind.PAGEABLE
         self._account(kind, data.function_name, begin)
@@ -156,11 +118,11 @@ class CuptiProbe:
         except SyncError as error:  # must not cross the driver
             CALLS.pending = error
 
-    def _pageable(self, parameters: int) -> bool:
+    def _pageable(self, address: int) -> bool:
         """Whether either end of an asynchronous copy is memory the driver does not know."""
-        if not parameters:
+        if not address:
             return False
-        arguments = _CopyArguments.from_address(int(parameters))
+        arguments = _CopyArguments.from_address(address)
         return any(self._unknown(pointer) for pointer in (arguments.destination, arguments.source) if pointer)
 
     def _unknown(self, pointer: int) -> bool:

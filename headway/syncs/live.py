@@ -65,10 +65,17 @@ class LiveProbe:
     name = "torch"
     watches = "torch's sync warnings, copies between host and device, event, stream and device synchronise, query loops"
 
-    def __init__(self, runtime: Runtime, annotate: bool = False) -> None:
-        """``annotate`` writes each call's user line into torch.profiler's trace, where the profiler probe reads it."""
+    def __init__(self, runtime: Runtime, annotate: bool = False, light: bool = False) -> None:
+        """A probe.
+
+        Args:
+            annotate: write each call's user line into torch.profiler's trace, where the profiler probe reads it.
+            light: cost nothing until somebody waits: no function mode, so torch's own syncs have no name and no time,
+                and copies and query loops are not looked at.
+        """
         self._runtime = runtime
         self._annotate = annotate
+        self._light = light
         self._thread = _Thread()
         self._shared = Counted(self._arm, self._disarm)
         self._patches = Patches()
@@ -81,15 +88,10 @@ class LiveProbe:
         Raises:
             ProbeError: no device, or torch's warnings do not arrive here.
         """
-        self._runtime.require()
-        self._shared.__enter__()
-        try:
-            self._prove()
-        except BaseException:
-            self._shared.__exit__()
-            raise
+        self.arm()
         mode = contextlib.ExitStack()
-        mode.enter_context(_Mode(self))
+        if not self._light:
+            mode.enter_context(_Mode(self))
         self._thread.modes.append(mode)
         self._thread.sinks.append(sink)
 
@@ -97,7 +99,29 @@ class LiveProbe:
         """Undo one attach() of this thread."""
         self._thread.sinks.pop()
         self._thread.modes.pop().close()
+        self.disarm()
+
+    def arm(self) -> None:
+        """The process-wide part alone: torch warns, waits are wrapped. Counted. For those who open regions without probes.
+
+        Raises:
+            ProbeError: no device, or torch's warnings do not arrive here.
+        """
+        self._runtime.require()
+        self._shared.__enter__()
+        try:
+            self._prove()
+        except BaseException:
+            self._shared.__exit__()
+            raise
+
+    def disarm(self) -> None:
+        """Undo one arm()."""
         self._shared.__exit__()
+
+    def rearm(self) -> None:
+        """Cheap, from time to time: others may have put their own filters for warnings in front of ours."""
+        self._rearm()
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call of the user's and report it if it waited."""
@@ -105,6 +129,7 @@ class LiveProbe:
             return function(*args, **kwargs)
         CALLS.raise_pending()
         self._rearm()
+        self._thread.spin = (None, 0, 0)  # whoever works between two queries does not spin
         label = label_of(function)
         call, begin = self._open(label)
         try:
@@ -144,6 +169,8 @@ class LiveProbe:
         self._runtime.warn_mode(True)
         try:
             for entry in self._runtime.entry_points():
+                if self._light and entry.kind is Kind.QUERY:
+                    continue
                 self._patches.put(entry, functools.partial(self._wrap, entry))
         except ProbeError:
             self._disarm()

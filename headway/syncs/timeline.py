@@ -12,6 +12,8 @@ Spans = dict[str, list[tuple[float, float, str]]]
 
 MAX_SPANS: Final = 20_000
 """Per row, for the page; beyond it only every n-th is drawn. Sums are exact."""
+MAX_NAME: Final = 80
+"""Characters of a kernel's name on the page: templates write novels."""
 MIN_GAP: Final = 1.0
 """Microseconds; shorter gaps are the device's own time between two kernels."""
 
@@ -54,7 +56,7 @@ def build(waits: list[Wait], streams: Spans, start: float, wall: float) -> dict[
         "wall": round(wall, 1),
         "threads": [{"name": name, "spans": _thinned(spans)} for name, spans in sorted(threads.items())],
         "streams": [
-            {"name": name, "spans": _thinned([[round(a - start, 1), round(d, 1), n] for a, d, n in spans])}
+            {"name": name, "spans": _thinned([[round(a - start, 1), round(d, 1), n[:MAX_NAME]] for a, d, n in spans])}
             for name, spans in streams.items()
         ],
         "gaps": _thinned([[round(at - start, 1), round(duration, 1)] for at, duration in holes]),

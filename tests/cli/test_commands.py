@@ -193,6 +193,25 @@ def test_the_nano_workload() -> None:
     assert sum(p.max_tokens or 0 for p in params) == 133966
 
 
+def test_bench_latency_traces_one_more_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("bench", "latency", "--input-len", "4", "--output-len", "2", "--num-iters-warmup", "0", "--num-iters", "1")
+    page, done = tmp_path / "page.html", []
+
+    def write(path: Path, command: str, work: Any) -> str:
+        done.append((path, command, len(work())))
+        return "trace: written"
+
+    refused = invoke(*words, "--trace", str(page))
+    assert refused.exit_code == 2 and "--trace: nothing to watch" in refused.output
+    monkeypatch.setattr("headway.cli.trace.require_tracing", lambda: None)
+    monkeypatch.setattr("headway.cli.trace.write_timeline", write)
+    result = invoke(*words, "--batch-size", "3", "--trace", str(page))
+    assert result.exit_code == 0 and "trace: written" in result.stdout, result.output
+    assert done == [(page, "headway bench latency", 3)]
+    invoke(*words)
+    assert len(done) == 1
+
+
 def test_bench_latency(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     result = invoke(

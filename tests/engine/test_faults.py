@@ -11,9 +11,11 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, OutOfMemoryError
+from headway.device.sim import HostSyncError, RaceError
 from headway.engine.boot import build_engine
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler
+from headway.syncs import Kind, Site, SyncError, Wait
 from tests.engine.harness import MakeEngine, drain, request, run
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
@@ -59,17 +61,34 @@ def test_a_step_that_cannot_be_launched_fails_its_requests_and_leaves_no_wrong_c
     assert after.token_ids == expected and after.num_cached_tokens == 0
 
 
-def test_a_lost_device_is_not_hidden(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RaceError("two accesses"),
+        HostSyncError("a host read"),
+        SyncError("a wait", Wait(Site("x.py", 1, "f"), Kind.READ, "Tensor.item", 1.0, 0)),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_a_lost_device_or_a_broken_rule_is_not_hidden(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     core = make_engine()
-    core.add(request("a", [1]))
 
-    def lost(self: ModelRunner, plan: Any) -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    def lost(self: Any, subject: Any) -> Any:
+        raise fault
 
-    monkeypatch.setattr(ModelRunner, "launch", lost)
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        core.step()
-    core.abort("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "stage", lost)
+        with pytest.raises(type(fault), match=str(fault)):
+            core.add(request("a", [1]))
+    core.add(request("b", [1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "launch", lost)
+        with pytest.raises(type(fault), match=str(fault)):
+            core.step()
+    core.abort("b")
 
 
 def test_abort_in_every_state(make_engine: MakeEngine) -> None:

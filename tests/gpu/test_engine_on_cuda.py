@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
-from headway.runner.runner import ModelRunner
+from headway.syncs import SyncError
 from tests.engine.harness import Answer, drain, request
 from tests.engine.test_depths import FEATURES, close
 from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
+from tests.gpu.guard import no_waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,23 +44,6 @@ def engine(model: Path, **overrides: Any) -> EngineCore:
         "kv_cache_memory_bytes": 200 * KV_BLOCK_BYTES,
     }
     return build_engine(EngineArgs(**(args | overrides)), progress=False)
-
-
-@contextmanager
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every launch runs with torch's sync detector in error mode."""
-    launch = ModelRunner.launch
-
-    def guarded(self: ModelRunner, plan: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return launch(self, plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "launch", guarded)
-        yield
 
 
 def batch() -> list[AddRequest]:
@@ -113,3 +95,45 @@ def test_back_pressure_is_the_only_wait(tiny_model: Path) -> None:
     run(core, batch())
     stats = core.stats()
     assert stats.num_steps > 0 and stats.back_pressure_waits <= stats.num_steps
+
+
+@pytest.mark.parametrize("torch_too", [False, True], ids=["headway's guard", "torch's too"])
+def test_the_guard_bites(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, torch_too: bool) -> None:
+    """A wait planted in the launch stops the engine."""
+    from headway.sampling.sampler import Sampler
+
+    call = Sampler.__call__
+
+    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, variant: Any) -> Any:
+        assert bool((slots < 1000).all())
+        return call(self, logits, slots, variant)
+
+    core = engine(tiny_model, run_ahead=2, enforce_eager=True)
+    core.add(request("a", [1, 2, 3]))
+    monkeypatch.setattr(Sampler, "__call__", reading)
+    bites = pytest.raises((SyncError, RuntimeError), match=r"waited for the device|synchronizing CUDA")
+    with no_waits(monkeypatch, torch_too=torch_too), bites:
+        core.step()
+    core.abort("a")
+    core.shutdown()
+
+
+def test_waits_are_counted_in_production(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(tiny_model, run_ahead=2, count_host_waits=True)
+    for each in batch():
+        core.add(each)
+    drain(core)
+    assert core.stats().host_waits == {}
+    launch = core._runner.launch
+
+    def careless(plan: Any) -> Any:
+        torch.cuda.synchronize()
+        core._runner._packed[:1].tolist()
+        return launch(plan)
+
+    monkeypatch.setattr(core._runner, "launch", careless)
+    core.add(request("late", [1, 2, 3], max_tokens=1))
+    drain(core)
+    counts = core.stats().host_waits
+    assert counts is not None and counts["device"] == 1 and counts["other"] >= 1
+    core.shutdown()

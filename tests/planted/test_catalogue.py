@@ -1,9 +1,10 @@
-"""Every fault of the catalogue still fits the file it is meant for."""
+"""Every fault of the catalogue still fits the file it is meant for, and the tool runs on a file that somebody else wrote."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,28 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "planted-faults.md"
+
+FOREIGN = """
+[checks]
+syntax = ["compileall", "-q", "headway/core/ints.py"]
+
+[[fault]]
+name = "not-python"
+file = "headway/core/ints.py"
+old = "return -(-a // b)"
+new = "return -(-a // b"
+what = "a parenthesis is missing"
+expect = ["SyntaxError"]
+
+[[fault]]
+name = "another-rounding"
+file = "headway/core/ints.py"
+old = "return -(-a // b)"
+new = "return a // b"
+what = "rounds down, which a look at the syntax does not tell"
+uncaught = "Only running it would."
+"""
 
 
 def tool() -> Any:
@@ -36,3 +59,57 @@ def test_a_fault_changes_one_line_and_leaves_python(fault: Any) -> None:
     planted = fault.planted(text)
     assert planted != text
     ast.parse(planted)
+
+
+def test_the_page_lists_every_fault() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [fault.name for fault in FAULTS if fault.name not in text]
+    assert not missing, "run tools/planted_faults.py with --markdown"
+
+
+def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue, outcomes, page = tmp_path / "faults.toml", tmp_path / "outcomes.json", tmp_path / "page.md"
+    catalogue.write_text(FOREIGN)
+    before = (ROOT / "headway/core/ints.py").read_text()
+    status = tool().main(["--faults", str(catalogue), "--json", str(outcomes), "--markdown", str(page), "--jobs", "1"])
+    assert status == 1
+    found = {each["fault"]: each for each in json.loads(outcomes.read_text())}
+    assert found["not-python"]["caught"] and found["not-python"]["as_meant"]
+    assert found["not-python"]["check"] == "syntax" and "SyntaxError" in found["not-python"]["error"]
+    assert not found["another-rounding"]["caught"]
+    assert "1 of 2 caught, 1 as meant" in capsys.readouterr().out
+    text = page.read_text()
+    assert "**1 of 2 caught**" in text and "rounds down, which a look at the syntax does not tell. Only running" in text
+    assert (ROOT / "headway/core/ints.py").read_text() == before, "the tree itself is left alone"
+    assert tool().main(["not-python", "--faults", str(catalogue), "--from", str(outcomes)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (('old = "return -(-a // b)"', 'old = "return 7"'), "0 lines of headway/core/ints.py"),
+        (('name = "not-python"', 'name = "not-python"\ncheck = "none"'), "there is no check 'none'"),
+        (("headway/core/ints.py", "headway/core/nowhere.py"), "nowhere.py"),
+    ],
+    ids=["line", "check", "file"],
+)
+def test_a_catalogue_that_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: tuple[str, str], words: str
+) -> None:
+    catalogue = tmp_path / "faults.toml"
+    catalogue.write_text(FOREIGN.replace(*edit))
+    assert tool().main(["--faults", str(catalogue)]) == 2
+    assert words in capsys.readouterr().out
+
+
+def test_a_catalogue_without_checks_takes_ours(tmp_path: Path) -> None:
+    catalogue = tmp_path / "faults.toml"
+    catalogue.write_text(FOREIGN.partition("[[fault]]")[2].join(["[[fault]]", ""]))
+    faults, checks = tool().load(catalogue)
+    assert [fault.name for fault in faults] == ["not-python", "another-rounding"] and checks == CHECKS
+
+
+def test_the_check_that_is_meant_to_catch_it_comes_first() -> None:
+    fault = next(fault for fault in FAULTS if fault.check)
+    names = [name for name, _ in tool().ordered(fault, CHECKS)]
+    assert names[0] == fault.check and sorted(names) == sorted(CHECKS)

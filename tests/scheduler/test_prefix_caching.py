@@ -137,3 +137,12 @@ def test_the_pool_notices_lost_blocks() -> None:
     pool.check([block])
     with pytest.raises(HeadwayError, match="do not match"):
         pool.check([])
+
+
+def test_the_end_of_a_chain_is_recycled_before_its_head() -> None:
+    """A released request's last block goes first, so that what its beginning shares with others lives longer."""
+    loop = Loop(make_config(max_model_len=20, num_blocks=6))
+    assert cached_tokens(loop, "a", [*PROMPT, 1]) == 0  # two named blocks, and one without a name
+    loop.add(make_request("b", [9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4], 4, ignore_eos=True))  # needs four of five
+    loop.finish()
+    assert cached_tokens(loop, "c", [*PROMPT, 1]) == 4, "the chain's first block was kept"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ from headway.device.sim import SimDevice
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, run
-from tests.engine.test_depths import close
 from tests.engine.test_fuzz import random_request
 from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
+from tests.sim.rounding import settle, settle_prefix
 from tests.sim.watch import PlanWatch
 
 ROOMY_BLOCKS = 200
-TOLERANCE = 1e-4
-"""Of log-probabilities: the oracle runs C kernels, the simulated device the references."""
+SMALL_SEEDS = 10**6
+"""Scenarios of smaller numbers are short: a few hundred of them belong to every test run."""
 
 
 @cache
@@ -53,19 +52,16 @@ def arguments(overrides: dict[str, Any]) -> EngineArgs:
 def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevice, PlanWatch]]:
     """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked."""
     watch = PlanWatch()
-    try:
-        with SimDevice(seed, observers=watch.observers()) as device:
-            core = build_engine(arguments(overrides), progress=False, device=device)
-            device.wait_idle()  # the warm-up's steps are nobody's plan
-            watch.attach(core)
-            device.arm()
-            yield core, device, watch
-            core.shutdown()
-            device.disarm()
-            device.wait_idle()
-            core.check_integrity()
-    finally:
-        gc.unfreeze()  # building an engine freezes the collector's view; hundreds of engines would never go
+    with SimDevice(seed, observers=watch.observers()) as device:
+        core = build_engine(arguments(overrides), progress=False, device=device)
+        device.wait_idle()  # the warm-up's steps are nobody's plan
+        watch.attach(core)
+        device.arm()
+        yield core, device, watch
+        core.shutdown()
+        device.disarm()
+        device.wait_idle()
+        core.check_integrity()
 
 
 @cache
@@ -79,9 +75,14 @@ def expected(requests: list[AddRequest]) -> dict[str, Answer]:
     return run(oracle_engine(), requests)
 
 
+def ask_oracle(request: AddRequest) -> Answer:
+    """What one request gives there."""
+    return expected([request])[request.request_id]
+
+
 @dataclass
 class Scenario:
-    """An engine and what happens to it, all drawn from ``seed``."""
+    """An engine and what happens to it, all drawn from ``seed``. Seeds below ``SMALL_SEEDS`` give short ones."""
 
     seed: int
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +91,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
-        seqs = rng.choice([1, 2, 4, 6, 8])
+        small = self.seed < SMALL_SEEDS
+        seqs = rng.choice([1, 2, 4] if small else [1, 2, 4, 6, 8])
         self.overrides = {
             "run_ahead": rng.choice([0, 1, 2, 3, 4, 8, "auto"]),
             "enforce_eager": rng.random() < 0.5,
@@ -99,12 +101,19 @@ class Scenario:
             "enable_prefix_caching": rng.random() < 0.7,
             "kv_cache_memory_bytes": rng.choice([17, 18, 22, 40]) * KV_BLOCK_BYTES,
         }
-        self.requests = [random_request(rng, i) for i in range(rng.randrange(2, 14))]
+        self.requests = [random_request(rng, i) for i in range(rng.randrange(2, 5 if small else 14))]
         for request in self.requests[1:]:
             if rng.random() < 0.25:  # a prompt that may be cached whole, of whole blocks or not
                 same = rng.choice(self.requests).prompt_token_ids
                 request.prompt_token_ids = same[: rng.choice([8, 16, len(same)])]
         self.abort_rate = rng.choice([0.0, 0.0, 0.1, 0.3])
+
+    @property
+    def max_turns(self) -> int:
+        """Turns of the loop in which every request must have ended: a token a turn would do, chunks and preemptions take
+        more, each with the pipeline's depth behind it."""
+        tokens = sum(len(each.prompt_token_ids) + (each.params.max_tokens or 0) for each in self.requests)
+        return 500 + 20 * tokens
 
     def play(self) -> None:
         """Run it and compare with the oracle."""
@@ -112,10 +121,10 @@ class Scenario:
         answers = {request.request_id: Answer() for request in self.requests}
         aborted: set[str] = set()
         with simulated(self.seed, **self.overrides) as (core, _, _):
-            waiting, idle = list(self.requests), 0
+            waiting, turns = list(self.requests), 0
             while waiting or core.has_work():
-                assert idle < 1000, "the engine turns without progress"
-                idle += 1
+                turns += 1
+                assert turns <= self.max_turns, "the engine turns without progress"
                 for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
                     core.add(waiting.pop(0))
                 if rng.random() < self.abort_rate:
@@ -124,14 +133,12 @@ class Scenario:
                         core.abort(victim)
                         aborted.add(victim)
                 for update in core.step():
-                    idle = 0
                     assert update.request_id not in aborted, "an update after the abort"
                     answers[update.request_id].take(update)
-        for request_id, answer in answers.items():
-            if request_id in aborted:
-                assert answer.token_ids == truth[request_id].token_ids[: len(answer.token_ids)]
-            else:
-                close(answer, truth[request_id], TOLERANCE)
+        for request in self.requests:
+            answer, true = answers[request.request_id], truth[request.request_id]
+            check = settle_prefix if request.request_id in aborted else settle
+            check(answer, true, request, ask_oracle)
 
 
 def play(seed: int) -> None:

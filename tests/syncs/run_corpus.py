@@ -2,9 +2,11 @@
 
     python -m tests.syncs.run_corpus [--json F] [--only NAME] [--detector live ...]
 
-On CUDA: (a) live, headway's guard; (b) cupti, the driver boundary alone (cupti-python, else torch.profiler's records), which
-is also the ground truth the labels are checked against; (c) torch, set_sync_debug_mode alone. Anywhere without a GPU:
-(d) simulation. Exit status 1 if a label disagrees with the driver boundary, or headway's own detectors miss something.
+On CUDA: live, headway's guard alone; cupti, the driver boundary alone (cupti-python's callbacks), which is also the ground
+truth the labels are checked against; both, the two together, as `headway syncs --driver cupti` runs them; profiler, the
+driver boundary from torch.profiler's records; torch, set_sync_debug_mode alone. Anywhere without a GPU: simulation. F is
+written anew after each detector, so that one that breaks loses nothing of the others. Exit status 1 if a label disagrees
+with the driver boundary, a detector could not run, or headway's own detectors miss something.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,9 @@ import torch
 
 from headway import syncs
 from headway.syncs.cupti_probe import CuptiProbe
-from headway.syncs.live import MESSAGE
+from headway.syncs.live import MESSAGE, LiveProbe
 from headway.syncs.profiler_probe import ProfilerRun
+from headway.syncs.runtime import CudaRuntime
 from headway.syncs.simulate import SimulationProbe
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -96,21 +100,28 @@ def profiler() -> Iterator[list[str]]:
 Detector = Callable[[], contextlib.AbstractContextManager[list[str]]]
 
 
-def detectors() -> dict[str, Detector]:
-    """Those this machine can run."""
+Made = contextlib.AbstractContextManager[Detector]
+"""A detector that stays attached while the context is open: CUPTI is not to be subscribed to a hundred times."""
+
+
+def detectors() -> dict[str, Callable[[], Made]]:
+    """Those that this kind of machine has; one that cannot attach raises ProbeError when it is entered."""
     if not torch.cuda.is_available():
-        simulation = SimulationProbe()
-        return {"simulation": lambda: probes_log(simulation)}
-    found: dict[str, Detector] = {"live": probes_log, "torch": torch_mode}
-    cupti = CuptiProbe()
-    try:
-        with syncs.record(probes=(cupti,)):
-            pass
-        found["cupti"] = lambda: probes_log(cupti)
-    except syncs.ProbeError as error:
-        print(f"cupti-python: {error}; torch.profiler's records instead", file=sys.stderr)
-        found["cupti"] = profiler
-    return found
+        return {"simulation": lambda: attached(SimulationProbe())}
+    return {
+        "live": lambda: attached(LiveProbe(CudaRuntime())),
+        "torch": lambda: contextlib.nullcontext(torch_mode),
+        "cupti": lambda: attached(CuptiProbe()),
+        "both": lambda: attached(LiveProbe(CudaRuntime()), CuptiProbe()),
+        "profiler": lambda: contextlib.nullcontext(profiler),
+    }
+
+
+@contextlib.contextmanager
+def attached(*probes: Any) -> Iterator[Detector]:
+    """headway's probes."""
+    with syncs.record(probes=probes):
+        yield lambda: probes_log(*probes)
 
 
 def judge(snippet: Snippet, detector: Detector) -> list[str]:
@@ -144,6 +155,23 @@ def score(snippets: list[Snippet], seen: dict[str, list[str]]) -> dict[str, Any]
     }
 
 
+def run(snippets: list[Snippet], make: Callable[[], Made]) -> dict[str, Any]:
+    """All snippets under one detector. A detector or snippet that breaks is reported, not raised."""
+    seen: dict[str, list[str]] = {}
+    errors: dict[str, str] = {}
+    try:
+        with make() as detector:
+            for snippet in snippets:
+                try:
+                    seen[snippet.name] = judge(snippet, detector)
+                except Exception as error:
+                    errors[snippet.name] = f"{type(error).__name__}: {error}"[:300]
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+    whole = [snippet for snippet in snippets if snippet.name in seen]
+    return score(whole, seen) | {"seen": seen, "errors": errors, "snippets": len(whole)}
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,32 +181,60 @@ def main() -> int:
     given = parser.parse_args()
     snippets = [s for s in corpus() if not given.only or s.name in given.only]
     results: dict[str, Any] = {}
-    for name, detector in detectors().items():
+    wrong: list[str] = []
+    for name, make in detectors().items():
         if given.detector and name not in given.detector:
             continue
-        seen = {snippet.name: judge(snippet, detector) for snippet in snippets}
-        results[name] = score(snippets, seen) | {"seen": seen}
-        line = results[name]
-        print(f"{name:>10}: {len(snippets)} snippets, precision {line['precision']}, recall {line['recall']}")
-        for key in ("missed", "false_alarms") if name != "torch" else ("missed",):
-            print(f"            {key}: {', '.join(line[key]) or '-'}")
-    wrong = label_errors(snippets, results)
+        results[name] = run(snippets, make)
+        show(name, results[name])
+        wrong = label_errors(snippets, results)
+        if given.json:
+            given.json.write_text(
+                json.dumps(about(snippets) | {"results": results, "wrong_labels": wrong}, indent=1) + "\n"
+            )
     if wrong:
         print(f"labels the driver boundary contradicts: {', '.join(wrong)}")
-    if given.json:
-        given.json.write_text(
-            json.dumps({"torch": torch.__version__, "results": results, "wrong_labels": wrong}, indent=1)
-        )
-    own = [results[name] for name in ("live", "simulation") if name in results]
-    return int(bool(wrong) or any(line["missed"] or line["false_alarms"] for line in own))
+    own = [results[name] for name in ("live", "both", "simulation") if name in results]
+    broken = any("failed" in line or line["errors"] for line in results.values())
+    return int(bool(wrong) or broken or any(line["missed"] or line["false_alarms"] for line in own))
+
+
+def about(snippets: list[Snippet]) -> dict[str, Any]:
+    """What the figures were measured on."""
+    cuda = torch.cuda.is_available()
+    try:
+        cupti = metadata.version("cupti-python")
+    except metadata.PackageNotFoundError:
+        cupti = "none"
+    return {
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "cupti_python": cupti,
+        "labels": {snippet.name: snippet.kind for snippet in snippets},
+    }
+
+
+def show(name: str, line: dict[str, Any]) -> None:
+    """One detector's figures."""
+    if "failed" in line:
+        print(f"{name:>10}: could not run: {line['failed']}", flush=True)
+        return
+    print(
+        f"{name:>10}: {line['snippets']} snippets, precision {line['precision']}, recall {line['recall']}", flush=True
+    )
+    for key in ("missed", "false_alarms") if name != "torch" else ("missed",):
+        print(f"            {key}: {', '.join(line[key]) or '-'}")
+    if line["errors"]:
+        print(f"            errors: {line['errors']}")
 
 
 def label_errors(snippets: list[Snippet], results: dict[str, Any]) -> list[str]:
     """Snippets whose label and driver boundary disagree."""
-    if "cupti" not in results:
+    truth = next((results[name]["seen"] for name in ("cupti", "profiler") if "seen" in results.get(name, {})), None)
+    if truth is None:
         return []
-    seen = results["cupti"]["seen"]
-    return [s.name for s in snippets if s.kind not in MUTE_AT_THE_DRIVER and s.waits != bool(seen[s.name])]
+    known = [snippet for snippet in snippets if snippet.kind not in MUTE_AT_THE_DRIVER and snippet.name in truth]
+    return [snippet.name for snippet in known if snippet.waits != bool(truth[snippet.name])]
 
 
 if __name__ == "__main__":

@@ -2,79 +2,28 @@
 
 from __future__ import annotations
 
-import enum
+import importlib.util
 import json
-import sys
-import types
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from headway import syncs
+from headway.syncs.counting import CallCounter, direction
+from headway.syncs.cupti_api import parameters
 from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.driver import blocking, plain
 from headway.syncs.live import ANNOTATION
 from headway.syncs.trace import END, PROOF, read
 from tests.syncs.fake import device_tensor, probe
-
-Cbid = enum.IntEnum("Cbid", {"cudaStreamSynchronize_v3020": 1, "cudaLaunchKernel_v7000": 2})
-
-
-class Site(enum.IntEnum):
-    API_ENTER = 0
-    API_EXIT = 1
+from tests.syncs.fake_cupti import CallbackData, CopyCall, FakeCupti, Site, install
 
 
-class FakeCupti(types.ModuleType):
-    """Calls back for call(); ``busy`` refuses, ``silent`` never calls back."""
-
-    def __init__(self, busy: bool = False, silent: bool = False) -> None:
-        super().__init__("cupti.cupti")
-        self.busy, self.silent = busy, silent
-        self.callback: Any = None
-        self.enabled: list[int] = []
-        self.CallbackDomain = types.SimpleNamespace(RUNTIME_API=2, DRIVER_API=1)
-        self.RuntimeApiTraceCbid, self.DriverApiTraceCbid, self.ApiCallbackSite = Cbid, (), Site
-
-    def subscribe(self, callback: Any, userdata: Any) -> int:
-        if self.busy:
-            raise RuntimeError("MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
-        self.callback = callback
-        return 7
-
-    def unsubscribe(self, subscriber: int) -> None:
-        self.callback = None
-
-    def enable_callback(self, on: int, subscriber: int, domain: int, cbid: int) -> None:
-        self.enabled.append(cbid)
-
-    def call(self, *names: str) -> None:
-        """Nested calls."""
-        if self.callback is None or self.silent or not names:
-            return
-        for site in (Site.API_ENTER, Site.API_EXIT):
-            data = types.SimpleNamespace(
-                callback_site=site, correlation_id=1, function_name=names[0], function_params=0
-            )
-            self.callback(None, 2, 1, data)
-            if site is Site.API_ENTER:
-                self.call(*names[1:])
-
-
-@pytest.fixture
-def cupti(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
-    return install(monkeypatch, FakeCupti())
-
-
-def install(monkeypatch: pytest.MonkeyPatch, fake: FakeCupti) -> FakeCupti:
-    monkeypatch.setitem(sys.modules, "cupti", types.ModuleType("cupti"))
-    monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.call("cudaDeviceSynchronize"))
-    return fake
+@pytest.fixture(params=["13.0", "13.4"])
+def cupti(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FakeCupti:
+    return install(monkeypatch, FakeCupti(old=request.param == "13.0"))
 
 
 def test_names() -> None:
@@ -110,6 +59,64 @@ def test_a_torch_calls_driver_wait_counts_once(cupti: FakeCupti) -> None:
 def test_a_forbidden_wait_in_a_callback_is_raised_outside_the_driver(cupti: FakeCupti) -> None:
     with pytest.raises(syncs.SyncError), syncs.forbid(probes=(CuptiProbe(),)):
         cupti.call("cudaStreamSynchronize")
+
+
+def test_pageable_copies_are_told_from_pinned_ones(cupti: FakeCupti) -> None:
+    with syncs.record(probes=(CuptiProbe(),)) as log:
+        cupti.call("cudaMemcpyAsync", "cuMemcpyHtoDAsync_v2", copy=CopyCall(8, 9, 4, 1, None))
+        assert not log.findings
+        cupti.call("cudaMemcpyAsync", copy=CopyCall(8, 5000, 4, 1, None))
+    assert [(f.call, str(f.kind)) for f in log.findings] == [("cudaMemcpyAsync", "pageable")]
+
+
+def test_parameters_are_not_taken_from_a_struct_of_another_shape() -> None:
+    data = CallbackData(Site.API_EXIT, "cudaMemcpyAsync", 4096)
+    assert parameters(data) == 4096
+    data.correlation_id = 98
+    assert parameters(data) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupti") is None, reason="needs cupti-python")
+def test_the_installed_release_gives_the_place_of_its_struct() -> None:
+    module = pytest.importorskip("cupti.cupti")
+    ours = CallbackData(Site.API_EXIT, "cudaMemcpyAsync", 4096)
+    theirs = module.CallbackData.from_ptr(ours.ptr)
+    assert (theirs.function_name, theirs.correlation_id) == ("cudaMemcpyAsync", 99)
+    assert parameters(theirs) == 4096
+
+
+def test_calls_are_counted_per_thread_and_once(cupti: FakeCupti) -> None:
+    with CallCounter() as counter:
+        assert sorted(cupti.domains) == [1, 2]
+        cupti.call("cudaGraphLaunch", "cuGraphLaunch")
+        cupti.call("cuLaunchKernelEx")
+        cupti.call("cudaMemcpyAsync", copy=CopyCall(1, 2, 4, 1, None))
+        cupti.call("cudaMemcpyAsync", copy=CopyCall(1, 2, 4, 2, None))
+        cupti.call("cuMemcpyDtoHAsync_v2")
+        cupti.call("cudaEventQuery", "cuEventQuery")
+        cupti.call("cudaEventSynchronize")
+        other = threading.Thread(target=lambda: cupti.call("cudaLaunchKernel"))
+        other.start()
+        other.join()
+        calls = counter.take()
+        assert (calls.graph_launches, calls.kernel_launches) == (1, 1)
+        assert calls.copies == {"HtoD": 1, "DtoH": 2}
+        assert calls.waits == {"cudaEventSynchronize": 1} and calls.others == {"cudaEventQuery": 1}
+        assert counter.take().to_dict() == {
+            "waits": {}, "copies": {}, "graph_launches": 0, "kernel_launches": 0, "others": {}
+        }  # fmt: skip
+    assert cupti.callback is None
+
+
+def test_a_counter_that_hears_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, FakeCupti(silent=True))
+    with pytest.raises(syncs.ProbeError, match="not counted"), CallCounter():
+        pass
+    assert fake.callback is None
+
+
+def test_a_copy_whose_direction_nobody_tells() -> None:
+    assert direction("cudaMemcpyAsync", 0) is None and direction("cuMemcpyAsync", 4096) is None
 
 
 @pytest.mark.parametrize(("fault", "says"), [("busy", "busy"), ("silent", "no callback")])

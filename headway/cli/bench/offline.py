@@ -122,12 +122,19 @@ def latency(
     num_iters: Annotated[int, typer.Option("--num-iters", min=1, help="Calls measured.")] = 30,
     disable_detokenize: Detokenize = False,
     output_json: OutputJson = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write the timeline of one more batch there, as a page.")
+    ] = None,
     *,
     engine: EngineArgs,
 ) -> None:
     """Seconds that one batch takes from call to return."""
     import numpy as np
 
+    from headway.cli.trace import require_tracing, write_timeline
+
+    if trace is not None:
+        require_tracing()
     params = SamplingParams(
         n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len, detokenize=not disable_detokenize
     )
@@ -141,6 +148,12 @@ def latency(
             _checked(llm.generate(list(prompts), params, use_tqdm=False))
             if i >= num_iters_warmup:
                 latencies.append(perf_counter() - start)
+        if trace is not None:
+            batch = random_prompts(rng, batch_size, input_len, llm.model_info.vocab_size)
+            command = "headway bench latency"
+            typer.echo(
+                write_timeline(trace, command, lambda: _checked(llm.generate(list(batch), params, use_tqdm=False)))
+            )
     average = float(np.mean(latencies))
     percentiles = {p: float(np.percentile(latencies, p)) for p in PERCENTILES}
     typer.echo(f"Avg latency: {average} seconds")

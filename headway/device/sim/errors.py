@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.device.base import DeviceError
+
 _REGISTRY = Path(__file__).parents[2] / "kernels" / "registry.py"  # calls every operation; who calls it says more
 _INTERNAL = (
     f"{Path(torch.__file__).parent}/",
@@ -23,8 +25,8 @@ _INTERNAL = (
 )
 
 
-class SimError(RuntimeError):
-    """Something that would fail, stall or corrupt on a real asynchronous device."""
+class SimError(DeviceError):
+    """Something that would fail, stall or corrupt on a real asynchronous device. It stops the engine."""
 
 
 class HostSyncError(SimError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
-from torch._C import DisableTorchFunction, DispatchKey
+from torch._C import DisableTorchFunction, DispatchKey, _DisableTorchDispatch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -54,7 +55,7 @@ class Operations(Transfers):
         self._refuse_host_reads(func, name, args, kwargs)
         if func.namespace == "aten" and name not in _WHOLE:
             # First: reshape, flatten, to(dtype)... are views only when they can be.
-            if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
+            if _is_composite(func):
                 with self.mode:
                     return func.decompose(*args, **kwargs)
             if func.is_view or name in _VIEWS_IN_DISGUISE:
@@ -80,7 +81,7 @@ class Operations(Transfers):
 
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = next(each for each in args if isinstance(each, SimTensor))
-        with torch.inference_mode(), _disable_current_modes():
+        with torch.inference_mode(), _DisableTorchDispatch():
             made = func(*_map(args, _data), **kwargs)
         if isinstance(made, list | tuple):
             return type(made)(self.wrap(each, base.handle) for each in made)
@@ -131,7 +132,7 @@ class Operations(Transfers):
         size, stride, dtype = spec
         numel = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
         timeline = self.timeline
-        with torch.inference_mode(False), _disable_current_modes():
+        with torch.inference_mode(False), _DisableTorchDispatch():
             flat = torch.empty(numel, dtype=dtype)
             memory = Memory(flat, timeline.current.name, here())
             memory.poison(timeline.poison_int)
@@ -200,8 +201,10 @@ class BuildGuard(TorchFunctionMode):
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_map(each, function) for each in value)
+    if type(value) is tuple or type(value) is list:
+        return type(value)(
+            [_map(each, function) if type(each) is list or type(each) is tuple else function(each) for each in value]
+        )
     return function(value)
 
 
@@ -216,17 +219,31 @@ def _data(value: Any) -> Any:
 
 
 def _access(tensor: SimTensor, is_write: bool) -> Access:
-    return access(tensor.handle.memory, tensor.data_on_device, is_write)
+    if tensor.span is None:
+        _, low, high, _ = access(tensor.handle.memory, tensor.data_on_device, False)
+        tensor.span = low, high
+    return Access(tensor.handle.memory, *tensor.span, is_write)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[SimTensor]:
     """The arguments that the operation writes to."""
     found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [each for each in _flat(value) if isinstance(each, SimTensor)]
+    for position, name in _written_arguments(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += [each for each in _flat(value) if isinstance(each, SimTensor)]
     return found
+
+
+@cache
+def _written_arguments(func: Any) -> list[tuple[int, str]]:
+    """Position and name."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, each.name) for i, each in arguments if each.alias_info is not None and each.alias_info.is_write]
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return bool(func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
 
 
 def _accesses(args: tuple[Any, ...], kwargs: dict[str, Any], written: list[SimTensor]) -> list[Access]:

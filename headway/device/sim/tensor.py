@@ -23,11 +23,13 @@ class SimTensor(torch.Tensor):
         data_on_device: the CPU tensor behind it; tasks read and write it when they run.
         handle: shared by all tensors over the same memory.
         operations: of the device it lives on.
+        span: bytes [low, high) of its memory, once somebody asked.
     """
 
     data_on_device: torch.Tensor
     handle: Handle
     operations: Operations
+    span: tuple[int, int] | None
 
     @staticmethod
     def __new__(cls, data: torch.Tensor, handle: Handle, operations: Operations) -> SimTensor:
@@ -42,7 +44,7 @@ class SimTensor(torch.Tensor):
                 dtype=data.dtype,
                 device=torch.device("meta"),
             )
-        made.data_on_device, made.handle, made.operations = data, handle, operations
+        made.data_on_device, made.handle, made.operations, made.span = data, handle, operations, None
         return made
 
     def __init__(self, data: torch.Tensor, handle: Handle, operations: Operations) -> None:

@@ -265,23 +265,26 @@ class Timeline:
             return
         for stream in self.rng.sample(self.streams, len(self.streams)):
             while stream.speed and self._runnable(stream) and self.rng.random() < stream.speed:
-                self._step(stream)
+                with _plainly():
+                    self._step(stream)
 
     def run_until(self, mark: Mark) -> None:
         """Run what ``mark`` needs, and whatever else the seed likes."""
         eagerness = self.rng.choice((0.0, 0.3))
-        while not mark.done:
-            stream = mark.stream
-            while (blocker := stream.blocked_on()) is not None:
-                stream = blocker.stream
-            if eagerness and self.rng.random() < eagerness:
-                stream = self.rng.choice([each for each in self.streams if self._runnable(each)])
-            self._step(stream)
+        with _plainly():
+            while not mark.done:
+                stream = mark.stream
+                while (blocker := stream.blocked_on()) is not None:
+                    stream = blocker.stream
+                if eagerness and self.rng.random() < eagerness:
+                    stream = self.rng.choice([each for each in self.streams if self._runnable(each)])
+                self._step(stream)
 
     def run_all(self) -> None:
         """Drain every stream; the host knows of all of it afterwards."""
-        while candidates := [stream for stream in self.streams if self._runnable(stream)]:
-            self._step(self.rng.choice(candidates))
+        with _plainly():
+            while candidates := [stream for stream in self.streams if self._runnable(stream)]:
+                self._step(self.rng.choice(candidates))
         for stream in self.streams:
             merge(self.host, stream.clock)
 
@@ -297,16 +300,15 @@ class Timeline:
 
     def _execute(self, who: str, task: Task) -> None:
         self.num_executed += 1
-        with torch.inference_mode(), _disable_current_modes(), DisableTorchFunction():
-            try:
-                accesses = task.accesses if isinstance(task.accesses, list) else task.accesses()
-                for each in accesses:
-                    self.check(each, who, task)
-                task.run()
-            except SimError as error:
-                if error not in self.violations:
-                    self.violations.append(error)
-                raise
+        try:
+            accesses = task.accesses if isinstance(task.accesses, list) else task.accesses()
+            for each in accesses:
+                self.check(each, who, task)
+            task.run()
+        except SimError as error:
+            if error not in self.violations:
+                self.violations.append(error)
+            raise
 
     # -- races -----------------------------------------------------------------------------------------------------
 
@@ -343,6 +345,13 @@ class Timeline:
             f"  queued at {other}\nand the host has not waited for that copy's event",
             RaceError,
         )
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Inside, operations are plain CPU ones: tasks are run, not queued."""
+    with torch.inference_mode(), _disable_current_modes(), DisableTorchFunction():
+        yield
 
 
 def _verb(is_write: bool) -> str:

@@ -1,0 +1,249 @@
+"""Writes docs/proof.md and docs/syncs-accuracy.md from the reports; sections whose figures were not measured are left out.
+
+    python bench/proof_pages.py [--simulation F] [--planted F] [--gpu F] [--soak F] [--out docs]
+
+F default to simulation.json, planted-faults.json, h200.json and soak-h200.json in bench/reports/proof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "bench" / "reports" / "proof"
+DETECTORS = {
+    "live": "live guard (`syncs.forbid()`, `record()`)",
+    "both": "`headway syncs --driver cupti`: live guard and CUPTI",
+    "cupti": "CUPTI alone (the truth the labels are held against)",
+    "profiler": "torch.profiler's records alone",
+    "torch": "`torch.cuda.set_sync_debug_mode` alone",
+    "simulation": "`headway syncs --simulate`, without a GPU",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report; empty where there is none."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def paragraph(*parts: str) -> list[str]:
+    """Parts joined by spaces, broken into lines; an empty one follows."""
+    return [*textwrap.wrap(" ".join(parts), 128, break_long_words=False, break_on_hyphens=False), ""]
+
+
+def corpus_results(simulation: dict[str, Any], gpu: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Detector -> its line, of those that ran."""
+    results = dict(simulation.get("corpus", {}).get("results", {}))
+    for name, part in gpu.get("parts", {}).items():
+        if name.startswith("corpus-"):
+            results |= part["result"].get("results", {})
+    return {name: results[name] for name in DETECTORS if name in results and "seen" in results[name]}
+
+
+def accuracy_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Precision and recall of each detector."""
+    lines = ["| detector | snippets | precision | recall | misses | false alarms |", "|---|---|---|---|---|---|"]
+    for name, line in results.items():
+        missed, false = (", ".join(line[key]) or "none" for key in ("missed", "false_alarms"))
+        lines.append(
+            f"| {DETECTORS[name]} | {line['snippets']} | {line['precision']} | {line['recall']} | {missed} | {false} |"
+        )
+    return lines
+
+
+def accuracy_page(simulation: dict[str, Any], gpu: dict[str, Any]) -> str:
+    """docs/syncs-accuracy.md."""
+    results = corpus_results(simulation, gpu)
+    labels = simulation["corpus"]["labels"]
+    waiting = sum(kind != "none" for kind in labels.values())
+    about: dict[str, Any] = gpu.get("parts", {}).get("corpus-cupti", {}).get("result", {})
+    lines = ["# How well `headway syncs` sees", ""]
+    lines += paragraph("Written by `bench/proof_pages.py` from `bench/reports/proof`; do not edit.")
+    told = [
+        f"`tests/syncs/corpus` holds {len(labels)} snippets; {waiting} wait, {len(labels) - waiting} do not.",
+        "Each is run once to warm up, then once under the detector. Snippets and detectors grew together: on a program of",
+        "yours a detector may do worse, and what it is blind to by design (`docs/syncs.md`) is hardly in here.",
+    ]
+    if about:
+        told += [
+            f"Measured on an {about['gpu']} (torch {about['torch']}, cupti-python {about['cupti_python']}).",
+            f"Labels that what CUPTI saw contradicts: {', '.join(about.get('wrong_labels', [])) or 'none'}.",
+            "Loops around a query never block in the driver, so CUPTI cannot see them; their labels are ours.",
+        ]
+    lines += paragraph(*told)
+    lines += [*accuracy_table(results), "", "## Every snippet", ""]
+    lines += [f"| snippet | label | {' | '.join(results)} |", "|---" * (len(results) + 2) + "|"]
+    for name, kind in sorted(labels.items()):
+        seen = [", ".join(sorted(set(line["seen"].get(name, ["did not run"])))) or "-" for line in results.values()]
+        lines.append(f"| {name} | {'-' if kind == 'none' else kind} | {' | '.join(seen)} |")
+    return "\n".join(lines) + "\n"
+
+
+def simulated_section(simulation: dict[str, Any]) -> list[str]:
+    """1: the feature matrix."""
+    matrix, played = simulation["matrix"], simulation["scenarios"]
+    depths = ", ".join(str(depth) for depth in matrix["depths"])
+    return [
+        "## 1. The engine on the simulated device",
+        "",
+        *paragraph(
+            f"{matrix['features']} sampling features alone and mixed, run-ahead {depths}, graphs and eager, a roomy pool and",
+            f"one that preempts: {matrix['engines']} engines, {matrix['requests']:,} requests, {matrix['steps']:,} steps,",
+            f"{matrix['device_operations']:,} device operations, {matrix['zombie_rows']:,} zombie rows,",
+            f"{matrix['preemptions']:,} preemptions. **Host waits on the launching thread: 0; races: 0; broken invariants: 0;",
+            "answers that differ from the synchronous oracle's: 0** (the run stops at the first). The readback waited",
+            f"{matrix['readback_waits']:,} times, as it may. CPU time: {matrix['cpu_seconds']:.0f} s on one core.",
+        ),
+        *paragraph(
+            f"{played['number']} random scenarios (requests, arrivals, aborts, sizes, depths, delays from one number) pass in",
+            f"{played['cpu_seconds']:.0f} s; `make test` plays 240, `make soak` 2,000 new ones.",
+            "`docs/simulation.md` says what is checked, and what is not.",
+        ),
+    ]
+
+
+def planted_section(planted: list[dict[str, Any]]) -> list[str]:
+    """2: planted faults."""
+    caught = sum(each["caught"] for each in planted)
+    minutes = sum(each["seconds"] for each in planted) / 60
+    meant = sum(each["as_meant"] for each in planted)
+    return [
+        "## 2. Planted faults",
+        "",
+        *paragraph(
+            f"**{caught} of {len(planted)} caught**, {meant} by an error of the kind that was meant, in {minutes:.0f} minutes.",
+            "`docs/planted-faults.md` lists each with the check that caught it, those that are not caught with the reason,",
+            "and how faults held out of the tests' making did at their first run.",
+        ),
+    ]
+
+
+def calls_section(gpu: dict[str, Any]) -> list[str]:
+    """4: CUDA calls per decode step."""
+    parts = {name: gpu["parts"][name] for name in ("calls-graphs", "calls-eager") if name in gpu.get("parts", {})}
+    parts = {name: part["result"] for name, part in parts.items() if part["result"].get("features")}
+    if not parts:
+        return []
+    first = next(iter(parts.values()))
+    lines = [
+        "## 4. CUDA calls of the launching thread per decode step",
+        "",
+        *paragraph(
+            f"{first['gpu']}, torch {first['torch']}, {first['model']} with random weights, {first['rows']} rows",
+            f"(mixed: one row a feature), counted by {first['counted_by']}. *Waits*: blocking calls inside launches and",
+            "between them, in all steps; back-pressure, where the loop waits for the oldest step on purpose, is counted apart.",
+        ),
+        "| | steps | waits | back-pressure | H2D copies | D2H copies | graph launches | kernel launches |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, part in parts.items():
+        lines.append(f"| **{name.removeprefix('calls-')}** | | | | | | | |")
+        for feature, line in part["features"].items():
+            if "error" in line:
+                lines.append(f"| {feature} | failed: {line['error']} | | | | | | |")
+                continue
+            lines.append(
+                f"| {feature} | {line['steps']} | {line['launch_waits'] + line['rest_waits']} | {line['collect_waits']} | "
+                f"{line['h2d_per_step']} | {line['d2h_per_step']} | {line['graph_launches_per_step']} | "
+                f"{line['kernel_launches_per_step']} |"
+            )
+    return [*lines, ""]
+
+
+def generate_section(gpu: dict[str, Any]) -> list[str]:
+    """5: a program nobody here wrote."""
+    part = gpu.get("parts", {}).get("generate", {})
+    result = part.get("result", {})
+    if not result:
+        return []
+    totals, busy = result["totals"], (result.get("gpu") or {}).get("busy_percent")
+    lost = totals["micros_lost"]
+    lines = [
+        "## 5. transformers' `generate` under `headway syncs`",
+        "",
+        f"`{' '.join(result['command'])}` (a small Qwen3 with random weights): {totals['unsanctioned']} host waits"
+        + (f", {lost / 1000:.1f} ms of {result['wall_micros'] / 1000:.0f} ms lost in them" if lost else "")
+        + (f"; GPU busy {busy} % (profiled)." if busy is not None else "."),
+        "The page: `docs/syncs-generate.html` (open it in a browser). The most expensive lines:",
+        "",
+        "| line | call | kind | count | us | cure |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in result["findings"][:12]:
+        where = "/".join(Path(found["file"]).parts[-3:]) + f":{found['line']}"
+        micros = "-" if found["micros"] is None else f"{found['micros']:,.0f}"
+        lines.append(
+            f"| {where} | {found['call']} | {found['kind']} | {found['count']} | {micros} | {found['fix']['name']} |"
+        )
+    return [*lines, ""]
+
+
+def soak_section(soak: dict[str, Any]) -> list[str]:
+    """The soak of issue 4, where one was run."""
+    if not soak:
+        return []
+    return [
+        "## Soak",
+        "",
+        *paragraph(
+            f"{soak['seconds'] / 60:.1f} minutes of random requests on an {soak['device']} ({soak['model']}, {soak['dtype']}),",
+            f"guard {soak['guard']}: {soak['finished']:,} finished, {soak['aborted']:,} aborted, {soak['tokens']:,} tokens,",
+            f"{soak['steps']:,} steps, {soak['preemptions']:,} preemptions; {soak['agreed']} of {soak['checked']} sampled",
+            f"requests equal depth 0; wrong: {'; '.join(soak['wrong']) or 'nothing'}.",
+        ),
+    ]
+
+
+def proof_page(
+    simulation: dict[str, Any], planted: list[dict[str, Any]], gpu: dict[str, Any], soak: dict[str, Any]
+) -> str:
+    """docs/proof.md."""
+    lines = [
+        "# What the proof shows",
+        "",
+        "Written by `bench/proof_pages.py` from `bench/reports/proof`; do not edit. To measure again:",
+        "",
+        "```",
+        "python bench/proof_simulation.py --json bench/reports/proof/simulation.json          on any machine",
+        "python tools/planted_faults.py --json bench/reports/proof/planted-faults.json --markdown docs/planted-faults.md",
+        "python bench/proof.py --json bench/reports/proof/h200.json --html docs/syncs-generate.html       on a GPU",
+        "python bench/soak.py --minutes 10 --json bench/reports/proof/soak-h200.json                            on a GPU",
+        "python bench/proof_pages.py",
+        "```",
+        "",
+        *simulated_section(simulation),
+        *(planted_section(planted) if planted else []),
+        "## 3. The sync detector against a corpus",
+        "",
+        *accuracy_table(corpus_results(simulation, gpu)),
+        "",
+        "Snippet by snippet: `docs/syncs-accuracy.md`.",
+        "",
+        *calls_section(gpu),
+        *generate_section(gpu),
+        *soak_section(soak),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulation", type=Path, default=REPORTS / "simulation.json")
+    parser.add_argument("--planted", type=Path, default=REPORTS / "planted-faults.json")
+    parser.add_argument("--gpu", type=Path, default=REPORTS / "h200.json")
+    parser.add_argument("--soak", type=Path, default=REPORTS / "soak-h200.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs")
+    given = parser.parse_args(arguments)
+    simulation, gpu, soak = read(given.simulation), read(given.gpu), read(given.soak)
+    planted = json.loads(given.planted.read_text(encoding="utf-8")) if given.planted.exists() else []
+    (given.out / "syncs-accuracy.md").write_text(accuracy_page(simulation, gpu), encoding="utf-8")
+    (given.out / "proof.md").write_text(proof_page(simulation, planted, gpu, soak), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

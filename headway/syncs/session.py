@@ -1,0 +1,120 @@
+"""Watching a piece of work from begin to end: probes on every thread, the device's rows, one ``Run`` to report."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from headway.syncs.allowlist import AllowList
+from headway.syncs.errors import ProbeError
+from headway.syncs.findings import Log, Wait
+from headway.syncs.probes import Probe
+from headway.syncs.profiler_probe import ProfilerRun
+from headway.syncs.regions import PROCESS, judge
+from headway.syncs.report import Run
+from headway.syncs.target import children, on_every_thread
+
+DRIVERS = ("auto", "cupti", "profiler", "off")
+"""How the driver boundary is watched."""
+
+
+def watch(
+    work: Callable[[], int],
+    command: list[str],
+    allow: AllowList,
+    *,
+    simulate: bool = False,
+    driver: str = "auto",
+    with_stack: bool = True,
+) -> Run:
+    """Do ``work`` once, watched on all threads that it starts; its result is the run's exit status.
+
+    Args:
+        command: what the report says was run.
+        driver: one of DRIVERS.
+        with_stack: let torch.profiler record Python stacks, which costs time: lines for waits outside of torch calls.
+
+    Raises:
+        ProbeError: nothing could be watched.
+    """
+    probes, mode, notes = _probes(simulate, driver)
+    log = Log(f"{probe.name}: {probe.watches}" for probe in probes)
+
+    def hear(wait: Wait) -> None:
+        log.add(allow.apply(wait))
+
+    def enter() -> None:
+        for probe in probes:
+            probe.attach(judge)
+
+    def leave() -> None:
+        for probe in reversed(probes):
+            probe.detach()
+
+    profiler = ProfilerRun(with_stack) if mode == "profiler" else None
+    with contextlib.ExitStack() as stack:
+        started = stack.enter_context(children())
+        if profiler is not None:
+            stack.enter_context(profiler)
+        stack.enter_context(on_every_thread(enter, leave))  # before anybody listens: proofs wait on purpose
+        if profiler is not None:
+            profiler.mark()
+        PROCESS.watch(hear)
+        stack.callback(PROCESS.unwatch, hear)
+        begin = time.perf_counter_ns()
+        status = work()
+        wall = (time.perf_counter_ns() - begin) / 1000
+        PROCESS.unwatch(hear)
+    run = Run(command, mode, log, wall, {}, begin / 1000, started, notes, status)
+    if profiler is not None:
+        log.probes.append(f"{profiler.name}: {profiler.watches}")
+        _merge(run, profiler, allow)
+    return run
+
+
+def _probes(simulate: bool, driver: str) -> tuple[list[Probe], str, list[str]]:
+    """What watches, under which name, with which limits.
+
+    Raises:
+        ProbeError: the probe asked for cannot be had.
+    """
+    if simulate:
+        from headway.syncs.simulate import SimulationProbe
+
+        limits = "simulated: which calls would wait, not how long; no driver boundary"
+        return [SimulationProbe()], "simulation", [limits]
+    from headway.syncs.cupti_probe import CuptiProbe
+    from headway.syncs.live import LiveProbe
+    from headway.syncs.runtime import CudaRuntime
+
+    runtime = CudaRuntime()
+    runtime.require()
+    if driver == "off":
+        limits = "driver boundary not watched: waits inside extensions are not in this report"
+        return [LiveProbe(runtime)], "live", [limits]
+    if driver in ("auto", "cupti"):
+        probe = CuptiProbe()
+        try:
+            probe.attach(judge)
+            probe.detach()
+            limits = "CUPTI callbacks give no kernel times: GPU rows need --driver profiler"
+            return [LiveProbe(runtime), probe], "cupti", [limits]
+        except ProbeError:
+            if driver == "cupti":
+                raise
+    limits = "torch.profiler's records: outside torch calls a line is that of the function's head, and allowed() does not reach"
+    return [LiveProbe(runtime, annotate=True)], "profiler", [limits]
+
+
+def _merge(run: Run, profiler: ProfilerRun, allow: AllowList) -> None:
+    """Add the driver's waits on lines where no live probe saw one; take the streams from the trace."""
+    trace = profiler.require_proof()
+    seen = {(finding.site.file, finding.site.line) for finding in run.log.findings}
+    offset = run.start_micros - trace.begin
+    for wait in trace.waits:
+        if (wait.site.file, wait.site.line) not in seen:
+            run.log.add(allow.apply(trace.shifted(wait, offset)))
+    run.streams = {
+        name: [(at + offset, duration, what) for at, duration, what in spans] for name, spans in trace.streams.items()
+    }

@@ -1,0 +1,94 @@
+"""The count of CUDA calls per step: from a pretended trace, from pretended callbacks, around a real engine on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.step_calls import LiveCounting, Watched, calls_in, measure, per_step, requests_of
+from headway.syncs.counting import Calls
+from tests.engine.harness import MakeEngine
+from tests.engine.test_depths import FEATURES
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def test_calls_of_a_trace_belong_to_the_part_they_lie_in() -> None:
+    events = [
+        event("cuda_runtime", "cudaDeviceSynchronize", 0, 5),  # before the first mark
+        event("user_annotation", "step_calls:launch", 10, 40),
+        event("cuda_runtime", "cudaMemcpyAsync", 12, 2, correlation=1),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 13, 1, tid=7, correlation=1),
+        event("cuda_runtime", "cudaGraphLaunch", 15, 5),
+        event("cuda_driver", "cuGraphLaunch", 16, 2),  # inside the runtime's
+        event("cuda_driver", "cuLaunchKernel", 22, 2),
+        event("cuda_runtime", "cudaMemcpyAsync", 25, 2, correlation=2),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 40, 1, tid=7, correlation=2),
+        event("cuda_runtime", "cudaStreamSynchronize", 30, 2, tid=2),  # another thread's
+        event("user_annotation", "step_calls:collect", 50, 20),
+        event("cuda_runtime", "cudaEventSynchronize", 52, 9),
+        event("user_annotation", "step_calls:rest", 70, 20),
+        event("cuda_runtime", "cudaEventQuery", 71, 1),
+    ]
+    calls = calls_in({"traceEvents": events})
+    launch = calls["launch"]
+    assert (launch.copies, launch.graph_launches, launch.kernel_launches) == ({"HtoD": 1, "DtoH": 1}, 1, 1)
+    assert not launch.waits and calls["collect"].waits == {"cudaEventSynchronize": 1}
+    assert calls["rest"] == Calls(others=Counter({"cudaEventQuery": 1}))
+    line = per_step(calls, steps=1, waits=1)
+    assert (line["launch_waits"], line["h2d_per_step"], line["d2h_per_step"]) == (0, 1.0, 1.0)
+    assert (line["collect_waits"], line["rest_waits"]) == (1, 0)
+
+
+class FakeCounter:
+    """Each part calls one thing."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self) -> Calls:
+        self.taken += 1
+        return Calls(copies=Counter({"HtoD": 1}))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_engines_launches_are_told_from_its_collections(make_engine: MakeEngine, depth: int) -> None:
+    watched = Watched(make_engine(run_ahead=depth), LiveCounting(FakeCounter()))
+    calls, steps, _ = watched.decode(requests_of("mixed", 8, 30, 5))
+    assert 15 <= steps <= 30
+    assert calls["launch"].copies["HtoD"] == steps
+    assert abs(calls["collect"].copies["HtoD"] - steps) <= depth
+
+
+def test_every_feature_has_a_result_and_an_error_costs_only_its_own(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake() -> nullcontext[tuple[str, LiveCounting]]:
+        return nullcontext(("fake", LiveCounting(FakeCounter())))
+
+    monkeypatch.setattr("bench.step_calls.counting", fake)
+    saved: list[dict[str, Any]] = []
+    core = make_engine(max_num_seqs=len(FEATURES))
+    add = core.add
+
+    def fragile(request: Any) -> None:
+        if request.request_id == "top_k-0":
+            raise RuntimeError("planted")
+        add(request)
+
+    core.add = fragile  # type: ignore[method-assign]
+    measure(core, rows=3, tokens=12, prompt_len=4, save=saved.append)
+    features = saved[-1]["features"]
+    assert set(features) == {*FEATURES, "mixed"} - {"max_tokens"} and len(saved) == len(features)
+    assert features["top_k"] == {"error": "RuntimeError: planted"}
+    assert all(line["steps"] > 0 for name, line in features.items() if name != "top_k")
+
+
+def test_this_machine_has_what_the_command_needs() -> None:
+    assert (Path(__file__).parents[2] / "bench/models/qwen3_06b/config.json").exists()
