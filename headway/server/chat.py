@@ -170,7 +170,7 @@ class ChatJob:
                         "stop_reason": part.stop_reason,
                     }
                     choices.append(choice)
-        self._log(choices[0]["finish_reason"])
+        self._log(str(choices[0]["finish_reason"]))
         answer = {
             "id": self._id,
             "object": "chat.completion",
@@ -229,9 +229,7 @@ class ChatJob:
             logprobs = b"null"
         if ended:
             reason = turn.finish_reason(part.finish_reason)
-            yield chunks.choice(
-                part.index, b'"delta":{}', finish=reason, stop_reason=part.stop_reason, usage=counts
-            )
+            yield chunks.choice(part.index, b'"delta":{}', finish=reason, stop_reason=part.stop_reason, usage=counts)
 
     def _log(self, finish: str | None) -> None:
         log_usage(self._scope, self._usage.prompt_tokens, self._usage.completion_tokens, finish)

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import time
+from email.utils import formatdate
 from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
@@ -18,6 +19,8 @@ from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 
 OPEN_PATH: Final = "/health"
+PROBES: Final = frozenset({OPEN_PATH, "/ready", "/metrics"})
+"""Asked every few seconds by machines: no log lines."""
 RAW_SEND: Final = "headway.send"
 """Where the scope holds the server's own ``send``: streams skip the wrappers around it."""
 LOG_FIELDS: Final = "headway.log"
@@ -37,6 +40,7 @@ class Door:
         self._keys = [_digest(key.encode()) for key in settings.api_key]
         self._hosts = {host.lower() for host in settings.hosts()}
         self._log = settings.access_log
+        self._dated, self._date_text = 0, ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -57,6 +61,7 @@ class Door:
                 status = message["status"]
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = request_id
+                headers["date"] = self._date()
                 headers["x-content-type-options"] = "nosniff"
                 if self._lifecycle.phase is Phase.DRAINING:
                     headers["connection"] = "close"
@@ -77,8 +82,15 @@ class Door:
         finally:
             if counted:
                 self._lifecycle.leave()
-            if self._log:
+            if self._log and scope["path"] not in PROBES:
                 self._write_line(scope, request_id, status, start, fields)
+
+    def _date(self) -> str:
+        """The Date header, made once a second."""
+        now = int(time.time())
+        if now != self._dated:
+            self._dated, self._date_text = now, formatdate(now, usegmt=True)
+        return self._date_text
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)

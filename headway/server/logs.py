@@ -18,6 +18,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (UTC), level, logger, message, and the fields of ``extra={"fields": {...}}``."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -35,6 +36,7 @@ class TextFormatter(logging.Formatter):
     """``LEVEL message key=value ...``"""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         text = " ".join([record.levelname, record.getMessage(), *(f"{k}={v}" for k, v in fields.items())])
         # A client chooses the path: what it writes must stay on its line.

@@ -75,9 +75,7 @@ class ResponseJob:
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
-        outputs = self._service.generate(
-            [prompt], self._params, salt=self._body.cache_salt, special=False, final=final
-        )
+        outputs = self._service.generate([prompt], self._params, salt=self._body.cache_salt, special=False, final=final)
         async for _, output in outputs:
             self._usage.take(0, output)
             yield output
@@ -111,7 +109,9 @@ class ResponseJob:
                         pieces = [
                             event("response.created", response=self._answer("in_progress", None)),
                             event("response.in_progress", response=self._answer("in_progress", None)),
-                            event("response.output_item.added", output_index=0, item=self._message("in_progress", None)),
+                            event(
+                                "response.output_item.added", output_index=0, item=self._message("in_progress", None)
+                            ),
                             event("response.content_part.added", **place, part=_part("")),
                         ]
                     for part in output.outputs:

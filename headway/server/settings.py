@@ -21,11 +21,11 @@ class ServerSettings:
         host: address to listen on; only this machine can reach the default.
         port: 0 takes any free port.
         served_model_name: names clients may use, the first one is shown; default: the model as given to the engine.
-        api_key: accepted keys; every route but /health asks for one. Better set HEADWAY_API_KEY: flags are visible to other users.
+        api_key: accepted keys; every route but /health asks for one. Better: HEADWAY_API_KEY, as flags show in ps.
         allowed_origins: origins of web pages that may call this server (CORS), or "*"; none by default.
         allowed_hosts: Host headers accepted, or "*"; default: the loopback names where neither --host nor a key is set.
         chat_template: Jinja file used instead of the model's own template.
-        tool_call_parser: how the model writes tool calls: "auto" (found out from the template), "hermes", "llama3_json", "none".
+        tool_call_parser: how the model writes tool calls: "auto" (by its template), "hermes", "llama3_json", "none".
         max_queue: sequences that may wait beyond those that run; one more is answered 429.
         max_sequences: most prompts times n in one request.
         max_body_bytes: longest request body.

