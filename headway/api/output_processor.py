@@ -128,12 +128,14 @@ class OpenRequest:
         return self._output([c.output(delta=False) for c in self.completions], prompt_logprobs)
 
     def delta(self) -> RequestOutput:
-        """What came since the last delta: changed completions only; prompt log-probabilities once, when all are there."""
+        """What came since the last delta: changed completions only; prompt log-probabilities with the first of them.
+
+        Not before: chunks of a prompt bring log-probabilities although there is nothing to deliver yet.
+        """
         changed = [c.output(delta=True) for c in self.completions if c.changed()]
         rows = None
-        if changed and self.prompt_logprobs is not None and not self._sent_prompt_logprobs:
-            if self.finished or len(self.prompt_logprobs) == len(self.prepared.prompt_token_ids):
-                rows, self._sent_prompt_logprobs = self.prompt_logprobs, True
+        if changed and not self._sent_prompt_logprobs:
+            rows, self._sent_prompt_logprobs = self.prompt_logprobs, True
         return self._output(changed, rows)
 
     def _output(
