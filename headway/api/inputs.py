@@ -133,7 +133,7 @@ class Door:
         if text is not None:
             ids = self._encode(text, add_special_tokens)
         params = replace(params, max_tokens=self._max_tokens(ids, params))
-        return self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+        return self._fan_out(text, ids, params, _checked_salt(cache_salt) if own_salt is None else own_salt)
 
     def _read_prompt(self, prompt: object) -> tuple[str | None, list[int], str | None]:
         """Text or token ids, and the salt, of any form of prompt; ids are checked here."""
@@ -154,18 +154,14 @@ class Door:
                     f"got {type(prompt).__name__}",
                     name,
                 )
-        if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
-            raise InvalidRequestError(
-                f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
-            )
         if isinstance(prompt, str):
-            return prompt, [], salt
+            return prompt, [], _checked_salt(salt)
         if not isinstance(prompt, (list, tuple)):
             raise InvalidRequestError(
                 f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompt).__name__}", "prompt"
             )
         self._check_prompt_ids(prompt)
-        return None, list(prompt), salt
+        return None, list(prompt), _checked_salt(salt)
 
     def _check_prompt_ids(self, ids: Sequence[object]) -> None:
         if not ids:
@@ -284,6 +280,12 @@ def mix64(seed: int, number: int) -> int:
         value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
         value ^= value >> 31
     return value
+
+
+def _checked_salt(salt: object) -> str | None:
+    if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
+        raise InvalidRequestError(f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
+    return salt
 
 
 def _is_int(value: object) -> bool:

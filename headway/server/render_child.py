@@ -79,6 +79,8 @@ def render(templates: dict[int, ChatTemplate], boot: Boot, job: Job) -> Reply:
         return Reply(None, str(error), error.parameter)
     except (UnicodeEncodeError, TypeError) as error:
         return Reply(None, f"the chat template fails on these messages ({error})", "messages")
+    except MemoryError:
+        return Reply(None, "the chat template needs too much memory for these messages", "messages")
     return Reply(text)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headway.core.errors import InvalidRequestError
+from headway.core.log import logger
 from headway.server.errors import refuse
 from headway.server.render_child import LENGTH, Boot, Job, Reply
 
@@ -104,11 +105,13 @@ class Templates:
         self._room = asyncio.Semaphore(NUM_WORKERS)
 
     async def start(self) -> None:
-        """Have the processes up before the first request comes."""
+        """Have the processes up before the first request comes; a template that fails now may still serve some."""
         if self.source is None or not self._has_tokenizer:
             return
         probe = Job(0, [{"role": "user", "content": "x"}], None, True, False, {})
-        await asyncio.gather(*(self._ask(probe) for _ in range(NUM_WORKERS)))
+        for answer in await asyncio.gather(*(self._ask(probe) for _ in range(NUM_WORKERS)), return_exceptions=True):
+            if isinstance(answer, BaseException):
+                logger.warning("the chat template fails on one short message: %s", answer)
 
     async def render(
         self,
