@@ -86,7 +86,8 @@ class ParrotCore:
         if FAIL in prompt and number == 2:
             update.finish_reason, update.error = "error", "failure asked for"
         else:
-            token = answer[number] if number < len(answer) and not (ENDLESS in prompt and number > 9) else ord("x")
+            said = answer[:-1] if ENDLESS in prompt else answer
+            token = said[number] if number < len(said) else ord("x")
             update.new_token_ids = [token]
             if params.logprobs is not None:
                 update.new_logprobs = [_row(token, params.logprobs)]
