@@ -58,5 +58,6 @@ def client(make_client: MakeClient) -> TestClient:
 def smollm2() -> Iterator[Live]:
     """``headway serve`` as users start it."""
     sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "float32", "--device", "cpu"]
+    sizes += ["--kv-cache-memory-bytes", "30m"]  # 40 blocks of 16 tokens: three requests of full length
     with Live(["-m", "headway", "serve", "smollm2", "--port", "0", *sizes]) as server:
         yield server.wait_ready()
