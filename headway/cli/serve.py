@@ -11,7 +11,6 @@ import typer
 
 from headway.cli.options import engine_kwargs, with_options
 from headway.core.config import EngineArgs
-from headway.core.errors import ConfigError
 from headway.server.settings import ServerSettings
 
 KEYS_VARIABLE = "HEADWAY_API_KEY"
@@ -23,7 +22,7 @@ def read_config(context: typer.Context, file: str | None) -> str | None:
     Keys are flags without their dashes, with - or _ inside; ``model`` is the argument.
 
     Raises:
-        ConfigError: no such file, no mapping, or a key that is no flag.
+        typer.BadParameter: no such file, no mapping, or a key that is no flag.
     """
     if file is None:
         return None
@@ -32,9 +31,9 @@ def read_config(context: typer.Context, file: str | None) -> str | None:
     try:
         values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {file}: {error}") from None
+        raise typer.BadParameter(f"{file}: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {file}: it must hold keys and values, as in 'port: 8001'")
+        raise typer.BadParameter(f"{file}: it must hold keys and values, as in 'port: 8001'")
     known = {
         option.removeprefix("--").replace("-", "_"): parameter
         for parameter in context.command.params
@@ -44,7 +43,7 @@ def read_config(context: typer.Context, file: str | None) -> str | None:
     for key, value in values.items():
         parameter = known.get(str(key).replace("-", "_"))
         if parameter is None or parameter.name in ("config", "help") or str(key).startswith(("no-", "no_")):
-            raise ConfigError(f"--config {file}: there is no flag --{str(key).replace('_', '-')}")
+            raise typer.BadParameter(f"{file}: there is no flag --{str(key).replace('_', '-')}")
         many = getattr(parameter, "multiple", False)
         defaults[str(parameter.name)] = [value] if many and not isinstance(value, list) else value
     context.default_map = {**(context.default_map or {}), **defaults}
