@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from headway.server.settings import ServerSettings
 from headway.server.sse import EventStream
 from tests.server.parrot import SLOTS
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 PROMPT = "slow " * 20
 
 
