@@ -127,13 +127,14 @@ class Door:
         if params.structured_outputs is not None:
             raise InvalidRequestError("structured_outputs are not served by this build", "structured_outputs")
         text, ids, own_salt = self._read_prompt(prompt)
+        cache_salt = _checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
         self._check_vocabulary(params)
         self._check_logprobs(params)
         if text is not None:
             ids = self._encode(text, add_special_tokens)
         params = replace(params, max_tokens=self._max_tokens(ids, params))
-        return self._fan_out(text, ids, params, _checked_salt(cache_salt) if own_salt is None else own_salt)
+        return self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
 
     def _read_prompt(self, prompt: object) -> tuple[str | None, list[int], str | None]:
         """Text or token ids, and the salt, of any form of prompt; ids are checked here."""
