@@ -19,7 +19,7 @@ import msgspec
 
 from headway.core.errors import InvalidRequestError
 from headway.core.log import logger
-from headway.server.errors import refuse
+from headway.server.errors import ApiError, refuse
 from headway.server.render_child import LENGTH, Boot, Job, Reply
 
 if TYPE_CHECKING:
@@ -105,13 +105,14 @@ class Templates:
         self._room = asyncio.Semaphore(NUM_WORKERS)
 
     async def start(self) -> None:
-        """Have the processes up before the first request comes; a template that fails now may still serve some."""
+        """Have a process up before the first request comes; a template that fails now may still serve some."""
         if self.source is None or not self._has_tokenizer:
             return
         probe = Job(0, [{"role": "user", "content": "x"}], None, True, False, {})
-        for answer in await asyncio.gather(*(self._ask(probe) for _ in range(NUM_WORKERS)), return_exceptions=True):
-            if isinstance(answer, BaseException):
-                logger.warning("the chat template fails on one short message: %s", answer)
+        try:
+            await self._ask(probe)
+        except ApiError as error:
+            logger.warning("the chat template fails on one short message: %s", error)
 
     async def render(
         self,

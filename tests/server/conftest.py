@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,8 +57,9 @@ def client(make_client: MakeClient) -> TestClient:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[Live]:
-    """``headway serve`` as users start it."""
+    """``headway serve`` as users start it, with a template that shows tools."""
     sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "float32", "--device", "cpu"]
     sizes += ["--kv-cache-memory-bytes", "30m"]  # 40 blocks of 16 tokens: three requests of full length
-    with Live(["-m", "headway", "serve", "smollm2", "--port", "0", *sizes]) as server:
+    template = str(Path(__file__).with_name("hermes.jinja"))  # SmolLM2's own shows no tools
+    with Live(["-m", "headway", "serve", "smollm2", "--port", "0", "--chat-template", template, *sizes]) as server:
         yield server.wait_ready()

@@ -103,6 +103,6 @@ class Live:
         self.process.stdout.close()
 
 
-def live_parrot(**settings: Any) -> Live:
-    """The server over the parrot engine."""
-    return Live(["-m", "tests.server.parrot", json.dumps({"port": 0, **settings})])
+def live_parrot(*interpreter: str, **settings: Any) -> Live:
+    """The server over the parrot engine; ``interpreter`` are Python's own flags."""
+    return Live([*interpreter, "-m", "tests.server.parrot", json.dumps({"port": 0, **settings})])

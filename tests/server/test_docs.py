@@ -59,3 +59,16 @@ def test_fields_are_described() -> None:
     assert set(HARMLESS) <= known
     assert all(f"`{name}" in TEXT for name in HARMLESS)
     assert not (set(REFUSED) & known) - {"prompt", "background"}, "refused and taken by the same route"
+
+
+def test_the_tests_that_docs_security_names_exist() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    file = ""
+    named = re.findall(r"`((?:\w+/)*test_\w+\.py)?(?:::(test_\w+))?`", text)
+    named = [(path, test) for path, test in named if path or test]
+    assert len(named) > 30
+    for path, test in named:
+        file = path or file  # "::test" alone goes on in the same file
+        home = ROOT / "tests" / (file if "/" in file else f"server/{file}")
+        assert home.is_file(), file
+        assert not test or f"def {test}(" in home.read_text(encoding="utf-8"), f"{file}::{test}"

@@ -13,6 +13,7 @@ import pytest
 
 from headway import AsyncLLM
 from headway.core.errors import ModelError
+from headway.server import connection
 from headway.server.launch import Supervisor, _bind
 from headway.server.settings import ServerSettings
 from tests.server.parrot import parrot
@@ -57,6 +58,31 @@ def test_before_and_after_the_model_is_loaded() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert run(load, visit) == 0
+
+
+def test_a_head_that_drips_in_forever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.1)
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        received = None
+        while received is None:
+            writer.write(b"X-A: b\r\n")
+            try:
+                async with asyncio.timeout(0.02):
+                    received = await reader.read(100)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                received = b""
+        assert received == b""
+        writer.close()
+        while (await client.get("/ready")).status_code != 200:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(parrot, visit) == 0
 
 
 def test_a_signal_while_loading_ends_it() -> None:

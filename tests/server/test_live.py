@@ -130,6 +130,31 @@ def test_a_head_that_is_too_long_or_no_http(server: Live) -> None:
     assert is_free(server)
 
 
+def test_no_check_goes_away_with_assertions() -> None:
+    """python -O drops every assert; keys, limits and types must hold without."""
+    key = {"Authorization": "Bearer a-long-key"}
+    options = {"api_key": ["a-long-key"], "max_body_bytes": 2000, "template_timeout": 1}
+    with live_parrot("-O", **options) as live, live.wait_ready().client() as client:
+        assert client.get("/v1/models").status_code == 401
+        client.headers.update(key)
+        assert client.get("/v1/models").status_code == 200
+        for body, status in (
+            ({"prompt": "x" * 3000}, 413),
+            ({"prompt": [300]}, 400),
+            ({"prompt": "x", "n": 1000}, 400),
+            ({"prompt": "x", "logprobs": 99}, 400),
+            ({"prompt": "x", "logit_bias": {"-1": 1}}, 400),
+            ({"prompt": "x", "stop": ["a"] * 65}, 400),
+            ({"prompt": "x", "cache_salt": ""}, 400),
+            ({"prompt": "x", "chat_template": ""}, 400),
+            ({"prompt": "x"}, 200),
+        ):
+            assert client.post(PATH, json=body).status_code == status, body
+        for text, status in (("forever", 400), ("hello", 200)):
+            talk = {"messages": [{"role": "user", "content": text}]}
+            assert client.post("/v1/chat/completions", json=talk).status_code == status
+
+
 def test_too_many_connections() -> None:
     with live_parrot(max_connections=3) as live, contextlib.ExitStack() as stack:
         live.wait_ready()
