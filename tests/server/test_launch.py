@@ -60,15 +60,21 @@ def test_before_and_after_the_model_is_loaded() -> None:
     assert run(load, visit) == 0
 
 
-def test_a_head_that_drips_in_forever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["silent", "drips", "drips after a request"])
+def test_a_head_that_drips_in_forever_is_cut_off(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEADER_SECONDS", 0.1)
 
     async def visit(client: httpx.AsyncClient) -> None:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-        writer.write(b"GET /health HTTP/1.1\r\n")
+        if case == "drips after a request":
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b'{"status"' in await reader.readuntil(b"}")
+        if case != "silent":
+            writer.write(b"GET /health HTTP/1.1\r\n")
         received = None
         while received is None:
-            writer.write(b"X-A: b\r\n")
+            if case != "silent":
+                writer.write(b"X-A: b\r\n")
             try:
                 async with asyncio.timeout(0.02):
                     received = await reader.read(100)

@@ -70,6 +70,8 @@ def test_what_waits_for_the_client_is_sent_together(parrot_llm: AsyncLLM) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disconnect_aborts_and_frees_the_place(parrot_llm: AsyncLLM, stream: bool) -> None:
+    messages: list[Message] = []
+
     async def run() -> int:
         app = build_app(parrot_llm, ServerSettings())
         gone = asyncio.Event()
@@ -77,6 +79,7 @@ def test_a_disconnect_aborts_and_frees_the_place(parrot_llm: AsyncLLM, stream: b
         started = asyncio.Event()
 
         async def send(message: Message) -> None:
+            messages.append(message)
             started.set()
 
         request = asyncio.create_task(app(scope(), receiver(body, gone), send))
@@ -94,6 +97,10 @@ def test_a_disconnect_aborts_and_frees_the_place(parrot_llm: AsyncLLM, stream: b
         return int(app.state.service.lifecycle.num_sequences)
 
     assert asyncio.run(run()) == 0
+    if stream:
+        assert messages[0]["status"] == 200 and messages[-1]["more_body"], "it was cut, not finished"
+    else:
+        assert messages[0]["status"] == 499
 
 
 def run_stream(events: AsyncGenerator[bytes, None], seconds: float = 0) -> list[Message]:

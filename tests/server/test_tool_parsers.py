@@ -73,6 +73,13 @@ def test_llama(case: tuple[str, list[str]]) -> None:
     assert read(JsonParser(), case[1]) == LLAMA[case[0]]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_evenly_cut(size: int) -> None:
+    for make, cases in ((HermesParser, HERMES), (JsonParser, LLAMA)):
+        for text, wanted in cases.items():
+            assert read(make(), [text[i : i + size] for i in range(0, len(text), size)]) == wanted, text
+
+
 @given(st.lists(st.text(alphabet='<tool_call>{}"/ \n[],;|nameprt:1', max_size=12), max_size=12))
 @pytest.mark.parametrize("make", [HermesParser, JsonParser])
 def test_no_text_breaks_a_parser_or_is_lost(make: Callable[[], ToolParser], pieces: list[str]) -> None:
