@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter
 
 from headway.core.errors import HeadwayError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
+from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
-from headway.runner.runner import InFlight, ModelRunner
+from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
 
 
@@ -25,12 +27,15 @@ class EngineCore:
         self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
         self._in_flight: deque[InFlight] = deque()
         self._failures: list[RequestUpdate] = []
+        self._meter = StepMeter(runner.clock)
         self._num_steps = 0
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""
+        idle = not self.has_work()
         try:
             self._scheduler.add(request)
+            self._meter.arrived(request.request_id, idle)
         except Exception as error:
             self._runner.admissions.forget(request.request_id)
             self._failures.append(_failure(request.request_id, error))
@@ -38,20 +43,26 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown ids are ignored: it may just have finished."""
         self._scheduler.abort(request_id)
-        self._runner.admissions.forget(request_id)
+        self._forget(request_id)
 
     def step(self) -> list[RequestUpdate]:
         """One turn of the loop; [] when there is nothing to report yet."""
         updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
         if self._failures:
             updates, self._failures = self._failures + updates, []
+        self._meter.stamp(updates)
         for update in updates:
             if update.finish_reason is not None:
-                self._runner.admissions.forget(update.request_id)
+                self._forget(update.request_id)
         return updates
+
+    def _forget(self, request_id: str) -> None:
+        self._runner.admissions.forget(request_id)
+        self._meter.forget(request_id)
 
     def _plain_step(self) -> list[RequestUpdate]:
         """Schedule, launch, wait, apply: the synchronous oracle."""
+        self._meter.begin()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._launch(plan)
@@ -61,6 +72,7 @@ class EngineCore:
         """Schedule and launch the next step while up to ``depth`` earlier ones run; then apply the oldest."""
         plan = None
         if len(self._in_flight) <= self._pacer.depth:
+            self._meter.begin()
             plan = self._scheduler.schedule()
             if plan is not None:
                 self._observe_headway()
@@ -70,6 +82,8 @@ class EngineCore:
         return []
 
     def _launch(self, plan: StepPlan) -> None:
+        self._meter.scheduled()
+        replays = self._runner.num_replays
         try:
             step = self._runner.launch(plan)
         except Exception as error:
@@ -77,11 +91,16 @@ class EngineCore:
             return
         self._num_steps += 1
         self._in_flight.append(step)
+        self._meter.launched(plan, step, replayed=self._runner.num_replays > replays)
 
     def _apply_oldest(self) -> list[RequestUpdate]:
         step = self._in_flight.popleft()
+        asked = perf_counter()
         result = self._runner.collect(step)
-        return self._scheduler.apply(step.plan, result)
+        arrived = perf_counter()
+        updates = self._scheduler.apply(step.plan, result)
+        self._meter.applied(step, asked, arrived)
+        return updates
 
     def _observe_headway(self) -> None:
         """Tell the pacer how much work the device still had when this step was about to be launched."""
@@ -108,10 +127,18 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Counters and gauges; no device access."""
         stats = self._scheduler.stats()
-        waits = self._runner.readback.back_pressure
-        stats.num_steps = self._num_steps
-        stats.back_pressure_waits, stats.back_pressure_seconds = waits.waits, waits.seconds
-        stats.run_ahead = self._pacer.depth
+        runner = self._runner
+        stats.num_steps, stats.num_graph_steps = self._num_steps, runner.num_replays
+        waits = runner.waits()
+        stats.waits = {reason: counter.waits for reason, counter in waits.items()}
+        stats.wait_seconds = {reason: counter.seconds for reason, counter in waits.items()}
+        stats.back_pressure_waits, stats.back_pressure_seconds = (
+            waits[BACK_PRESSURE].waits,
+            waits[BACK_PRESSURE].seconds,
+        )
+        stats.run_ahead, stats.num_in_flight = self._pacer.depth, len(self._in_flight)
+        stats.has_device_clock = runner.device.clock is not None
+        self._meter.fill(stats)
         return stats
 
     def check_integrity(self) -> None:
