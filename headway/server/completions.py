@@ -13,6 +13,7 @@ from starlette.types import Scope
 from headway.api.inputs import Prompt
 from headway.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from headway.server.errors import refuse
+from headway.server.fields import REFUSED
 from headway.server.protocol import CompletionRequest
 from headway.server.report import CompletionLogprobs, Usage, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
@@ -67,6 +68,8 @@ class CompletionJob:
         self._empty = body.max_tokens == 0
         if self._empty and not self._echo:
             raise refuse("max_tokens: 0 makes sense with echo only", "max_tokens")
+        if body.best_of not in (None, body.n or 1):
+            raise refuse(f"best_of: {REFUSED['best_of']}", "best_of", "unsupported_parameter")
         if body.max_tokens is not None:
             own: dict[str, Any] = {"max_tokens": max(body.max_tokens, 1)}
         else:

@@ -62,7 +62,7 @@ class Body:
     def decode(self, body: bytes, kind: type[T]) -> T:
         """``body`` as ``kind``. Raises ApiError (400)."""
         try:
-            value = msgspec.json.decode(body, type=kind)
+            value = self._typed(body, kind)
         except msgspec.ValidationError as error:
             raise _wrong(str(error), kind) from None
         except UnicodeDecodeError:
@@ -74,6 +74,15 @@ class Body:
         self._check_depth(value)
         return value
 
+    def _typed(self, body: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            given = _without_nulls(body)
+            if given is None:
+                raise
+            return msgspec.convert(given, kind)
+
     def _check_depth(self, value: msgspec.Struct) -> None:
         level: list[Any] = [getattr(value, name) for name in value.__struct_fields__ if name not in FLAT]
         for _ in range(self._max_depth):
@@ -84,6 +93,21 @@ class Body:
 
     def _too_deep(self) -> ApiError:
         return refuse(f"the body is nested deeper than {self._max_depth} levels (--max-json-depth)", None, "depth")
+
+
+def _without_nulls(body: bytes) -> dict[str, Any] | None:
+    """The object without those of its nulls that would be refused as values; None if that changes nothing.
+
+    null is "not given", and many clients send every field they know.
+    """
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    given = {name: value for name, value in raw.items() if value is not None or name not in REFUSED}
+    return given if len(given) < len(raw) else None
 
 
 def _children(item: Any) -> list[Any]:

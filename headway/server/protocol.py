@@ -105,6 +105,7 @@ class CompletionRequest(PromptSampling, kw_only=True, forbid_unknown_fields=True
     max_tokens: Annotated[int, _range(0, 2**31 - 1)] | None = None
     logprobs: Annotated[int, _range(0)] | None = None
     echo: bool | None = None
+    best_of: int | None = None
     add_special_tokens: bool | None = None
 
 

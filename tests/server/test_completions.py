@@ -196,6 +196,7 @@ def test_what_is_not_honoured_is_refused_by_name(client: TestClient, field: str,
 
 def test_harmless_fields_are_taken(client: TestClient) -> None:
     harmless = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "seed": None}
+    harmless |= {"best_of": 1, "suffix": None, "functions": None, "logit_bias": None, "stop": None}
     assert ask(client, prompt="x", **harmless)["choices"][0]["text"] == "x"
 
 
