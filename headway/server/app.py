@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from headway import __version__
 from headway.core.errors import HeadwayError
-from headway.server import openapi, protocol
+from headway.server import metrics, openapi, page, protocol, tracing
 from headway.server.chat import chat
 from headway.server.completions import completions
 from headway.server.door import Door
@@ -60,6 +60,7 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
             yield
         finally:
             service.templates.close()
+            end_tracing()
 
     app = FastAPI(
         title="Headway", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
@@ -68,7 +69,9 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     for path, handler, kind, streams in ROUTES:
         app.add_api_route(path, _bound(handler, service), methods=["POST"], **openapi.operation(kind, streams))
     _add_information(app, service)
-    # Optional parts are installed here: metrics.install(app, llm, settings), page.install(app, llm, settings).
+    metrics.install(app, llm, settings)
+    page.install(app, llm, settings)
+    end_tracing = tracing.install(app, llm, settings)
     _add_errors(app)
     app.add_middleware(Door, settings=settings, lifecycle=lifecycle)
     if settings.allowed_origins:

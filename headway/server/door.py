@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
@@ -19,6 +20,7 @@ from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 
 OPEN_PATH: Final = "/health"
+PAGE_PATH: Final = "/"
 PROBES: Final = frozenset({OPEN_PATH, "/ready", "/metrics"})
 """Asked every few seconds by machines: no log lines."""
 RAW_SEND: Final = "headway.send"
@@ -119,7 +121,8 @@ class Door:
                 "a valid API key is needed: send the header 'Authorization: Bearer KEY'",
                 None,
                 "invalid_api_key",
-                {"WWW-Authenticate": "Bearer"},
+                # A person who opens the page can type a key: the browser sends it as a password.
+                {"WWW-Authenticate": 'Basic realm="headway"' if scope["path"] == PAGE_PATH else "Bearer"},
             )
         if self._lifecycle.phase is Phase.DRAINING and scope["method"] == "POST":
             return shutting_down()
@@ -128,6 +131,8 @@ class Door:
     def _knows(self, authorization: bytes) -> bool:
         """Compares with every key, in constant time; digests, so that not even a key's length shows."""
         scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() == b"basic":
+            scheme, key = b"bearer", _password(key)
         given = _digest(key.strip())
         found = False
         for known in self._keys:
@@ -151,6 +156,14 @@ class Door:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _password(credentials: bytes) -> bytes:
+    """The password of HTTP's Basic scheme; nothing for what is none."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _host_name(header: bytes) -> str:

@@ -37,6 +37,7 @@ class ServerSettings:
         restart: how often a dead engine is started again before the server gives up.
         log_format: "text" or "json", one object a line.
         access_log: one line for each request; no text of prompts or answers in it.
+        otlp_traces_endpoint: address of an OpenTelemetry collector that gets a span for each request; needs headway[otel].
         ssl_keyfile: private key, to serve https.
         ssl_certfile: certificate chain, to serve https.
     """
@@ -60,6 +61,7 @@ class ServerSettings:
     restart: int = 0
     log_format: str = "text"
     access_log: bool = True
+    otlp_traces_endpoint: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
 

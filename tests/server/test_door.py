@@ -38,6 +38,27 @@ def test_any_of_the_keys_opens(make_client: MakeClient, key: str) -> None:
     assert client.get("/v1/models", headers={"Authorization": f"bearer {key}"}).status_code == 200
 
 
+def test_a_browser_may_send_a_key_as_a_password(make_client: MakeClient) -> None:
+    client = make_client(api_key=KEYS)
+    asked = client.get("/")
+    assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith("Basic")
+    assert client.get("/version").headers["www-authenticate"] == "Bearer", "no page's script makes a browser prompt"
+    assert client.get("/", auth=("anybody", "second-key")).status_code == 200
+    for wrong in (("first-key", ""), ("first-key", "x"), ("", "")):
+        assert client.get("/", auth=wrong).status_code == 401
+    for odd in ("Basic", "Basic !!", "Basic Zmlyc3Qta2V5", "Basic \xff"):
+        assert client.get("/", headers={b"Authorization": odd.encode("latin-1")}).status_code == 401
+
+
+def test_metrics_the_page_and_the_log_count_a_request(make_client: MakeClient) -> None:
+    client = make_client(served_model_name=["shown"])
+    before = client.get("/live").json()["requests"]["finished"].get("stop", 0)
+    assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+    assert client.get("/live").json()["requests"]["finished"]["stop"] == before + 1
+    assert 'headway:request_success_total{finished_reason="stop",model_name="shown"}' in client.get("/metrics").text
+    assert client.get("/").headers["content-type"].startswith("text/html")
+
+
 def test_a_name_pointed_at_this_machine_is_not_served(make_client: MakeClient) -> None:
     """DNS rebinding: a page of evil.example would otherwise be same-origin with a server that has no key."""
     client = make_client(allowed_hosts=[])
