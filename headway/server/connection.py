@@ -14,12 +14,34 @@ HEADER_SECONDS: Final = 30.0
 """How long a connection may take to send a whole request head, however it drips in."""
 MAX_HEADER_BYTES: Final = 64 * 1024
 KEEP_ALIVE_SECONDS: Final = 15
+WRITE_CHUNK: Final = "headway.write_chunk"
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 by h11, which bounds what it holds of a head; uvicorn lets a client take forever to send one."""
+    """HTTP/1.1 by h11, which bounds what it holds of a head; uvicorn lets a client take forever to send one.
+
+    Applications find ``write_chunk`` in ``scope["state"][WRITE_CHUNK]``.
+    """
 
     _head: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, WRITE_CHUNK: self.write_chunk}
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a piece of a chunked body at once: an eighth of an event's cost lies in the layers this leaves out.
+
+        Args:
+            data: not empty; the response has begun, is chunked, and more follows through ``send``.
+
+        Returns:
+            False if nothing was written: the client is slow or gone, and ``send`` knows what to do.
+        """
+        if self.flow.write_paused or self.cycle.disconnected or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

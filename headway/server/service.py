@@ -109,12 +109,15 @@ class Service:
         options: dict[str, Any] = {"cache_salt": salt, "add_special_tokens": special}
         options |= {"only_final": True} if final else {"delta": True}
         sources = [self.llm.generate(prompt, params, **options) for prompt in prompts]
-        async with contextlib.aclosing(_one(sources[0]) if len(sources) == 1 else _merged(sources)) as outputs:
+        if len(sources) == 1:
+            async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", sources[0])) as single:
+                async for output in single:
+                    _check(output)
+                    yield 0, output
+            return
+        async with contextlib.aclosing(_merged(sources)) as outputs:
             async for number, output in outputs:
-                if output.error is not None:
-                    raise RequestFailedError(output.error)
-                if any(completion.finish_reason == "abort" for completion in output.outputs):
-                    raise RequestFailedError("the request was aborted by the server's operator")
+                _check(output)
                 yield number, output
 
 
@@ -128,10 +131,13 @@ def _tokenizer(llm: AsyncLLM) -> Tokenizer | None:
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
-async def _one(source: AsyncIterator[RequestOutput]) -> Outputs:
-    async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
-        async for output in outputs:
-            yield 0, output
+def _check(output: RequestOutput) -> None:
+    """Raises RequestFailedError for one that did not end as requests do."""
+    if output.error is not None:
+        raise RequestFailedError(output.error)
+    for completion in output.outputs:
+        if completion.finish_reason == "abort":
+            raise RequestFailedError("the request was aborted by the server's operator")
 
 
 async def _merged(sources: list[AsyncIterator[RequestOutput]]) -> Outputs:

@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headway.server.connection import WRITE_CHUNK
 from headway.server.door import RAW_SEND
 from headway.server.errors import ApiError, as_api_error
 from headway.server.service import ClientGoneError, time_limit, until_gone
@@ -66,8 +67,10 @@ class EventStream(Response):
                     # Behind the start, the wrappers around ``send`` have nothing more to do.
                     send = scope.get(RAW_SEND, send)
                     await send({"type": "http.response.body", "body": first, "more_body": True})
+                    write = scope.get("state", {}).get(WRITE_CHUNK) if scope.get("http_version") == "1.1" else None
                     async for piece in self._events:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        if write is None or not write(piece):
+                            await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": self._last, "more_body": False})
             except Exception as error:
                 known = as_api_error(error)
