@@ -98,7 +98,7 @@ def server(app: Any, **options: Any) -> QuietServer:
             app,
             http=Connection,
             ws="none",
-            loop="auto",
+            loop="none",  # ours runs already
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -128,6 +132,33 @@ def test_a_head_that_is_too_long_or_no_http(server: Live) -> None:
             connection.sendall(junk)
             assert connection.recv(100).startswith(b"HTTP/1.1 400")
     assert is_free(server)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_https(tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    with live_parrot(ssl_keyfile=key, ssl_certfile=certificate) as live:
+        trusted = ssl.create_default_context(cafile=certificate)
+        with live.wait_ready().client(verify=trusted) as client:
+            assert live.url.startswith("https://")
+            with client.stream("POST", PATH, json={"prompt": "hello", "stream": True}) as answer:
+                assert list(answer.iter_lines())[-2] == "data: [DONE]"
 
 
 def test_no_check_goes_away_with_assertions() -> None:
