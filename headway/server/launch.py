@@ -133,6 +133,8 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         self._signals += 1
         if self._signals == 1:
+            if self.lifecycle.phase is Phase.READY:
+                self.lifecycle.phase = Phase.DRAINING  # from here on; the drain itself begins when the loop gets to it
             logger.info("%s: draining; a second signal stops at once", signal.Signals(number).name)
             self._stop.set()
         else:
