@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +85,17 @@ def test_a_client_that_leaves_ends_its_request(server: Live, stream: bool) -> No
         assert client.get("/health").status_code == 200
 
 
+def open_files(live: Live) -> int:
+    """Of the server, while one client is connected."""
+    with live.client() as client:
+        assert client.get("/health").status_code == 200
+        return len(os.listdir(f"/proc/{live.process.pid}/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
 def test_a_thousand_connects_and_disconnects(server: Live) -> None:
+    assert is_free(server)
+    before = open_files(server)
     for number in range(1000):
         connection = raw(server)
         if number % 4 == 1:
@@ -97,6 +109,11 @@ def test_a_thousand_connects_and_disconnects(server: Live) -> None:
         else:
             connection.close()
     assert is_free(server)
+    assert next(count for count in iter(lambda: open_files(server), None) if count <= before), "none is left open"
+    with server.client() as client:
+        metrics = client.get("/metrics").text
+    assert re.search(r"^headway:num_requests_(running|waiting)\{.*\} 0.0$", metrics, re.MULTILINE)
+    assert not re.search(r"^headway:num_requests_(running|waiting)\{.*\} [1-9]", metrics, re.MULTILINE)
 
 
 def test_a_slow_reader_holds_up_nobody(server: Live) -> None:
