@@ -41,6 +41,8 @@ class _Hub:
         self.processor = processor
         self.dead: EngineDeadError | None = None
         self._events: dict[int, asyncio.Event] = {}
+        self._quiet: set[int] = set()
+        self._died: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._inbox: list[RequestUpdate] = []
@@ -83,9 +85,12 @@ class _Hub:
         if aborts:
             self.abort_in_engine(aborts)
         for request in touched:
-            self.wake(request)
+            if request.finished or id(request) not in self._quiet:
+                self.wake(request)
 
     def _wake_all(self) -> None:
+        if self._died is not None:
+            self._died.set()
         for event in self._events.values():
             event.set()
 
@@ -102,17 +107,30 @@ class _Hub:
         if self._loop is not None and not self._loop.is_closed() and self._events:
             raise RuntimeError("this AsyncLLM is in use on another event loop; make one per loop")
         self._events.clear()
+        self._quiet.clear()
+        self._died = None
         for request in self.processor.requests():
             self.abort_in_engine(self.processor.drop(request))
         self._loop = loop
 
-    def open(self, request: OpenRequest) -> asyncio.Event:
+    def open(self, request: OpenRequest, only_final: bool) -> asyncio.Event:
         event = self._events[id(request)] = asyncio.Event()
+        if only_final:
+            self._quiet.add(id(request))
         return event
+
+    async def wait_dead(self) -> EngineDeadError:
+        self.attach()
+        if self._died is None:
+            self._died = asyncio.Event()
+        while self.dead is None:
+            await self._died.wait()
+        return self.dead
 
     def leave(self, request: OpenRequest) -> None:
         """The consumer has gone: abort what still runs."""
         self._events.pop(id(request), None)
+        self._quiet.discard(id(request))
         self.abort_in_engine(self.processor.drop(request))
 
     def abort_in_engine(self, ids: list[str]) -> None:
@@ -179,6 +197,10 @@ class AsyncLLM:
         if self._hub.dead is not None:
             raise EngineDeadError(str(self._hub.dead))
 
+    async def wait_dead(self) -> EngineDeadError:
+        """Sleep until the engine has stopped, and say why. For whoever has to act although no request is open."""
+        return await self._hub.wait_dead()
+
     async def stats(self) -> EngineStats:
         return await asyncio.to_thread(self._hub.client.stats)
 
@@ -191,6 +213,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         delta: bool = False,
+        only_final: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         """Complete one prompt, yielding its state as it grows; the last one is ``finished``.
 
@@ -202,6 +225,7 @@ class AsyncLLM:
             cache_salt: only equal salts share cached prefixes.
             add_special_tokens: False if the text brings its own (a rendered chat template does).
             delta: yield only what is new each time (completions that did not change are left out).
+            only_final: yield once, when all is finished: nothing wakes up in between.
 
         Raises:
             InvalidRequestError: before anything is submitted.
@@ -218,7 +242,7 @@ class AsyncLLM:
         else:
             prepared = self._door.prepare(prompt, params, **options)
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
-        news = self._hub.open(request)
+        news = self._hub.open(request, only_final)
         try:
             request.arrived = arrived  # tokenising the prompt is part of what the caller waits for
             self._hub.client.add(prepared.children)

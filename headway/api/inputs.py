@@ -127,6 +127,7 @@ class Door:
         if params.structured_outputs is not None:
             raise InvalidRequestError("structured_outputs are not served by this build", "structured_outputs")
         text, ids, own_salt = self._read_prompt(prompt)
+        cache_salt = _checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
         self._check_vocabulary(params)
         self._check_logprobs(params)
@@ -154,18 +155,14 @@ class Door:
                     f"got {type(prompt).__name__}",
                     name,
                 )
-        if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
-            raise InvalidRequestError(
-                f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt"
-            )
         if isinstance(prompt, str):
-            return prompt, [], salt
+            return prompt, [], _checked_salt(salt)
         if not isinstance(prompt, (list, tuple)):
             raise InvalidRequestError(
                 f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompt).__name__}", "prompt"
             )
         self._check_prompt_ids(prompt)
-        return None, list(prompt), salt
+        return None, list(prompt), _checked_salt(salt)
 
     def _check_prompt_ids(self, ids: Sequence[object]) -> None:
         if not ids:
@@ -287,6 +284,12 @@ def mix64(seed: int, number: int) -> int:
         value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
         value ^= value >> 31
     return value
+
+
+def _checked_salt(salt: object) -> str | None:
+    if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
+        raise InvalidRequestError(f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
+    return salt
 
 
 def _is_int(value: object) -> bool:

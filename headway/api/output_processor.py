@@ -137,10 +137,15 @@ class OpenRequest:
         return self._output([c.output(delta=False) for c in self.completions], prompt_logprobs)
 
     def delta(self) -> RequestOutput:
-        """What came since the last delta: changed completions only; prompt log-probabilities in the first one only."""
-        prompt_logprobs = None if self._sent_prompt_logprobs else self.prompt_logprobs
-        self._sent_prompt_logprobs = True
-        return self._output([c.output(delta=True) for c in self.completions if c.changed()], prompt_logprobs)
+        """What came since the last delta: changed completions only; prompt log-probabilities with the first of them.
+
+        Not before: chunks of a prompt bring log-probabilities although there is nothing to deliver yet.
+        """
+        changed = [c.output(delta=True) for c in self.completions if c.changed()]
+        rows = None
+        if changed and not self._sent_prompt_logprobs:
+            rows, self._sent_prompt_logprobs = self.prompt_logprobs, True
+        return self._output(changed, rows)
 
     def _output(
         self, outputs: list[CompletionOutput], prompt_logprobs: list[TokenLogprobs | None] | None

@@ -12,6 +12,7 @@ from headway.cli.chat import chat
 from headway.cli.env import env
 from headway.cli.errors import clean_errors, set_up_logging
 from headway.cli.generate import generate
+from headway.cli.serve import serve
 from headway.cli.syncs import syncs
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def _root(
     set_up_logging(verbose)
 
 
+app.command("serve")(clean_errors(serve))
 app.command("generate")(clean_errors(generate))
 app.command("chat")(clean_errors(chat))
 app.add_typer(bench, name="bench")

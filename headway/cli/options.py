@@ -125,11 +125,25 @@ def _collect(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): values.pop(name) for name in names}
 
 
-def with_options(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def settings_parameters(cls: type) -> list[inspect.Parameter]:
+    """An option for every field of another dataclass of settings; lists are options that may be repeated."""
+    texts = field_help(cls)
+    parameters = []
+    for field in dataclasses.fields(cls):
+        default = None if field.default is dataclasses.MISSING else field.default
+        flag = f"--{field.name.replace('_', '-')}"
+        parameters.append(_option(f"settings_{field.name}", str(field.type), flag, texts.get(field.name), default))
+    return parameters
+
+
+def with_options(
+    *, sampling: bool, settings: type | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: a command that takes ``engine`` (EngineArgs) gets the MODEL argument and the engine's flags instead.
 
     Args:
         sampling: it also takes ``sampling``, a dictionary of the SamplingParams fields that were given.
+        settings: it also takes ``settings``, a dataclass of this type made from flags of its own.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -138,6 +152,7 @@ def with_options(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[
         model = Annotated[str | None, typer.Argument(help="Folder, GGUF file, hub name, or the built-in smollm2.")]
         first = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=model)
         made = [*(sampling_parameters() if sampling else []), *engine_parameters()]
+        made = [*(settings_parameters(settings) if settings is not None else []), *made]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
@@ -149,6 +164,9 @@ def with_options(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[
             if sampling:
                 given = _collect(values, "sampling_")
                 values["sampling"] = {name: value for name, value in given.items() if value not in (None, [])}
+            if settings is not None:
+                given = _collect(values, "settings_")
+                values["settings"] = settings(**{name: value for name, value in given.items() if value is not None})
             command(**values)
 
         run.__signature__ = inspect.Signature([first, *own, *made])  # type: ignore[attr-defined]
@@ -159,7 +177,7 @@ def with_options(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[
     return decorate
 
 
-_MADE: Final = ("engine", "sampling")
+_MADE: Final = ("engine", "sampling", "settings")
 
 
 def engine_kwargs(engine: EngineArgs) -> dict[str, Any]:

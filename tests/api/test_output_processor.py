@@ -157,3 +157,14 @@ def test_snapshots_do_not_change_later() -> None:
     assert early.outputs[0].token_ids == [97]
     assert early.outputs[0].text == "a"
     assert len(early.outputs[0].logprobs or []) == 1
+
+
+def test_prompt_logprobs_wait_for_the_first_delta_with_a_token() -> None:
+    processor, request = start(prompt_logprobs=0)
+    early = update("0-0", "", new_prompt_logprobs=[TokenLogprobsRow([112], [-0.5], 1)])
+    processor.apply([early])
+    assert request.delta().prompt_logprobs is None, "it may not be delivered: nobody is woken for it"
+    processor.apply([update("0-0", "a", new_prompt_logprobs=[TokenLogprobsRow([113], [-0.5], 1)])])
+    assert [row and list(row) for row in request.delta().prompt_logprobs or []] == [None, [112], [113]]
+    processor.apply([update("0-0", "b")])
+    assert request.delta().prompt_logprobs is None

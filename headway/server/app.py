@@ -1,0 +1,172 @@
+"""The FastAPI application over one engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from headway import __version__
+from headway.core.errors import HeadwayError
+from headway.server import metrics, openapi, page, protocol, tracing
+from headway.server.chat import chat
+from headway.server.completions import completions
+from headway.server.door import Door
+from headway.server.errors import ApiError, as_api_error
+from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.responses import responses
+from headway.server.service import ClientGoneError, Service
+from headway.server.settings import ServerSettings
+from headway.server.tokens import detokenize, tokenize
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from headway.api.async_llm import AsyncLLM
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+ROUTES: list[tuple[str, Handler, type[msgspec.Struct], bool]]
+ROUTES = [
+    ("/v1/completions", completions, protocol.CompletionRequest, True),
+    ("/v1/chat/completions", chat, protocol.ChatRequest, True),
+    ("/v1/responses", responses, protocol.ResponsesRequest, True),
+    ("/tokenize", tokenize, protocol.TokenizeRequest, False),
+    ("/detokenize", detokenize, protocol.DetokenizeRequest, False),
+]
+"""Path, handler, struct of the body, whether it can stream."""
+
+
+def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | None = None) -> FastAPI:
+    """The application.
+
+    Args:
+        llm: a running engine; the app does not shut it down.
+        lifecycle: shared with whoever drains and restarts; without one, the app is ready at once and for good.
+    """
+    lifecycle = lifecycle or Lifecycle(Phase.READY)
+    service = Service(llm, settings, lifecycle)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.templates.start()
+        try:
+            yield
+        finally:
+            service.templates.close()
+            end_tracing()
+
+    app = FastAPI(
+        title="Headway", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    app.state.service = service
+    for path, handler, kind, streams in ROUTES:
+        app.add_api_route(path, _bound(handler, service), methods=["POST"], **openapi.operation(kind, streams))
+    _add_information(app, service)
+    metrics.install(app, llm, settings)
+    page.install(app, llm, settings)
+    end_tracing = tracing.install(app, llm, settings)
+    _add_errors(app)
+    app.add_middleware(Door, settings=settings, lifecycle=lifecycle)
+    if settings.allowed_origins:
+        # Outside of the door: browsers send their preflight without a key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    made = app.openapi
+
+    def described() -> dict[str, Any]:
+        return openapi.complete(made(), bool(settings.api_key))
+
+    app.openapi = described  # type: ignore[method-assign]
+    return app
+
+
+def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(service, request)
+
+    endpoint.__name__ = getattr(handler, "__name__", "endpoint")
+    endpoint.__doc__ = handler.__doc__
+    return endpoint
+
+
+def _add_information(app: FastAPI, service: Service) -> None:
+    """Routes that say what there is and how it is."""
+    names, info = service.names, service.info
+
+    def model(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "headway",
+            "root": info.model,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+        }
+
+    async def models() -> Response:
+        """Models served: one engine, under each of its names."""
+        return JSONResponse({"object": "list", "data": [model(name) for name in names]})
+
+    async def one_model(name: str) -> Response:
+        """One of them."""
+        return JSONResponse(model(service.check_model(name)))
+
+    async def health() -> Response:
+        """200 while the engine lives, and while it starts; needs no key."""
+        dead = service.llm.dead_error is not None or service.lifecycle.phase is Phase.DEAD
+        return JSONResponse({"status": "dead" if dead else "ok"}, status_code=503 if dead else 200)
+
+    async def ready() -> Response:
+        """200 while requests are taken."""
+        dead = service.llm.dead_error is not None
+        phase = Phase.DEAD if dead else service.lifecycle.phase
+        return JSONResponse({"status": phase.value}, status_code=200 if phase is Phase.READY else 503)
+
+    async def version() -> Response:
+        """Headway's version."""
+        return JSONResponse({"version": __version__})
+
+    for path, endpoint in (
+        ("/v1/models", models),
+        ("/v1/models/{name:path}", one_model),
+        ("/health", health),
+        ("/ready", ready),
+        ("/version", version),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's form; unexpected ones are the door's."""
+
+    async def known(_: Request, error: Exception) -> Response:
+        answer = as_api_error(error)
+        if answer is None:
+            raise error
+        return answer.response()
+
+    async def http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the log does
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(HeadwayError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientGoneError, gone)
+    app.add_exception_handler(ClientDisconnect, gone)

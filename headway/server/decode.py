@@ -1,0 +1,151 @@
+"""Request bodies: bytes to typed structs, within limits, with errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from headway.server.errors import ApiError, refuse
+from headway.server.fields import REFUSED
+
+BODY_SECONDS: Final = 60.0
+"""How long a client may take to send its body."""
+FLAT: Final = frozenset({"prompt", "tokens"})
+"""Fields whose type bounds their depth; they may hold very many numbers and are not walked."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Body:
+    """Reads bodies of one server.
+
+    Args:
+        max_bytes: longest body.
+        max_depth: deepest nesting of lists and objects.
+    """
+
+    def __init__(self, max_bytes: int, max_depth: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_depth = max_depth
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The body as ``kind``. Raises ApiError (400, 408, 413, 415) and ClientDisconnect."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            # Other types can be sent by any web page without asking the browser first.
+            raise ApiError(415, f"the body must be application/json, got {media or 'no Content-Type'!r:.80}")
+        return self.decode(await self._bytes(request), kind)
+
+    async def _bytes(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            raise self._too_long()
+        received = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    received += chunk
+                    if len(received) > self._max_bytes:
+                        raise self._too_long()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        return bytes(received)
+
+    def _too_long(self) -> ApiError:
+        return ApiError(413, f"the body is longer than {self._max_bytes} bytes (--max-body-bytes)", None, "body_size")
+
+    def decode(self, body: bytes, kind: type[T]) -> T:
+        """``body`` as ``kind``. Raises ApiError (400)."""
+        try:
+            value = self._typed(body, kind)
+        except msgspec.ValidationError as error:
+            raise _wrong(str(error), kind) from None
+        except UnicodeDecodeError:
+            raise refuse("the body is not valid UTF-8") from None
+        except msgspec.DecodeError as error:
+            raise refuse(f"the body is not valid JSON: {error}") from None
+        except RecursionError:
+            raise self._too_deep() from None
+        self._check_depth(value)
+        return value
+
+    def _typed(self, body: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            given = _without_nulls(body)
+            if given is None:
+                raise
+            return msgspec.convert(given, kind)
+
+    def _check_depth(self, value: msgspec.Struct) -> None:
+        level: list[Any] = [getattr(value, name) for name in value.__struct_fields__ if name not in FLAT]
+        for _ in range(self._max_depth):
+            level = [child for item in level for child in _children(item)]
+            if not level:
+                return
+        raise self._too_deep()
+
+    def _too_deep(self) -> ApiError:
+        return refuse(f"the body is nested deeper than {self._max_depth} levels (--max-json-depth)", None, "depth")
+
+
+def _without_nulls(body: bytes) -> dict[str, Any] | None:
+    """The object without those of its nulls that would be refused as values; None if that changes nothing.
+
+    null is "not given", and many clients send every field they know.
+    """
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    given = {name: value for name, value in raw.items() if value is not None or name not in REFUSED}
+    return given if len(given) < len(raw) else None
+
+
+def _children(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [v for v in item.values() if isinstance(v, (dict, list, msgspec.Struct))]
+    if isinstance(item, list):
+        return [v for v in item if isinstance(v, (dict, list, msgspec.Struct))]
+    if isinstance(item, msgspec.Struct):
+        return [getattr(item, name) for name in item.__struct_fields__]
+    return []
+
+
+def _wrong(message: str, kind: type[msgspec.Struct]) -> ApiError:
+    """A validation error with its field: the path msgspec found, and for unknown fields what to do instead."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown is not None:
+        name = unknown[1]
+        param = f"{path}.{name}" if path else name
+        return refuse(f"{param}: {_advice(name, kind, top=not path)}", param, "unknown_parameter")
+    missing = re.search(r"missing required field `([^`]*)`", text)
+    if missing is not None:
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return refuse(f"{param} is missing", param, "missing_required_parameter")
+    last = re.split(r"[.\[]", path)[-1]
+    if text.startswith("Expected `null`") and last in REFUSED:
+        return refuse(f"{path} is not served: {REFUSED[last]}", path, "unsupported_parameter")
+    return refuse(f"{path}: {text}" if path else text, path or None)
+
+
+def _advice(name: str, kind: type[msgspec.Struct], top: bool) -> str:
+    if name in REFUSED:
+        return f"not served: {REFUSED[name]}"
+    near = difflib.get_close_matches(name, kind.__struct_fields__ if top else (), n=1)
+    return (
+        f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; nobody would honour it, leave it out"
+    )
+
+
+__all__ = ["Body", "ClientDisconnect"]

@@ -1,0 +1,173 @@
+"""The outer door: every HTTP request passes here first. Deny by default: only /health needs no key."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import time
+from email.utils import formatdate
+from typing import Any, Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headway.core.log import logger
+from headway.server import logs
+from headway.server.errors import ApiError, shutting_down
+from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.settings import ServerSettings
+
+OPEN_PATH: Final = "/health"
+PAGE_PATH: Final = "/"
+PROBES: Final = frozenset({OPEN_PATH, "/ready", "/metrics"})
+"""Asked every few seconds by machines: no log lines."""
+RAW_SEND: Final = "headway.send"
+"""Where the scope holds the server's own ``send``: streams skip the wrappers around it."""
+LOG_FIELDS: Final = "headway.log"
+"""Where the scope holds what the log line shall say beside path and status."""
+REQUEST_ID: Final = "headway.request_id"
+
+
+class Door:
+    """ASGI middleware: request ids, keys, host check, draining, the last catch of exceptions, the log line.
+
+    Request ids are made here, always: a client's X-Request-Id is not read, so it can collide with nothing.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+        self._keys = [_digest(key.encode()) for key in settings.api_key]
+        self._hosts = {host.lower() for host in settings.hosts()}
+        self._log = settings.access_log
+        self._dated, self._date_text = 0, ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        request_id = f"req-{os.urandom(16).hex()}"
+        fields: dict[str, Any] = {}
+        scope[RAW_SEND], scope[LOG_FIELDS], scope[REQUEST_ID] = send, fields, request_id
+        status = 0
+
+        async def send_start(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers["x-request-id"] = request_id
+                headers["date"] = self._date()
+                headers["x-content-type-options"] = "nosniff"
+                if self._lifecycle.phase is Phase.DRAINING:
+                    headers["connection"] = "close"
+            await send(message)
+
+        counted = scope["method"] == "POST"
+        try:
+            if counted:
+                self._lifecycle.enter()
+            await self._admit(scope, receive, send_start)
+        except Exception as error:
+            logger.exception("request %s failed: %s", request_id, type(error).__name__)
+            if status == 0:
+                sorry = ApiError(500, f"internal error; the server's log has it under {request_id}", None, "internal")
+                await sorry.response()(scope, receive, send_start)
+            else:
+                raise  # the server cuts the connection: the client must not take what it has for the whole
+        finally:
+            if counted:
+                self._lifecycle.leave()
+            if self._log and scope["path"] not in PROBES:
+                self._write_line(scope, request_id, status, start, fields)
+
+    def _date(self) -> str:
+        """The Date header, made once a second."""
+        now = int(time.time())
+        if now != self._dated:
+            self._dated, self._date_text = now, formatdate(now, usegmt=True)
+        return self._date_text
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await refusal.response()(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why this request may not go on, from its headers alone."""
+        if scope["path"] == OPEN_PATH:
+            return None
+        authorization = host = b""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"host":
+                host = value
+        if self._hosts and _host_name(host) not in self._hosts:
+            return ApiError(
+                403, "this Host header is not served; start the server with --allowed-hosts to allow it", None, "host"
+            )
+        if self._keys and not self._knows(authorization):
+            return ApiError(
+                401,
+                "a valid API key is needed: send the header 'Authorization: Bearer KEY'",
+                None,
+                "invalid_api_key",
+                # A person who opens the page can type a key: the browser sends it as a password.
+                {"WWW-Authenticate": 'Basic realm="headway"' if scope["path"] == PAGE_PATH else "Bearer"},
+            )
+        if self._lifecycle.phase is Phase.DRAINING and scope["method"] == "POST":
+            return shutting_down()
+        return None
+
+    def _knows(self, authorization: bytes) -> bool:
+        """Compares with every key, in constant time; digests, so that not even a key's length shows."""
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() == b"basic":
+            scheme, key = b"bearer", _password(key)
+        given = _digest(key.strip())
+        found = False
+        for known in self._keys:
+            found |= hmac.compare_digest(known, given)
+        return found and scheme.lower() == b"bearer"
+
+    def _write_line(self, scope: Scope, request_id: str, status: int, start: float, fields: dict[str, Any]) -> None:
+        client = scope.get("client")
+        logs.request_line(
+            {
+                "request_id": request_id,
+                "client": client[0] if client else None,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round((time.perf_counter() - start) * 1e3, 1),
+                **fields,
+            }
+        )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _password(credentials: bytes) -> bytes:
+    """The password of HTTP's Basic scheme; nothing for what is none."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _host_name(header: bytes) -> str:
+    """A Host header without its port."""
+    host = header.decode("latin-1").lower()
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and not name.endswith(":") else host

@@ -1,0 +1,91 @@
+"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from headway.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    RequestFailedError,
+)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong and how to mend it.
+        param: the field at fault.
+        code: short word programs may compare.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def json(self) -> bytes:
+        """The body, encoded."""
+        return msgspec.json.encode(self.body())
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(self.json(), status_code=self.status, headers=self.headers, media_type="application/json")
+
+
+def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, message, param, code)
+
+
+def shutting_down() -> ApiError:
+    """The answer while draining."""
+    return ApiError(503, "the server is shutting down; ask another one", None, "shutting_down", {"Retry-After": "1"})
+
+
+def as_api_error(error: BaseException) -> ApiError | None:
+    """What a client is told of ``error``; None for one that nobody raised on purpose."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        too_long = "max_model_len" in str(error) and error.parameter == "prompt"
+        return refuse(str(error), error.parameter, "context_length_exceeded" if too_long else None)
+    if isinstance(error, RequestFailedError):
+        return ApiError(500, str(error), None, "request_failed")
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "the engine has stopped", None, "engine_dead", {"Retry-After": "5"})
+    return None

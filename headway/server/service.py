@@ -1,0 +1,214 @@
+"""What all routes share: the engine, the limits, and how a request runs until its end, its client's or its time's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from starlette.types import Receive, Scope
+
+from headway.api.inputs import Prompt
+from headway.core.errors import InvalidRequestError, RequestFailedError
+from headway.core.outputs import RequestOutput
+from headway.core.params import SamplingParams
+from headway.server.decode import Body
+from headway.server.door import LOG_FIELDS
+from headway.server.errors import ApiError, refuse
+from headway.server.lifecycle import Lifecycle
+from headway.server.protocol import Sampling
+from headway.server.settings import ServerSettings
+from headway.server.templates import Templates
+
+if TYPE_CHECKING:
+    from headway.api.async_llm import AsyncLLM
+    from headway.api.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """Nobody is there any more to be answered."""
+
+
+class Service:
+    """One engine behind one HTTP interface.
+
+    Attributes:
+        names: model names clients may use; the first one is shown.
+        created: Unix time at which the model was loaded.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.lifecycle = lifecycle
+        self.info = llm.model_info
+        self.names = settings.served_model_name or [self.info.model]
+        self.created = int(time.time())
+        self.body = Body(settings.max_body_bytes, settings.max_json_depth)
+        self.defaults = llm.get_default_sampling_params()
+        self.tokenizer = _tokenizer(llm)
+        override = None if settings.chat_template is None else Path(settings.chat_template).read_text(encoding="utf-8")
+        self.templates = Templates(self.tokenizer, override, settings.template_timeout)
+        lifecycle.capacity = self.info.max_num_seqs + settings.max_queue
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises ApiError where the server has none."""
+        if self.tokenizer is None:
+            raise refuse("the server runs with --skip-tokenizer-init: it has no tokenizer")
+        return self.tokenizer
+
+    def check_model(self, name: str | None) -> str:
+        """The name to show in the answer. Raises ApiError (404)."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} is not served here; served: {', '.join(self.names)}",
+                "model",
+                "model_not_found",
+            )
+        return name
+
+    def check_common(self, body: Sampling) -> str:
+        """Checks of fields all generating routes have; returns the model's name to show."""
+        if body.store:
+            raise refuse("store: answers are not kept here; send false, or leave it out", "store")
+        return self.check_model(body.model)
+
+    @contextlib.contextmanager
+    def room(self, num_prompts: int, n: int) -> Iterator[None]:
+        """Hold the places of one request's completions. Raises ApiError (400, 429)."""
+        count = num_prompts * n
+        if count > self.settings.max_sequences:
+            raise refuse(
+                f"{num_prompts} prompts times n={n} are {count} completions; one request may ask for "
+                f"{self.settings.max_sequences} (--max-sequences)",
+                "n",
+            )
+        self.lifecycle.admit(count)
+        try:
+            yield
+        finally:
+            self.lifecycle.release(count)
+
+    async def generate(
+        self, prompts: list[Prompt], params: SamplingParams, *, salt: str | None, special: bool, final: bool
+    ) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(number of the prompt, what is new of it), until all are finished; or, with ``final``, each one whole.
+
+        Raises:
+            InvalidRequestError: before anything of any prompt was yielded.
+            RequestFailedError: one failed inside the engine.
+        """
+        options: dict[str, Any] = {"cache_salt": salt, "add_special_tokens": special}
+        options |= {"only_final": True} if final else {"delta": True}
+        sources = [self.llm.generate(prompt, params, **options) for prompt in prompts]
+        if len(sources) == 1:
+            async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", sources[0])) as single:
+                async for output in single:
+                    _check(output)
+                    yield 0, output
+            return
+        async with contextlib.aclosing(_merged(sources)) as outputs:
+            async for number, output in outputs:
+                _check(output)
+                yield number, output
+
+
+def _tokenizer(llm: AsyncLLM) -> Tokenizer | None:
+    try:
+        return llm.get_tokenizer()
+    except InvalidRequestError:
+        return None
+
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+
+
+def _check(output: RequestOutput) -> None:
+    """Raises RequestFailedError for one that did not end as requests do."""
+    if output.error is not None:
+        raise RequestFailedError(output.error)
+    for completion in output.outputs:
+        if completion.finish_reason == "abort":
+            raise RequestFailedError("the request was aborted by the server's operator")
+
+
+async def _merged(sources: list[AsyncIterator[RequestOutput]]) -> Outputs:
+    """As they come. A source waits while nobody takes its last output, so that its next one holds more."""
+    waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
+
+    async def follow(number: int, source: AsyncIterator[RequestOutput]) -> None:
+        try:
+            async for output in source:
+                await waiting.put((number, output))
+            await waiting.put((number, None))
+        except Exception as error:
+            await waiting.put((number, error))
+        finally:
+            await cast("AsyncGenerator[RequestOutput, None]", source).aclose()
+
+    tasks = [asyncio.create_task(follow(i, source)) for i, source in enumerate(sources)]
+    try:
+        left = len(tasks)
+        while left:
+            number, item = await waiting.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``; cancel it when the client disconnects. The body must have been read.
+
+    Raises:
+        ClientGoneError: the client left first.
+    """
+    body = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((body, gone), return_when=asyncio.FIRST_COMPLETED)
+        if body.done():
+            return body.result()
+        raise ClientGoneError
+    finally:
+        body.cancel()
+        gone.cancel()
+        await asyncio.gather(body, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Raises ApiError (504) when the block takes longer; 0 is no limit."""
+    try:
+        async with asyncio.timeout(seconds or None):
+            yield
+    except TimeoutError:
+        raise ApiError(
+            504, f"the request took longer than {seconds:g} seconds (--request-timeout)", None, "timeout"
+        ) from None
+
+
+def log_usage(scope: Scope, prompt_tokens: int, completion_tokens: int, finish: str | None) -> None:
+    """What the request's log line says of its generation."""
+    fields = scope.get(LOG_FIELDS)
+    if fields is not None:
+        fields |= {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "finish": finish}

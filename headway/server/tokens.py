@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.server.errors import refuse
+from headway.server.messages import for_template, tools_for_template
+from headway.server.protocol import DetokenizeRequest, TokenizeRequest
+from headway.server.service import Service
+from headway.server.sse import encode
+
+LONG_TEXT_CHARS: Final = 4000
+"""Longer texts are handled in a thread, so that they do not hold up the event loop."""
+MAX_ID: Final = 2**31 - 1
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """Token ids of a text or a conversation."""
+    body = await service.body.read(request, TokenizeRequest)
+    service.check_model(body.model)
+    tokenizer = service.need_tokenizer()
+    if (body.prompt is None) == (body.messages is None):
+        raise refuse("give either prompt or messages", "prompt")
+    if body.messages is not None:
+        open_end = bool(body.continue_final_message)
+        text = await service.templates.render(
+            for_template(body.messages),
+            tools=tools_for_template(body.tools),
+            add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=open_end,
+            extra=body.chat_template_kwargs,
+        )
+        special = bool(body.add_special_tokens)
+    else:
+        for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+            if getattr(body, name) is not None:
+                raise refuse(f"{name} goes with messages", name)
+        text, special = body.prompt or "", body.add_special_tokens is not False
+    if len(text) > LONG_TEXT_CHARS:
+        ids = await asyncio.to_thread(tokenizer.encode, text, special)
+    else:
+        ids = tokenizer.encode(text, special)
+    names = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    answer = {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids, "token_strs": names}
+    return Response(encode(answer), media_type="application/json")
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """Text of token ids, special tokens included."""
+    body = await service.body.read(request, DetokenizeRequest)
+    service.check_model(body.model)
+    tokenizer = service.need_tokenizer()
+    if any(not 0 <= token <= MAX_ID for token in body.tokens):
+        raise refuse(f"token ids are integers from 0 to {MAX_ID}", "tokens")
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
+    return Response(encode({"prompt": text}), media_type="application/json")

@@ -1,0 +1,221 @@
+"""Keys, hosts, ids, limits of bodies, and errors: what every request meets before its route."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from headway.core.errors import ConfigError
+from headway.server import logs
+from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.settings import ServerSettings
+from tests.server.conftest import MakeClient
+from tests.server.test_completions import error_of
+
+PATH = "/v1/completions"
+KEYS = ["first-key", "second-key"]
+ROUTES = ["/v1/models", "/ready", "/version", "/openapi.json", "/nope", "/", "//health", "/health/", "/health/../ready"]
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/models/parrot"])
+def test_every_route_but_health_asks_for_a_key(make_client: MakeClient, path: str) -> None:
+    client = make_client(api_key=KEYS)
+    assert error_of(client.get(path), 401)["code"] == "invalid_api_key"
+    for wrong in ("", "Bearer", "Bearer x", "Bearer first-keyx", "Bearer first-ke", "Basic first-key", "first-key"):
+        assert client.get(path, headers={"Authorization": wrong}).status_code == 401, wrong
+    assert client.get("/health").status_code == 200
+    for post in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
+        assert client.post(post, json={}).status_code == 401
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_of_the_keys_opens(make_client: MakeClient, key: str) -> None:
+    client = make_client(api_key=KEYS)
+    assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert client.get("/v1/models", headers={"Authorization": f"bearer {key}"}).status_code == 200
+
+
+def test_a_browser_may_send_a_key_as_a_password(make_client: MakeClient) -> None:
+    client = make_client(api_key=KEYS)
+    asked = client.get("/")
+    assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith("Basic")
+    assert client.get("/version").headers["www-authenticate"] == "Bearer", "no page's script makes a browser prompt"
+    assert client.get("/", auth=("anybody", "second-key")).status_code == 200
+    for wrong in (("first-key", ""), ("first-key", "x"), ("", "")):
+        assert client.get("/", auth=wrong).status_code == 401
+    for odd in ("Basic", "Basic !!", "Basic Zmlyc3Qta2V5", "Basic \xff"):
+        assert client.get("/", headers={b"Authorization": odd.encode("latin-1")}).status_code == 401
+
+
+def test_metrics_the_page_and_the_log_count_a_request(make_client: MakeClient) -> None:
+    client = make_client(served_model_name=["shown"])
+    before = client.get("/live").json()["requests"]["finished"].get("stop", 0)
+    assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+    assert client.get("/live").json()["requests"]["finished"]["stop"] == before + 1
+    assert 'headway:request_success_total{finished_reason="stop",model_name="shown"}' in client.get("/metrics").text
+    assert client.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_a_name_pointed_at_this_machine_is_not_served(make_client: MakeClient) -> None:
+    """DNS rebinding: a page of evil.example would otherwise be same-origin with a server that has no key."""
+    client = make_client(allowed_hosts=[])
+    assert error_of(client.get("/v1/models", headers={"Host": "evil.example:8000"}), 403)["code"] == "host"
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "[::1]"):
+        assert client.get("/v1/models", headers={"Host": host}).status_code == 200, host
+
+
+def test_no_cors_unless_asked(make_client: MakeClient) -> None:
+    page = {"Origin": "https://a.example"}
+    answer = make_client().get("/v1/models", headers=page)
+    assert "access-control-allow-origin" not in answer.headers
+    client = make_client(allowed_origins=["https://a.example"], api_key=KEYS)
+    preflight = client.options(PATH, headers={**page, "Access-Control-Request-Method": "POST"})
+    assert preflight.status_code == 200, "browsers send it without a key"
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    other = client.get("/v1/models", headers={"Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_request_ids_are_the_servers(make_client: MakeClient) -> None:
+    client = make_client()
+    mine = {"X-Request-Id": "mine"}
+    ids = {client.get("/health", headers=mine).headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3 and "mine" not in ids
+    assert all(name.startswith("req-") for name in ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b'{"prompt": "x"} {}', "JSON"),
+        (b"[]", "object"),
+        (b'"x"', "object"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b"\xff\xfe", "JSON"),
+        (b'{"prompt": "\\ud800"}', "JSON"),
+        (b'{"prompt": "x", "temperature": NaN}', "JSON"),
+        (b'{"prompt": "x", "temperature": 1e999}', "range"),
+        (b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}", "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": 1' + b"0" * 50 + b"}", "max_tokens"),
+        (b'{"prompt": "x", "seed": 1' + b"0" * 50 + b"}", "seed"),
+        (b'{"prompt": ' + b"[" * 100_000, "prompt"),
+        (b'{"prompt": "x", "structured_outputs": {"json": ' + b'{"a":' * 50 + b"1" + b"}" * 52, "nested"),
+        (b'{"prompt": "x", "structured_outputs": {"json": ' + b'{"a":' * 5000 + b"1" + b"}" * 5002, "nested"),
+        (b'{"prompt": {"a": 1}}', "prompt"),
+        (b'{"prompt": null}', "prompt"),
+        (b"{}", "prompt"),
+    ],
+)
+def test_malformed_bodies(make_client: MakeClient, content: bytes, words: str) -> None:
+    answer = make_client().post(PATH, content=content, headers={"Content-Type": "application/json"})
+    assert words in error_of(answer)["message"]
+
+
+def test_bodies_have_a_longest_length(make_client: MakeClient) -> None:
+    client = make_client(max_body_bytes=2000)
+    assert error_of(client.post(PATH, json={"prompt": "x" * 3000}), 413)["code"] == "body_size"
+
+    def drip() -> Any:
+        for _ in range(30):
+            yield b" " * 100
+
+    sent = client.post(PATH, content=drip(), headers={"Content-Type": "application/json"})
+    assert error_of(sent, 413)["code"] == "body_size", "no Content-Length announced it"
+    assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+
+
+@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_bodies_any_web_page_could_send_are_refused(make_client: MakeClient, media: str) -> None:
+    answer = make_client().post(PATH, content=b'{"prompt": "x"}', headers={"Content-Type": media})
+    assert "application/json" in error_of(answer, 415)["message"]
+
+
+def test_unknown_routes_and_methods(make_client: MakeClient) -> None:
+    client = make_client()
+    error_of(client.get("/nope"), 404)
+    error_of(client.get(PATH), 405)
+    error_of(client.get("/v1/models/no/such"), 404)
+    assert client.get("/v1/models/parrot").json()["max_model_len"] == 4096
+    assert [m["id"] for m in make_client(served_model_name=["a", "b"]).get("/v1/models").json()["data"]] == ["a", "b"]
+
+
+def test_an_unexpected_error_is_a_500_that_tells_nothing(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client()
+
+    def broken(*_: object) -> None:
+        raise KeyError("a secret")
+
+    monkeypatch.setattr("headway.server.completions.prompts_of", broken)
+    answer = client.post(PATH, json={"prompt": "x"})
+    error = error_of(answer, 500)
+    assert "secret" not in error["message"]
+    assert answer.headers["x-request-id"] in error["message"]
+    assert answer.headers["x-request-id"] in caplog.text and "secret" in caplog.text
+
+
+def test_more_than_one_request_may_hold(make_client: MakeClient) -> None:
+    client = make_client(max_sequences=4)
+    assert "max-sequences" in error_of(client.post(PATH, json={"prompt": ["a", "b", "c"], "n": 2}))["message"]
+    small = make_client(max_queue=0)
+    assert "max-queue" in error_of(small.post(PATH, json={"prompt": "a", "n": 5}))["message"]
+
+
+def test_the_queue_has_an_end_and_places_come_back() -> None:
+    lifecycle = Lifecycle(Phase.READY)
+    lifecycle.capacity = 3
+    lifecycle.admit(2)
+    with pytest.raises(Exception, match="queue is full") as refusal:
+        lifecycle.admit(2)
+    assert refusal.value.status == 429 and refusal.value.headers == {"Retry-After": "1"}  # type: ignore[attr-defined]
+    lifecycle.release(2)
+    lifecycle.admit(3)
+
+
+def test_log_lines_hold_figures_and_no_texts(make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    client = make_client()
+    with caplog.at_level(logging.INFO, logger="headway.access"):
+        client.post(PATH, json={"prompt": "private words"})
+        client.get("/health")
+    [record] = [r for r in caplog.records if r.name == "headway.access"]
+    line = json.loads(logs.JsonFormatter().format(record))
+    assert (line["path"], line["status"], line["completion_tokens"], line["finish"]) == (PATH, 200, 14, "stop")
+    assert "private" not in json.dumps(line) and "request_id=req-" in logs.TextFormatter().format(record)
+
+
+def test_a_path_cannot_forge_a_log_line(make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="headway.access"):
+        make_client().get("/x%0aINFO%20forged")
+    [record] = [r for r in caplog.records if r.name == "headway.access"]
+    assert len(logs.TextFormatter().format(record).splitlines()) == 1
+    assert len(logs.JsonFormatter().format(record).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1},
+        {"port": "8000"},
+        {"max_body_bytes": 0},
+        {"max_json_depth": 1000},
+        {"api_key": ["short"]},
+        {"api_key": "not-a-list"},
+        {"shutdown_timeout": -1},
+        {"template_timeout": 0},
+        {"log_format": "xml"},
+        {"tool_call_parser": "guess"},
+        {"ssl_keyfile": __file__},
+        {"ssl_keyfile": "/no/such", "ssl_certfile": "/no/such"},
+        {"chat_template": "/no/such"},
+        {"hots": "x"},
+    ],
+)
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, TypeError)):
+        ServerSettings(**wrong)

@@ -1,0 +1,122 @@
+"""/v1/responses, /tokenize, /detokenize over the parrot engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.server.test_completions import error_of
+
+PATH = "/v1/responses"
+
+
+def typed_events(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+    answer = client.post(PATH, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    found = []
+    for block in answer.text.split("\n\n"):
+        if block:
+            name, data = block.split("\n")
+            parsed = json.loads(data.removeprefix("data: "))
+            assert name == f"event: {parsed['type']}"
+            found.append(parsed)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_response(client: TestClient) -> None:
+    answer = client.post(PATH, json={"input": "hello", "metadata": {"a": "b"}}).json()
+    assert (answer["status"], answer["object"], answer["store"]) == ("completed", "response", False)
+    [message] = answer["output"]
+    assert message["content"][0]["text"] == "hello" and message["role"] == "assistant"
+    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 2}
+    assert answer["usage"]["output_tokens"] == 6 and answer["metadata"] == {"a": "b"}
+
+
+def test_a_response_cut_short(client: TestClient) -> None:
+    answer = client.post(PATH, json={"input": "hello", "max_output_tokens": 2}).json()
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert typed_events(client, input="hello", max_output_tokens=2)[-1]["type"] == "response.incomplete"
+
+
+def test_input_items_and_instructions(client: TestClient) -> None:
+    items = [
+        {"role": "user", "content": "one"},
+        {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [
+            {"type": "output_text", "text": "two", "annotations": [], "logprobs": []}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "three"}]},
+    ]  # fmt: skip
+    answer = client.post(PATH, json={"input": items, "instructions": "be brief"}).json()
+    assert answer["output"][0]["content"][0]["text"] == "three"
+    shown = "\x06system\x05be brief\x06user\x05one\x06assistant\x05two\x06user\x05three\x06assistant\x05"
+    assert answer["usage"]["input_tokens"] == len(shown)
+
+
+def test_streamed_events_come_in_order(client: TestClient) -> None:
+    found = typed_events(client, input="hey")
+    kinds = [event["type"].removeprefix("response.") for event in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert "".join(event["delta"] for event in found[4:-4]) == "hey"
+    final = found[-1]["response"]
+    assert final["output"][0]["content"][0]["text"] == "hey" and final["usage"]["output_tokens"] == 4
+    assert found[0]["response"]["id"] == final["id"]
+    assert found[2]["item"]["id"] == final["output"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("store", True),
+        ("background", True),
+        ("previous_response_id", "resp_1"),
+        ("tools", [{"type": "web_search"}]),
+        ("include", ["reasoning.encrypted_content"]),
+        ("reasoning", {"effort": "low"}),
+        ("truncation", "auto"),
+        ("n", 2),
+        ("input", []),
+        ("input", [{"type": "item_reference", "id": "x"}]),
+        ("text", {"format": {"type": "json_schema"}}),
+        ("text", {"verbosity": "low"}),
+        ("conversation", "c"),
+        ("max_output_tokens", 0),
+    ],
+)
+def test_what_is_not_served_is_refused(client: TestClient, field: str, value: Any) -> None:
+    error = error_of(client.post(PATH, json={"input": "x", field: value}))
+    assert field.removesuffix("_output_tokens") in str(error["param"]) + error["message"]
+
+
+def test_tokenize_and_detokenize(client: TestClient) -> None:
+    answer = client.post("/tokenize", json={"prompt": "a€", "return_token_strs": True}).json()
+    assert answer == {
+        "count": 5,
+        "max_model_len": 4096,
+        "tokens": [1, 97, 0xE2, 0x82, 0xAC],
+        "token_strs": ["\x01", "a", "\ufffd", "\ufffd", "\ufffd"],
+    }
+    bare = client.post("/tokenize", json={"prompt": "a", "add_special_tokens": False}).json()
+    assert bare["tokens"] == [97] and bare["token_strs"] is None
+    assert client.post("/detokenize", json={"tokens": [97, 0xE2, 0x82, 0xAC]}).json() == {"prompt": "a€"}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x", "tools": []}),
+        ("/tokenize", {"prompt": [1]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**40]}),
+        ("/detokenize", {"tokens": "abc"}),
+    ],
+)
+def test_bad_texts_and_ids(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    error_of(client.post(path, json=body))

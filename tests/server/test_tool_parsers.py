@@ -1,0 +1,131 @@
+"""Tool calls are found however the text is cut, and nothing of the text is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.server.protocol import Function, Tool
+from headway.server.tool_parsers import Call, Content, HermesParser, JsonParser, Piece, ToolParser
+from headway.server.tools import calls_schema, parser_form
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "}<tool_call>\\""}}</tool_call>'
+WANTED = Call("f", '{"a":"}<tool_call>\\""}')
+
+
+def read(parser: ToolParser, pieces: list[str]) -> list[Piece]:
+    """Pieces out, neighbouring contents joined."""
+    found: list[Piece] = []
+    for piece in [p for text in pieces for p in parser.push(text)] + list(parser.finish()):
+        if isinstance(piece, Content) and found and isinstance(found[-1], Content):
+            found[-1] = Content(found[-1].text + piece.text)
+        else:
+            found.append(piece)
+    return found
+
+
+@st.composite
+def cut(draw: st.DrawFn, texts: list[str]) -> tuple[str, list[str]]:
+    text = draw(st.sampled_from(texts))
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return text, [text[a:b] for a, b in zip([0, *places], [*places, len(text)])]
+
+
+HERMES: dict[str, list[Piece]] = {
+    "": [],
+    "no calls <tool here": [Content("no calls <tool here")],
+    "ends with < ": [Content("ends with < ")],
+    CALL: [WANTED],
+    f"  \n{CALL}\n\n{CALL}\n": [WANTED, WANTED],
+    f"First {CALL} then": [Content("First"), WANTED, Content(" then")],
+    CALL.removesuffix("</tool_call>"): [WANTED],
+    "<tool_call>not json</tool_call>": [Content("<tool_call>not json</tool_call>")],
+    '<tool_call>{"name": 1}</tool_call>x': [Content('<tool_call>{"name": 1}</tool_call>x')],
+    "<tool_call>{": [Content("<tool_call>{")],
+}
+LLAMA: dict[str, list[Piece]] = {
+    "": [],
+    "plain [1] text": [Content("plain [1] text")],
+    '{"name": "f", "parameters": {"a": 1}}': [Call("f", '{"a":1}')],
+    '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}': [
+        Call("f", "{}"),
+        Call("g", "{}"),
+    ],
+    '[{"name": "f", "arguments": "{}"}]': [Call("f", "{}")],
+    '{"not": "a call"} and more': [Content('{"not": "a call"} and more')],
+    '{"name": "f", "parameters": {}} and more': [Call("f", "{}"), Content(" and more")],
+    '{"name": "f", "para': [Content('{"name": "f", "para')],
+    "<|python_tag|": [Content("<|python_tag|")],
+}
+
+
+@given(cut(list(HERMES)))
+def test_hermes(case: tuple[str, list[str]]) -> None:
+    assert read(HermesParser(), case[1]) == HERMES[case[0]]
+
+
+@given(cut(list(LLAMA)))
+def test_llama(case: tuple[str, list[str]]) -> None:
+    assert read(JsonParser(), case[1]) == LLAMA[case[0]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_evenly_cut(size: int) -> None:
+    for make, cases in ((HermesParser, HERMES), (JsonParser, LLAMA)):
+        for text, wanted in cases.items():
+            assert read(make(), [text[i : i + size] for i in range(0, len(text), size)]) == wanted, text
+
+
+@given(st.lists(st.text(alphabet='<tool_call>{}"/ \n[],;|nameprt:1', max_size=12), max_size=12))
+@pytest.mark.parametrize("make", [HermesParser, JsonParser])
+def test_no_text_breaks_a_parser_or_is_lost(make: Callable[[], ToolParser], pieces: list[str]) -> None:
+    found = read(make(), pieces)
+    if not any(isinstance(piece, Call) for piece in found):
+        shown = "".join(piece.text for piece in found if isinstance(piece, Content))
+        assert shown == "".join(pieces).removeprefix("<|python_tag|>") or shown == "".join(pieces)
+
+
+def test_content_is_not_held_back() -> None:
+    parser = HermesParser()
+    assert list(parser.push("Hello wor")) == [Content("Hello wor")]
+    assert list(parser.push("ld <")) == [Content("ld")], "a space and a bracket may begin a call"
+    assert list(parser.push("b>")) == [Content(" <b>")]
+
+
+def test_forced_calls_may_be_cut_off() -> None:
+    text = '[{"name":"f","parameters":{}},{"name":"g","par'
+    assert read(JsonParser(forced=True), [text]) == [Call("f", "{}"), Content('{"name":"g","par')]
+
+
+def test_the_schema_of_forced_calls() -> None:
+    point = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
+    other = {"type": "object", "properties": {"p": {"$ref": "#/definitions/P"}}, "definitions": {"P": {"type": "null"}}}
+    tools = [Tool(function=Function(name=n, parameters=p)) for n, p in (("a", point), ("b", other), ("c", None))]
+    schema = calls_schema(tools, single=True)
+    jsonschema = pytest.importorskip("jsonschema")
+    check = jsonschema.Draft202012Validator(schema).is_valid
+    assert check([{"name": "a", "parameters": {"p": 1}}])
+    assert check([{"name": "b", "parameters": {"p": None}}])
+    assert not check([{"name": "a", "parameters": {"p": None}}]), "each tool keeps its own definitions"
+    assert not check([]) and not check([{"name": "d", "parameters": {}}])
+    assert not check([{"name": "c", "parameters": {}}] * 2), "one call only"
+    assert json.dumps(point).count("$defs") == 2, "the client's schema is not changed"
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "form"),
+    [
+        ("auto", "... <tool_call> ...", "hermes"),
+        ("auto", "... <|python_tag|> ...", "llama3_json"),
+        ("auto", "plain", "none"),
+        ("auto", None, "none"),
+        ("hermes", "plain", "hermes"),
+        ("none", "<tool_call>", "none"),
+    ],
+)
+def test_the_form_is_found_out_from_the_template(setting: str, source: str | None, form: str) -> None:
+    assert parser_form(setting, source) == form
