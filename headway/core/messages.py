@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.core.automaton import Automaton
 from headway.core.params import SamplingParams
 
 
@@ -21,6 +22,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
         eos_token_ids: the model's end-of-sequence tokens (empty with ignore_eos).
         bad_words_token_ids: ``params.bad_words`` as token sequences.
         cache_salt: requests with different salts never share prefix-cache blocks.
+        automaton: ``params.structured_outputs``, compiled.
     """
 
     request_id: str
@@ -30,6 +32,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     eos_token_ids: list[int]
     bad_words_token_ids: list[list[int]] = []
     cache_salt: str | None = None
+    automaton: Automaton | None = None
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True):

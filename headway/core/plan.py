@@ -32,6 +32,8 @@ class Finish(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
     LENGTH = 3
+    GRAMMAR = 4
+    """No token was left that its grammar and its other demands allow."""
 
 
 @dataclass(slots=True)

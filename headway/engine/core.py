@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from headway.core.automaton import Vocabulary
 from headway.core.errors import HeadwayError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
@@ -26,6 +27,10 @@ class EngineCore:
         self._in_flight: deque[InFlight] = deque()
         self._failures: list[RequestUpdate] = []
         self._num_steps = 0
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the bytes of the model's tokens, which grammars need. Once, before the first request with a grammar."""
+        self._runner.learn(vocabulary)
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from headway.core.automaton import Vocabulary
 from headway.core.messages import AddRequest
 from headway.core.plan import Int32s, StepPlan, StepResult
 from headway.device.base import Device
@@ -21,7 +22,7 @@ from headway.runner.graphs import DecodeGraphs
 from headway.runner.prefill_graphs import PrefillGraphs
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import Sampler, Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
 from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
@@ -114,6 +115,7 @@ class ModelRunner:
         most_entries = max(config.max_logprobs, 128)
         packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
         self.readback = Readback(device, packet)
+        self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight = 0
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -126,6 +128,17 @@ class ModelRunner:
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
         """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
         self._graphs, self._prefill_graphs = decode, prefill
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything."""
+        grammar = self._sampler.grammar
+        if grammar.knows_tokens:
+            return
+        values = grammar.learn(vocabulary)
+        self._vocabulary_source = self.device.host_ints(len(values))  # kept, and never written again
+        self._vocabulary_source.numpy()[:] = values  # host: host memory
+        with self.device.main.active(), torch.inference_mode():
+            grammar.vocabulary.view(-1).copy_(self._vocabulary_source, non_blocking=True)
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Queue one step on the device and return at once.
@@ -315,6 +328,8 @@ class ModelRunner:
             view("stop_ids"),
             self._results,
         )
+        if variant.edits & GRAMMAR_EDIT:
+            self._sampler.grammar.advance(self._packed, batch.row_slots, token_ids, self._results)
         return [] if logprobs is None else [logprobs]
 
     def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptPositions) -> LogprobTensors:

@@ -1,0 +1,82 @@
+"""From what a request asks for to an automaton. Runs in the worker process: nothing here is bounded in time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import msgspec
+
+from headway.api.structured import regex
+from headway.api.structured.json_schema import SchemaBuilder
+from headway.api.structured.nfa import Nfa, NotRegularError
+from headway.api.structured.regex import RefusedError
+from headway.core.automaton import Automaton
+
+Kind = Literal["json", "regex", "choice"]
+
+
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """One grammar to compile.
+
+    Attributes:
+        text: a JSON schema as JSON, a pattern, or the choices as a JSON list.
+        usable: bytes that the vocabulary can spell.
+    """
+
+    kind: Kind
+    text: str
+    usable: bytes
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """Exactly one of: the automaton; why there is none and will be none; why no table holds it."""
+
+    automaton: Automaton | None = None
+    refusal: str | None = None
+    not_regular: str | None = None
+
+
+def compile_task(task: Task) -> Outcome:
+    """Compile; whatever is wrong with the grammar is in the outcome."""
+    try:
+        return Outcome(automaton=_compile(task))
+    except RefusedError as error:
+        return Outcome(refusal=str(error))
+    except NotRegularError as error:
+        return Outcome(not_regular=str(error))
+    except RecursionError:
+        return Outcome(refusal="it is nested too deeply")
+    except MemoryError:
+        return Outcome(refusal="it takes too much memory to compile")
+
+
+def _compile(task: Task) -> Automaton:
+    nfa = Nfa()
+    if task.kind == "regex":
+        exit_ = regex.full_match(nfa, 0, task.text)
+    elif task.kind == "choice":
+        exit_ = nfa.either(0, [lambda at, c=choice: nfa.text(at, _utf8(c)) for choice in json.loads(task.text)])
+    else:
+        schema = _read_json(task.text)
+        exit_ = SchemaBuilder(nfa, schema).build(0, schema)
+    automaton = nfa.determinise(exit_, frozenset(task.usable))
+    if automaton is None:
+        raise RefusedError("no text that the model's tokens can spell satisfies it")
+    if automaton.start >= automaton.first_accepting and not any(automaton.transitions[2 * automaton.num_classes :]):
+        raise RefusedError("only the empty text satisfies it")
+    return automaton
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RefusedError(f"it is not valid JSON: {error}") from None
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RefusedError(f"{text!r:.80} is not valid Unicode") from None
