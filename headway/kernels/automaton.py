@@ -19,17 +19,18 @@ def walk(
         state: int32, before the token. base, info[..., 0], state and tokens[0] broadcast.
         tokens: int32 [C + 1, ...], columns of the vocabulary.
     """
-    flat, width = table.view(-1), table.shape[1]
+    flat, room = table.view(-1), 2 * (table.shape[1] - CLASS_INTS)
     num_states, num_classes = info[..., 0], info[..., 1]
     length = tokens[-1]
+    shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=table.device).view(-1, *[1] * length.dim())
+    groups = flat.take(base + ((tokens[:-1, None] >> shifts) & 255).flatten(0, 1))  # [4 C, ...]
+    groups = torch.where((groups >= 0) & (groups < num_classes), groups, room)  # what is out of range stays so
     state = torch.where((state > 0) & (state < num_states) & (length > 0), state, 0)
-    for position in range(4 * (tokens.shape[0] - 1)):
-        byte = (tokens[position // 4] >> 8 * (position % 4)) & 255
-        group = flat.take(base + byte)
-        at = state.to(torch.int64) * num_classes + group
-        inside = (group >= 0) & (group < num_classes) & (at >= 0) & (CLASS_INTS + at // 2 < width)
-        pair = flat.take(base + torch.where(inside, CLASS_INTS + at // 2, 0))
-        following = (pair >> (16 * (at % 2)).to(torch.int32)) & 0xFFFF
+    for position, group in enumerate(groups):
+        at = (state * num_classes).to(torch.int64) + group
+        inside = (at >= 0) & (at < room)
+        pair = flat.take(base + torch.where(inside, CLASS_INTS + (at >> 1), 0))
+        following = (pair >> ((at & 1) << 4)) & 0xFFFF
         following = torch.where(inside & (following < num_states), following, 0)
-        state = torch.where((position < length) & (state != 0), following, state)
+        state = torch.where((position < length) & (state != 0), following, state).to(torch.int32)
     return state
