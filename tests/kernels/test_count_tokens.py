@@ -10,7 +10,8 @@ import torch
 from headway.kernels.count_tokens import count_tokens
 from tests.kernels.guarded import expect, ints
 
-S, L = 5, 90
+S, L = 6, 90
+"""With an odd vocabulary every other slot's counts start in the middle of a 32-bit word."""
 
 
 def _oracle(
@@ -39,10 +40,18 @@ def test_rebuilds_the_listed_rows(vocab: int, slots: list[int]) -> None:
         [[rng.choice([-1, vocab, 2**31 - 1, *range(min(vocab, 9)), vocab - 1]) for _ in range(L)] for _ in range(S)]
     )
     counts = torch.full((S, vocab), 123, dtype=torch.int16)
-    prompt, known = [0, 7, 30, 90, 12], [50, 7, 31, 90, 0]
+    prompt, known = [0, 7, 30, 90, 12, 40], [50, 7, 31, 90, 0, 20]
     expected = _oracle(counts, slots, history, prompt, known)
     args = (counts, torch.tensor(slots, dtype=torch.int32), history, ints(prompt), ints(known), L)
     expect(count_tokens, args, {0: expected})
+
+
+def test_an_odd_number_of_counts() -> None:
+    """The last count has no whole word to be added in."""
+    history = ints([[0, 1, 2, 2, 2], [1, 1, 2, 2, 0], [2, 2, 2, 0, 1]])
+    args = (torch.zeros(3, 3, dtype=torch.int16), ints([2, 0]), history, ints([1, 5, 1]), ints([5, 5, 3]), 5)
+    expected = [[-32768, 1, 3], [0, 0, 0], [0, 0, 2 - 32768]]
+    expect(count_tokens, args, {0: torch.tensor(expected, dtype=torch.int16)})
 
 
 def test_counts_saturate_and_the_prompt_bit_stays() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -204,26 +204,17 @@ def test_supports_are_exact(index: int, spread: float) -> None:
 
 
 @pytest.mark.parametrize(("vocab", "spread"), [(97, 0.05), (97, 4.0), (4500, 1.0), (4500, 4.0), (9000, 0.05)])
-def test_kernel_thresholds_equal_the_reference(vocab: int, spread: float, device: str) -> None:
-    """All rows at once; flat rows of the largest vocabulary have too many candidates and take the slow search."""
-    from headway.kernels.sample.triton_thresholds import thresholds
-
+def test_kernel_draws_inside_the_threshold(vocab: int, spread: float, device: str) -> None:
+    """Many seeds for each kind of filter. Flat rows of the largest vocabulary have too many candidates and search the row."""
     torch.manual_seed(vocab)
-    logits = torch.randn(len(SUPPORT_ROWS), vocab) * spread
-    _, slots, heat, k, p, low, *_ = _args(logits, SUPPORT_ROWS)
-    assert isinstance(heat, torch.Tensor) and isinstance(k, torch.Tensor)
-    assert isinstance(p, torch.Tensor) and isinstance(low, torch.Tensor) and isinstance(slots, torch.Tensor)
-    x = logits / heat[:, None]
-    expected = x >= _threshold(x, k[:, None], p[:, None], low[:, None])
+    rows = [replace(row, seed=(n, 0)) for row in SUPPORT_ROWS for n in range(2)]
+    logits = (torch.randn(len(SUPPORT_ROWS), vocab) * spread).repeat_interleave(2, 0)
+    args = _args(logits, rows, 7)
+    moved = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args]
     with interpreter_loops():
-        bounds = thresholds(*(t.to(device) for t in (logits, slots, heat, k, p, low)), search=True)
-    kept = x >= bounds.cpu()[:, None]
+        drawn = sample.implementation("cuda")(*moved).cpu()
     # Sums of exponentials round differently: the mass may be reached one token earlier or later when it is that close.
-    wrong = (kept != expected).sum(1)
-    weight = torch.softmax(x.double(), 1)
-    excess = ((kept.double() - expected.double()) * weight).sum(1).abs()
-    assert (wrong <= 2).all() and (excess < 1e-4).all(), f"{wrong.tolist()} {excess.tolist()}"
-    assert (wrong[[0, 1, 5, 9]] == 0).all()  # no mass involved
+    assert int((drawn != sample.reference(*args)).sum()) <= 1
 
 
 def _frequencies(row: Row, logits: torch.Tensor, draws: int) -> torch.Tensor:

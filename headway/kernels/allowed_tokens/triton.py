@@ -1,4 +1,4 @@
-"""``allowed_tokens`` in Triton: programs (row, part of the vocabulary); no logit is loaded."""
+"""``allowed_tokens`` in Triton: programs (row, part of the vocabulary), which load and store whole vectors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def allowed_tokens_kernel(
         token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         word = tl.load(allowed_bits + slot * width + token // 32, mask=token < vocab, other=-1)
         forbidden = ((word >> (token % 32)) & 1) == 0
-        nothing = tl.full([BLOCK], float("-inf"), tl.float32)
-        tl.store(logits + row * row_stride + token, nothing, mask=(token < vocab) & forbidden)
+        place = logits + row * row_stride + token
+        x = tl.load(place, mask=token < vocab, other=0.0)
+        tl.store(place, tl.where(forbidden, float("-inf"), x), mask=token < vocab)
 
 
 def allowed_tokens(
@@ -30,7 +31,7 @@ def allowed_tokens(
     num_slots = allowed_on.numel()
     width = allowed_bits.numel() // num_slots
     assert width * 32 >= vocab, "allowed_bits is narrower than the vocabulary"
-    block = min(4096, triton.next_power_of_2(vocab))
+    block = min(2048, triton.next_power_of_2(vocab))
     allowed_tokens_kernel[(num_rows, triton.cdiv(vocab, block))](
         logits, slots, allowed_on, allowed_bits, logits.stride(0), vocab, num_slots, width, BLOCK=block, num_warps=4
     )

@@ -1,11 +1,12 @@
 """``gather_logprobs`` in Triton: two launches.
 
-1. (row, chunk): maximum, sum of exponentials, how many logits reach the chosen token's, and the chunk's best
-   entries, taken one by one off integer keys (value, then lower id), so that ties need no care.
-2. (row): merges the chunks the same way and writes the outputs.
+1. (row, chunk): sum of exponentials, how many logits reach the chosen token's, and the maximum of each part.
+2. (row): the sums' total; the most likely tokens, found among the candidates that the parts' maxima point at
+   (``triton_candidates``): a candidate's place in the list is the number of candidates before it.
 
-Above MAX_SELECT entries, taking them one by one is too slow; a stable descending ``torch.sort`` of the rows (also
-lower id first, allocates but does not wait, so it can be captured) gives the order instead.
+A row with too many candidates (ties without end) takes its entries one by one off the whole row. Above MAX_SELECT entries
+a stable descending ``torch.sort`` of the rows (also lower id first; allocates but does not wait, so it can be captured)
+gives the order instead.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.kernels.triton_candidates import collect, count_floor
 from headway.kernels.triton_math import load_logits, order_key, weight_below
 
-MAX_SELECT = 32
+MAX_SELECT = 128
 CHUNK = 4096
-
-
-@triton.jit
-def _next_best(keys, below):
-    """Largest of the int64 keys under ``below``."""
-    return tl.max(tl.where(keys < below, keys, -0x7FFFFFFFFFFFFFFF), 0)
+PART = 128
+NO_TOKEN = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -42,83 +40,136 @@ def _value(logits, row, row_stride, vocab, token):
     return load_logits(logits + row * row_stride + token, (token >= 0) & (token < vocab))
 
 
-@triton.jit(do_not_specialize=["select"])
+@triton.jit
 def chunk_kernel(
-    logits, token_ids, slots, num_logprobs, id_counts, chunk_max, chunk_sum, chunk_rank, chunk_best, row_stride, vocab,
-    num_slots, select, BLOCK: tl.constexpr,
+    logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, row_stride, vocab, num_slots,
+    BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    _, asked, wanted, _ = _wanted(slots, row, num_slots, num_logprobs, id_counts)
+    _, asked, _, _ = _wanted(slots, row, num_slots, num_logprobs, id_counts)
     if asked:
         token = chunk * BLOCK + tl.arange(0, BLOCK)
         mask = token < vocab
         x = load_logits(logits + row * row_stride + token, mask)
         chosen = _value(logits, row, row_stride, vocab, tl.load(token_ids + row))
-        top = tl.max(x, 0)
+        tops = tl.max(tl.reshape(x, [BLOCK // PART, PART]), 1)
         place = row * tl.num_programs(1) + chunk
-        tl.store(chunk_max + place, top)
-        tl.store(chunk_sum + place, tl.sum(tl.where(mask, weight_below(x, top), 0.0), 0))
+        tl.store(part_top + place * (BLOCK // PART) + tl.arange(0, BLOCK // PART), tops)
+        tl.store(chunk_sum + place, tl.sum(tl.where(mask, weight_below(x, tl.max(tops, 0)), 0.0), 0))
         tl.store(chunk_rank + place, tl.sum((mask & (x >= chosen)).to(tl.int32), 0))
-        keys = order_key(x).to(tl.int64) * 4294967296 + (2147483647 - token)
-        keys = tl.where(mask, keys, -0x7FFFFFFFFFFFFFFF)
-        below = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
-        for i in range(0, tl.minimum(wanted, select)):
-            below = _next_best(keys, below)
-            tl.store(chunk_best + place * select + i, below)
 
 
-@triton.jit(do_not_specialize=["select", "max_entries"])
+@triton.jit
+def _before(key, values, size, CANDIDATES: tl.constexpr, STEP: tl.constexpr):
+    """How many candidates come before each: larger ones, and equal ones with a lower token (they are sorted by token)."""
+    index = tl.arange(0, CANDIDATES)
+    before = tl.zeros([CANDIDATES], tl.int32)
+    for begin in range(0, size, STEP):
+        other = begin + tl.arange(0, STEP)
+        rival = order_key(tl.load(values + other, mask=other < size, other=float("-inf")))
+        wins = (rival[None, :] > key[:, None]) | ((rival[None, :] == key[:, None]) & (other[None, :] < index[:, None]))
+        before += tl.sum((wins & (other < size)[None, :]).to(tl.int32), 1)
+    return before
+
+
+@triton.jit
+def _next_best(line, vocab, value, token, BLOCK: tl.constexpr):
+    """(value, token) that follows ``value``, ``token`` in the order of a row's tokens."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    winner = tl.full([BLOCK], NO_TOKEN, tl.int32)
+    for begin in range(0, vocab, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        mask = place < vocab
+        x = load_logits(line + place, mask)
+        later = mask & ((x < value) | ((x == value) & (place > token)))
+        better = later & ((x > best) | ((x == best) & (place < winner)))
+        best = tl.where(better, x, best)
+        winner = tl.where(better, place, winner)
+    top = tl.max(best, 0)
+    return top, tl.min(tl.where(best == top, winner, NO_TOKEN), 0)
+
+
+@triton.jit
+def _logprob(value, top, log_mass):
+    logprob = tl.where(value == top, 0.0, value - top) - log_mass
+    return tl.where(value == float("-inf"), float("-inf"), logprob)
+
+
+@triton.jit
+def _most_likely(
+    line, vocab, number, top, log_mass, tops, parts, hot, values, tokens, ids, logprobs,
+    PARTS: tl.constexpr, PART: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Write the ``number`` most likely tokens and their log-probabilities."""
+    floor = count_floor(tops, top, number)
+    size = collect(line, tops, floor, 1.0, vocab, parts, hot, values, tokens, PARTS, PART, 2048, CANDIDATES)
+    if size <= CANDIDATES:
+        index = tl.arange(0, CANDIDATES)
+        value = tl.load(values + index, mask=index < size, other=float("-inf"))
+        token = tl.load(tokens + index, mask=index < size, other=0)
+        place = _before(order_key(value), values, size, CANDIDATES, 16)
+        listed = (index < size) & (place < number)
+        tl.store(ids + place, token, mask=listed)
+        tl.store(logprobs + place, _logprob(value, top, log_mass), mask=listed)
+    else:
+        last_value = top
+        last_token = -1
+        for i in range(0, number):
+            last_value, last_token = _next_best(line, vocab, last_value, last_token, 4096)
+            tl.store(ids + i, last_token)
+            tl.store(logprobs + i, _logprob(last_value, top, log_mass))
+
+
+@triton.jit(do_not_specialize=["max_entries"])
 def merge_kernel(
-    logits, token_ids, slots, num_logprobs, id_counts, id_table, chunk_max, chunk_sum, chunk_rank, chunk_best,
-    sorted_ids, ids, logprobs, ranks, counts, row_stride, vocab, num_slots, table_width, select, max_entries, chunks,
-    CHUNKS: tl.constexpr, MERGE: tl.constexpr, ENTRIES: tl.constexpr, SORTED: tl.constexpr,
+    logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values, tokens,
+    sorted_ids, ids, logprobs, ranks, counts, row_stride, vocab, num_slots, table_width, max_entries, chunks, parts,
+    CHUNKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, ENTRIES: tl.constexpr, CANDIDATES: tl.constexpr,
+    SORTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot, asked, wanted, listed = _wanted(slots, row, num_slots, num_logprobs, id_counts)
+    out = row * (max_entries + 1)
     entry = tl.arange(0, ENTRIES)
     token = tl.zeros([ENTRIES], tl.int32)
-    value = tl.full([ENTRIES], float("-inf"), tl.float32)
-    top = tl.full([], 0.0, tl.float32)
-    log_mass = tl.full([], 0.0, tl.float32)
+    logprob = tl.zeros([ENTRIES], tl.float32)
+    written = tl.full([ENTRIES], 1, tl.int1)
     rank = 0
     count = 0
     if asked:
+        part = tl.arange(0, PARTS)
+        tops = tl.load(part_top + row * parts + part, mask=part < parts, other=float("-inf"))
+        top = tl.max(tops, 0)
         chunk = tl.arange(0, CHUNKS)
         mask = chunk < chunks
-        tops = tl.load(chunk_max + row * chunks + chunk, mask=mask, other=float("-inf"))
-        top = tl.max(tops, 0)
+        in_chunk = chunk[:, None] * (PARTS // CHUNKS) + tl.arange(0, PARTS // CHUNKS)[None, :]
+        chunk_tops = tl.load(part_top + row * parts + in_chunk, mask=in_chunk < parts, other=float("-inf"))
         sums = tl.load(chunk_sum + row * chunks + chunk, mask=mask, other=0.0)
-        log_mass = tl.log(tl.sum(sums * weight_below(tops, top), 0))
+        log_mass = tl.log(tl.sum(sums * weight_below(tl.max(chunk_tops, 1), top), 0))
         rank = tl.sum(tl.load(chunk_rank + row * chunks + chunk, mask=mask, other=0), 0)
-        chosen = tl.load(token_ids + row)
+        number = tl.where(listed > 0, tl.minimum(listed, table_width), tl.minimum(wanted, vocab))
+        number = tl.minimum(number, max_entries)
+        given = (entry > 0) & (entry <= number)
         if listed > 0:
-            number = tl.minimum(listed, tl.minimum(table_width, max_entries))
-            given = (entry > 0) & (entry <= number)
             token = tl.load(id_table + slot * table_width + entry - 1, mask=given, other=0)
-        else:
-            number = tl.minimum(wanted, tl.minimum(max_entries, vocab))
-            if SORTED:
-                best = (entry > 0) & (entry <= number)
-                token = tl.load(sorted_ids + row * vocab + entry - 1, mask=best, other=0).to(tl.int32)
-            else:
-                place = tl.arange(0, MERGE)
-                have = (place < chunks * select) & (place % select < number)
-                keys = tl.load(chunk_best + row * chunks * select + place, mask=have, other=-0x7FFFFFFFFFFFFFFF)
-                below = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
-                for i in range(0, number):
-                    below = _next_best(keys, below)
-                    token = tl.where(entry == i + 1, 2147483647 - (below & 0xFFFFFFFF).to(tl.int32), token)
-        token = tl.where(entry == 0, chosen, token)
-        value = _value(logits, row, row_stride, vocab, token)
+        elif SORTED:
+            token = tl.load(sorted_ids + row * vocab + entry - 1, mask=given, other=0).to(tl.int32)
+        elif number > 0:
+            _most_likely(
+                logits + row * row_stride, vocab, number, top, log_mass, tops, parts, hot + row * parts,
+                values + row * CANDIDATES, tokens + row * CANDIDATES, ids + out + 1, logprobs + out + 1,
+                PARTS, PART, CANDIDATES,
+            )  # fmt: skip
+            written = (entry == 0) | (entry > number)
+        token = tl.where(entry == 0, tl.load(token_ids + row), token)
+        logprob = _logprob(_value(logits, row, row_stride, vocab, token), top, log_mass)
         count = number + 1
     known = (token >= 0) & (token < vocab)
-    logprob = tl.where(value == top, 0.0, value - top) - log_mass
-    logprob = tl.where(value == float("-inf"), float("-inf"), logprob)
     valid = entry < count
-    out = row * (max_entries + 1) + entry
-    tl.store(ids + out, tl.where(valid & known, token, 0), mask=entry <= max_entries)
-    tl.store(logprobs + out, tl.where(valid, logprob, 0.0), mask=entry <= max_entries)
+    mask = written & (entry <= max_entries)
+    tl.store(ids + out + entry, tl.where(valid & known, token, 0), mask=mask)
+    tl.store(logprobs + out + entry, tl.where(valid, logprob, 0.0), mask=mask)
     tl.store(ranks + row, rank)
     tl.store(counts + row, count)
 
@@ -140,26 +191,28 @@ def gather_logprobs(
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     if rows == 0:
         return ids, logprobs, ranks, counts
-    by_sort = max_entries > MAX_SELECT
-    select = 0 if by_sort else max_entries
     chunks = triton.cdiv(vocab, CHUNK)
-    chunk_max = torch.empty(rows, chunks, dtype=torch.float32, device=device)
-    chunk_sum = torch.empty_like(chunk_max)
+    parts = chunks * (CHUNK // PART)
+    candidates = 256 if max_entries <= 64 else 1024
+    part_top = torch.empty(rows, parts, dtype=torch.float32, device=device)
+    chunk_sum = torch.empty(rows, chunks, dtype=torch.float32, device=device)
     chunk_rank = torch.empty(rows, chunks, dtype=torch.int32, device=device)
-    chunk_best = torch.empty(rows, chunks, max(select, 1), dtype=torch.int64, device=device)
-    sorted_ids = chunk_best
-    if by_sort:
+    hot = torch.empty(rows, parts, dtype=torch.int32, device=device)
+    values = torch.empty(rows, candidates, dtype=torch.float32, device=device)
+    tokens = torch.empty(rows, candidates, dtype=torch.int32, device=device)
+    sorted_ids = ids
+    if max_entries > MAX_SELECT:
         clean = torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         sorted_ids = clean.sort(dim=1, descending=True, stable=True).indices
     chunk_kernel[(rows, chunks)](
-        logits, token_ids, slots, num_logprobs, id_counts, chunk_max, chunk_sum, chunk_rank, chunk_best,
-        logits.stride(0), vocab, num_slots, select, BLOCK=CHUNK, num_warps=8,
+        logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, logits.stride(0), vocab,
+        num_slots, BLOCK=CHUNK, PART=PART, num_warps=8,
     )  # fmt: skip
     merge_kernel[(rows,)](
-        logits, token_ids, slots, num_logprobs, id_counts, id_table, chunk_max, chunk_sum, chunk_rank, chunk_best,
-        sorted_ids, ids, logprobs, ranks, counts, logits.stride(0), vocab, num_slots, id_table.numel() // num_slots,
-        select, max_entries, chunks, CHUNKS=triton.next_power_of_2(chunks),
-        MERGE=triton.next_power_of_2(chunks * max(select, 1)), ENTRIES=triton.next_power_of_2(1 + max_entries),
-        SORTED=by_sort, num_warps=4,
+        logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values,
+        tokens, sorted_ids, ids, logprobs, ranks, counts, logits.stride(0), vocab, num_slots,
+        id_table.numel() // num_slots, max_entries, chunks, parts, CHUNKS=triton.next_power_of_2(chunks),
+        PARTS=triton.next_power_of_2(parts), PART=PART, ENTRIES=triton.next_power_of_2(1 + max_entries),
+        CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT, num_warps=8,
     )  # fmt: skip
     return ids, logprobs, ranks, counts

@@ -24,7 +24,7 @@ def penalties_kernel(
             seen = count != 0
             times = (count & 32767).to(tl.float32)
             place = logits + row * row_stride + token
-            x = tl.load(place, mask=seen, other=0.0)
+            x = tl.load(place, mask=seen, other=1.0)  # not 0: its division takes the slow way
             x = tl.where(x > 0, tl.math.div_rn(x, tl.zeros_like(x) + r), x * r)
             x = tl.where(times > 0, x - f * times - p, x)
             tl.store(place, x, mask=seen)

@@ -1,0 +1,93 @@
+"""Compiles the sampling kernels for sm_90 without a GPU and prints one JSON line each; run by ``test_sampling_compiles``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
+from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
+from headway.kernels.sample.tiles import tile_for
+from headway.kernels.sample.triton_finish import finish_kernel
+from headway.kernels.sample.triton_race import race_kernel
+from tests.kernels.compile_forward import assembler_report
+
+VOCAB, ROWS = 151936, 64
+REALS = (
+    "temperature", "top_p", "min_p", "best_score", "part_top", "part_sum", "values", "chunk_sum", "logprobs",
+    "repetition", "frequency", "presence",
+)  # fmt: skip
+NUMBERS = (
+    "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
+    "max_entries",
+)  # fmt: skip
+
+
+def compile_kernel(name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int) -> None:
+    """Compile with the types the launchers pass; pointers and the vocabulary are 16-aligned."""
+    signature, constexprs, attributes = {}, {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
+        elif argument in NUMBERS:
+            signature[argument] = "i32"
+        else:
+            types = {"logits": logits, "counts": "*i16"}
+            signature[argument] = types.get(argument, "*fp32" if argument in REALS else "*i32")
+        if argument not in constants and argument not in NUMBERS[2:]:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    ptx = built.asm["ptx"]
+    report = assembler_report(ptx)
+    figures = {
+        "name": name,
+        "shared": built.metadata.shared,
+        "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
+        "spilled": sum(int(number) for number in re.findall(r"(\d+) bytes spill", report)),
+        "wide_loads": len(re.findall(r"ld\.global\.v[48]", ptx)),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+def compile_sample(logits: str, random: bool, filtered: bool) -> None:
+    tile = tile_for(ROWS, VOCAB, filtered)
+    chunks = triton.cdiv(VOCAB, tile.block)
+    parts = chunks * tile.block // tile.part
+    kind = {"FILTER": filtered, "GREEDY_EPS": 1e-5, "PART": tile.part}
+    name = f"{logits} random={random} filtered={filtered}"
+    race = {**kind, "RANDOM": random, "BLOCK": tile.block}
+    compile_kernel(f"race {name}", race_kernel, logits, race, tile.num_warps)
+    finish = {**kind, "CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(parts)}
+    finish |= {"GATHER": tile.gather, "SMALL": tile.small, "LARGE": tile.large, "PIVOTS": tile.pivots}
+    compile_kernel(f"finish {name}", finish_kernel, logits, finish, tile.finish_warps if filtered else 1)
+
+
+def compile_logprobs(logits: str) -> None:
+    kind = {"BLOCK": CHUNK, "PART": PART}
+    compile_kernel(f"logprobs chunk {logits}", chunk_kernel, logits, kind, 8)
+    chunks = triton.cdiv(VOCAB, CHUNK)
+    merge = {"CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(chunks * CHUNK // PART)}
+    for entries, candidates in ((5, 256), (128, 1024)):
+        size = {"ENTRIES": triton.next_power_of_2(1 + entries), "CANDIDATES": candidates, "SORTED": False}
+        compile_kernel(f"logprobs merge {entries} {logits}", merge_kernel, logits, {**merge, "PART": PART, **size}, 8)
+
+
+def main() -> None:
+    for logits in ("*bf16", "*fp32"):
+        for random, filtered in ((False, False), (True, False), (True, True)):
+            compile_sample(logits, random, filtered)
+        compile_logprobs(logits)
+    compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
+    compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
+    compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)
+
+
+if __name__ == "__main__":
+    main()
