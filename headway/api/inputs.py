@@ -108,9 +108,7 @@ class Door:
         teach: tells the engine the vocabulary, before the first structured output.
     """
 
-    def __init__(
-        self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0, teach: Teach | None = None
-    ) -> None:
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0, teach: Teach | None = None) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._teach = teach

@@ -51,8 +51,8 @@ class Core(Protocol):
 class EngineClient(Protocol):
     """One engine. Every method raises EngineDeadError once the engine has stopped or the client is closed.
 
-    ``learn``, ``add`` and ``abort`` never block. One thread at a time may ``poll``; except on InprocClient, other threads may call
-    the other methods meanwhile.
+    ``learn``, ``add`` and ``abort`` never block. One thread at a time may ``poll``; except on InprocClient, other
+    threads may call the other methods meanwhile.
     """
 
     @property

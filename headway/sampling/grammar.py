@@ -71,7 +71,8 @@ class Grammar:
             return [SlotEdit("grammar_on", ints(0))]
         if self._tokens is None:
             raise InvalidRequestError(
-                "structured_outputs need the vocabulary's bytes, and the engine was never told them", "structured_outputs"
+                "structured_outputs need the vocabulary's bytes, and the engine was never told them",
+                "structured_outputs",
             )
         automaton.check()
         size = automaton.num_states * automaton.num_classes
@@ -90,7 +91,7 @@ class Grammar:
         if automaton is None or tokens is None:
             return []
         state = automaton.start
-        for token in generated.tolist():
+        for token in generated.tolist():  # host: the scheduler's numbers
             state = automaton.walk(state, tokens[token])
         return [SlotEdit("grammar_state", ints(state))]
 

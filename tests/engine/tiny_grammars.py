@@ -13,8 +13,26 @@ from headway.core.automaton import Automaton, Vocabulary
 from tests.engine.harness import Answer
 from tests.engine.tiny_llama import EOS, VOCAB
 
-_SINGLES = "{}[]\",:.-_\\/+ \n0123456789abcdefghijklmnopqrstuvwxyzAZ"
-_LONGER = ["ab", "abc", "the", " the", '"a', '":', '": ', '", "', "}\n", "12", "007", "true", "false", "null", "[]", "é", "  "]
+_SINGLES = '{}[]",:.-_\\/+ \n0123456789abcdefghijklmnopqrstuvwxyzAZ'
+_LONGER = [
+    "ab",
+    "abc",
+    "the",
+    " the",
+    '"a',
+    '":',
+    '": ',
+    '", "',
+    "}\n",
+    "12",
+    "007",
+    "true",
+    "false",
+    "null",
+    "[]",
+    "é",
+    "  ",
+]
 _PARTS = [b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"x" * 33, b""]
 
 

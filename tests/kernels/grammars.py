@@ -35,7 +35,8 @@ class Slots:
             group = [rng.randrange(classes) for _ in range(256)]
             dead = rng.choice([0.05, 0.3])
             rows = [[0] * classes] + [
-                [0 if rng.random() < dead else rng.randrange(1, states) for _ in range(classes)] for _ in range(states - 1)
+                [0 if rng.random() < dead else rng.randrange(1, states) for _ in range(classes)]
+                for _ in range(states - 1)
             ]
             self.automata.append((states, classes, rng.randrange(1, states + 1), group, rows))
         self.on = [int(slot != 1) for slot in range(self.num_slots)]
@@ -72,7 +73,7 @@ class Slots:
         vocabulary = torch.full((WORDS + 1, self.vocab), -1, dtype=torch.int32)
         for token, text in enumerate(self.tokens):
             vocabulary[WORDS, token] = len(text)
-            for word in range(0, (len(text) + 3) // 4):
+            for word in range((len(text) + 3) // 4):
                 four = text[4 * word : 4 * word + 4].ljust(4, b"\xff")
                 vocabulary[word, token] = int.from_bytes(four, "little", signed=True)
         info = ints([list(each[:3]) for each in self.automata])

@@ -34,7 +34,7 @@ def forbid(made: Slots, slots: list[int], logits: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_forbids_what_the_automaton_cannot_read(vocab: int, dtype: torch.dtype) -> None:
     slots = [3, -1, 1, 0, 4, 2, 3]
-    for seed in range(4):
+    for seed in range(2):
         made = Slots(seed, vocab)
         logits = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(seed)).to(dtype)
         expected = forbid(made, slots, logits)
@@ -77,6 +77,7 @@ def test_lengths_beyond_the_words_are_cut() -> None:
     args[6] = args[6].clone()
     args[6][-1] = 2**31 - 1
     made.tokens = [
-        b"".join(int(args[6][word, token]).to_bytes(4, "little", signed=True) for word in range(3)) for token in range(97)
+        b"".join(int(args[6][word, token]).to_bytes(4, "little", signed=True) for word in range(3))
+        for token in range(97)
     ]
     expect(grammar_mask, args, {0: forbid(made, [0], torch.zeros(1, 97))})

@@ -36,6 +36,7 @@ def of(text: str) -> CharSet:
 
 
 def union(*sets: CharSet) -> CharSet:
+    """The characters of any of the sets."""
     return charset(part for each in sets for part in each)
 
 
@@ -49,16 +50,16 @@ def complement(chars: CharSet) -> CharSet:
 
 
 def minus(chars: CharSet, others: CharSet) -> CharSet:
+    """The characters that are not among ``others``."""
     return complement(union(complement(chars), others))
 
 
 EVERY: CharSet = charset([(0, _LAST)])
 DIGITS: CharSet = of("0123456789")
 WORDS: CharSet = charset([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
-SPACES: CharSet = charset(
-    [(9, 13), (28, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
-    + [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]
-)
+_BLANKS = [(9, 13), (28, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
+_BLANKS += [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]
+SPACES: CharSet = charset(_BLANKS)
 """What Python's ``str.isspace`` calls blank."""
 NOT_ASCII: CharSet = charset([(0x80, _LAST)])
 

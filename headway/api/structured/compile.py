@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -56,7 +57,7 @@ def _compile(task: Task) -> Automaton:
     if task.kind == "regex":
         exit_ = regex.full_match(nfa, 0, task.text)
     elif task.kind == "choice":
-        exit_ = nfa.either(0, [lambda at, c=choice: nfa.text(at, _utf8(c)) for choice in json.loads(task.text)])
+        exit_ = nfa.either(0, [partial(nfa.text, data=_utf8(choice)) for choice in json.loads(task.text)])
     else:
         schema = _read_json(task.text)
         exit_ = SchemaBuilder(nfa, schema).build(0, schema)

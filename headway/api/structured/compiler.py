@@ -145,7 +145,9 @@ class GrammarCompiler:
         if outcome is None:
             outcome = self._pool.run(task, self._seconds)
             if outcome is None:
-                outcome = Outcome(refusal=f"it takes over {self._seconds:g} s or too much memory to compile; simplify it")
+                outcome = Outcome(
+                    refusal=f"it takes over {self._seconds:g} s or too much memory to compile; simplify it"
+                )
             self._remember(task, outcome)
         if outcome.automaton is None:
             raise InvalidRequestError(f"{WHERE}: {task.kind}: {outcome.refusal or outcome.not_regular}", WHERE)
@@ -185,8 +187,12 @@ def make_task(wanted: StructuredOutputsParams, usable: bytes) -> Task:
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidRequestError(f"{WHERE}: json cannot be written as JSON: {error}", WHERE) from None
         task = Task("json" if wanted.choice is None else "choice", text, usable)
-    if len(task.text) > MAX_SPEC_BYTES:
+    try:
+        size = len(task.text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{WHERE}: {task.kind} is not valid Unicode (lone surrogates)", WHERE) from None
+    if size > MAX_SPEC_BYTES:
         raise InvalidRequestError(
-            f"{WHERE}: {task.kind} is {len(task.text)} characters long; at most {MAX_SPEC_BYTES} are allowed", WHERE
+            f"{WHERE}: {task.kind} is {size} bytes long; at most {MAX_SPEC_BYTES} are allowed", WHERE
         )
     return task

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headway.api.structured import charset, regex
@@ -22,8 +23,8 @@ MAX_DEPTH = 64
 MAX_REPEATS = 4096
 
 NOTES = frozenset(
-    ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
-    + ("$schema", "$id", "$defs", "definitions", "$anchor")
+    "title description default examples example deprecated readOnly writeOnly "
+    "$comment $schema $id $defs definitions $anchor".split()
 )
 """Keywords that say nothing about the text."""
 OWN_KEYWORDS: dict[str, frozenset[str]] = {
@@ -44,9 +45,7 @@ _HEX = "[0-9a-fA-F]"
 _UNICODE = rf"\\u(?:[0-9a-cA-CefEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"
 """Escapes of everything but surrogates, which would have to come in pairs."""
 _FRACTION = rf"(?:\.[0-9]{{1,{MAX_DIGITS}}})?(?:[eE][+-]?[0-9]{{1,2}})?"
-_DAY = (
-    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
+_DAY = r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 _DATE, _TIME = rf"[1-9][0-9]{{3}}-{_DAY}", r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -157,7 +156,7 @@ class SchemaBuilder:
         texts = {_dump(value) for value in values if types is None or _types_of(value) & set(types)}
         if not texts:
             raise RefusedError(f"no value of {keyword} is of the type asked for")
-        return self._nfa.either(entry, [lambda at, t=text: self._nfa.text(at, t) for text in sorted(texts)])
+        return self._nfa.either(entry, [partial(self._nfa.text, data=text) for text in sorted(texts)])
 
     def _any_of(self, entry: int, schema: dict[str, Any]) -> int:
         keyword = "anyOf" if "anyOf" in schema else "oneOf"
@@ -167,7 +166,7 @@ class SchemaBuilder:
             raise RefusedError(f"{keyword} must be a list of at least one schema")
         if keyword == "oneOf":
             self._check_disjoint(branches)
-        return self._nfa.either(entry, [lambda at, b=branch: self.build(at, b) for branch in branches])
+        return self._nfa.either(entry, [partial(self.build, schema=branch) for branch in branches])
 
     def _check_disjoint(self, branches: list[Any]) -> None:
         """oneOf means exactly one: types or values must tell the branches apart."""
@@ -230,7 +229,11 @@ class SchemaBuilder:
             "array": self._array,
             "object": self._object,
         }
-        return self._nfa.either(entry, [lambda at, n=name: makers[n](at, schema) for name in dict.fromkeys(types)])
+
+        def part(name: str) -> Part:
+            return lambda at: makers[name](at, schema)
+
+        return self._nfa.either(entry, [part(name) for name in dict.fromkeys(types)])
 
     def _match(self, entry: int, pattern: str) -> int:
         return regex.full_match(self._nfa, entry, pattern)
@@ -273,10 +276,11 @@ class SchemaBuilder:
         parts: list[Part] = []
         for sign, least, most in ((b"-", max(1, -high), -low), (b"", max(0, low), high)):
             for digits in between(least, most) if least <= most else ():
-                parts.append(lambda at, s=sign, d=digits: self._digits(self._nfa.text(at, s), d))
+                parts.append(partial(self._digits, sign=sign, digits=digits))
         return self._nfa.either(entry, parts)
 
-    def _digits(self, entry: int, digits: list[tuple[int, int]]) -> int:
+    def _digits(self, entry: int, sign: bytes, digits: list[tuple[int, int]]) -> int:
+        entry = self._nfa.text(entry, sign)
         for low, high in digits:
             entry = self._nfa.chars(entry, ((0x30 + low, 0x30 + high),))
         return entry

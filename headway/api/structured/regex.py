@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from re import _constants, _parser  # type: ignore[attr-defined]  # the one parser that agrees with re
 from typing import Any
 
@@ -96,7 +97,7 @@ def search(nfa: Nfa, entry: int, pattern: str, write: CharPart, any_char: CharSe
         at = builder.sequence(at if begins else anything(at), parts, flags, begins, ends)
         return at if ends else anything(at)
 
-    return nfa.either(entry, [lambda at, parts=list(each): branch(at, parts) for each in branches])
+    return nfa.either(entry, [partial(branch, parts=list(each)) for each in branches])
 
 
 class _Builder:
@@ -125,7 +126,9 @@ class _Builder:
             _check_flags(added)
             return self.sequence(entry, list(items), (flags | added) & ~dropped, first, last)
         if kind is _constants.BRANCH:
-            parts = [lambda at, b=branch: self.sequence(at, list(b), flags, first, last) for branch in value[1]]
+            parts = [
+                partial(self.sequence, items=list(branch), flags=flags, first=first, last=last) for branch in value[1]
+            ]
             return self._nfa.either(entry, parts)
         if kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
             least, most, items = value

@@ -16,7 +16,7 @@ NONE, EOS, LENGTH, GRAMMAR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(3), 
 @triton.jit
 def grammar_advance_kernel(
     packed, row_slots, token_ids, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, alive, results,
-    num_slots, vocab, words, table_ints, ring_size, ring_stride, CLASS_INTS: tl.constexpr,
+    num_slots, vocab, num_words, table_ints, ring_size, ring_stride, CLASS_INTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
@@ -34,12 +34,12 @@ def grammar_advance_kernel(
             if (finish == NONE) | (finish == LENGTH):
                 token = tl.load(token_ids + row)
                 real = (token >= 0) & (token < vocab)
-                length = tl.load(vocabulary + words.to(tl.int64) * vocab + token, mask=real, other=0)
+                length = tl.load(vocabulary + num_words.to(tl.int64) * vocab + token, mask=real, other=0)
                 state = tl.where(length > 0, state, 0)
                 table = grammar_table + slot * table_ints
-                i = 0
-                while (i < tl.minimum(length, 4 * words)) & (state != 0):
-                    four = tl.load(vocabulary + (i // 4).to(tl.int64) * vocab + token)
+                i = tl.zeros_like(length)
+                while (i < tl.minimum(length, 4 * num_words)) & (state != 0):
+                    four = tl.load(vocabulary + (i // 4) * vocab + token)
                     byte = (four >> (8 * (i % 4))) & 255
                     state = next_state(table, state, byte, True, num_states, num_classes, table_ints, CLASS_INTS)
                     i += 1

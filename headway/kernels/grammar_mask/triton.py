@@ -1,5 +1,5 @@
 """``grammar_mask`` in Triton: programs (row, part of the vocabulary). Each lane reads one token's bytes through the automaton;
-a program stops when all its lanes are dead or done. No logit is loaded.
+a program stops when all its lanes are dead or done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def next_state(table, state, byte, walks, num_states, num_classes, table_ints, C
 @triton.jit
 def grammar_mask_kernel(
     logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
-    row_stride, vocab, num_slots, table_ints, words, stop_width, CLASS_INTS: tl.constexpr, BLOCK: tl.constexpr,
+    row_stride, vocab, num_slots, table_ints, num_words, stop_width, CLASS_INTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -41,11 +41,11 @@ def grammar_mask_kernel(
         table = grammar_table + slot * table_ints
         token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         real = token < vocab
-        length = tl.load(vocabulary + words.to(tl.int64) * vocab + token, mask=real, other=0)
+        length = tl.load(vocabulary + num_words.to(tl.int64) * vocab + token, mask=real, other=0)
         state = tl.where(length > 0, start, 0)
         column = vocabulary + token
         done = 0
-        longest = tl.max(tl.where(state != 0, tl.minimum(length, 4 * words), 0), 0)
+        longest = tl.max(tl.where(state != 0, tl.minimum(length, 4 * num_words), 0), 0)
         while done < longest:
             four = tl.load(column, mask=real & (state != 0) & (done < length), other=0)
             for i in tl.static_range(4):
@@ -56,13 +56,14 @@ def grammar_mask_kernel(
                 state = tl.where(walks, following, state)
             done += 4
             column += vocab
-            longest = tl.max(tl.where(state != 0, tl.minimum(length, 4 * words), 0), 0)
+            longest = tl.max(tl.where(state != 0, tl.minimum(length, 4 * num_words), 0), 0)
         allowed = state != 0
         num_eos = tl.minimum(tl.load(stop_counts + 2 * slot), stop_width)
         for i in range(num_eos):
             allowed = tl.where(token == tl.load(stop_ids + slot * stop_width + i), ends, allowed)
-        nothing = tl.full([BLOCK], float("-inf"), logits.dtype.element_ty)
-        tl.store(logits + row * row_stride + token, nothing, mask=real & (allowed == 0))
+        place = logits + row * row_stride + token
+        x = tl.load(place, mask=real, other=0.0)
+        tl.store(place, tl.where(allowed, x, float("-inf")), mask=real)
 
 
 def grammar_mask(
