@@ -16,15 +16,18 @@ import torch
 from headway.device.base import Device, Graph
 from headway.sampling.draw import FILTER_MIN_P, FILTER_TOP, RANDOM
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
 
 WHOLE_STEP_VARIANTS = (
     Variant(),
     Variant(flags=RANDOM),
     Variant(flags=RANDOM | FILTER_TOP | FILTER_MIN_P),
+    Variant(GRAMMAR_EDIT, RANDOM),
+    Variant(GRAMMAR_EDIT, RANDOM | FILTER_TOP | FILTER_MIN_P),
 )
-"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p."""
+"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
+grammars. From few to many flags: a step takes the first that does all it needs."""
 
 DecodeLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
 SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[LogprobTensors]]
@@ -104,9 +107,9 @@ class DecodeGraphs:
 
     def replay(self, bucket: int, variant: Variant) -> list[LogprobTensors]:
         """Run a decode step; returns its log-probability parts."""
-        whole = self._whole.get((bucket, variant))
-        if whole is not None:
-            whole.replay()
+        covering = next((known for known in WHOLE_STEP_VARIANTS if known.covers(variant)), None)
+        if covering is not None:
+            self._whole[bucket, covering].replay()
             return []
         front = self._front[bucket]
         front.graph.replay()

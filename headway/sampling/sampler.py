@@ -33,6 +33,11 @@ class Variant:
     flags: int = 0
     max_logprobs: int = NOT_ASKED
 
+    def covers(self, other: Variant) -> bool:
+        """Whether a step run as this variant gives what ``other`` would: flags only let the draw skip work."""
+        same = (self.edits, self.max_logprobs) == (other.edits, other.max_logprobs)
+        return same and self.flags | other.flags == self.flags
+
 
 GRAMMAR_EDIT = 1 << 5
 """The bit of ``Variant.edits`` that stands for ``Sampler.grammar``."""

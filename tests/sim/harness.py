@@ -57,10 +57,10 @@ def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevi
     try:
         with SimDevice(seed, observers=watch.observers()) as device:
             core = build_engine(arguments(overrides), progress=False, device=device)
-            core.learn(VOCABULARY)
             device.wait_idle()  # the warm-up's steps are nobody's plan
             watch.attach(core)
             device.arm()
+            core.learn(VOCABULARY)
             yield core, device, watch
             core.shutdown()
             device.disarm()

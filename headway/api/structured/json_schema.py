@@ -23,8 +23,10 @@ MAX_DEPTH = 64
 MAX_REPEATS = 4096
 
 NOTES = frozenset(
-    "title description default examples example deprecated readOnly writeOnly "
-    "$comment $schema $id $defs definitions $anchor".split()
+    [
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("$comment", "$schema", "$id", "$defs", "definitions", "$anchor"),
+    ]
 )
 """Keywords that say nothing about the text."""
 OWN_KEYWORDS: dict[str, frozenset[str]] = {
