@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from headway.core.automaton import Automaton
 from headway.core.errors import InvalidRequestError, UnknownParameterError
 from headway.core.messages import AddRequest, ModelInfo
 from headway.core.params import SamplingParams
@@ -138,8 +137,12 @@ class Door:
         if text is not None:
             ids = self._encode(text, add_special_tokens)
         params = replace(params, max_tokens=self._max_tokens(ids, params))
-        automaton = None if params.structured_outputs is None else self._structured_door().prepare(params)
-        return self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt, automaton)
+        children = self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+        if params.structured_outputs is not None:
+            grammar = self._structured_door().prepare(params)
+            for child in children.children:
+                child.automaton, child.host_grammar = grammar.automaton, grammar.host_grammar
+        return children
 
     def close(self) -> None:
         """End the processes that compile grammars. Safe to call twice."""
@@ -276,9 +279,7 @@ class Door:
                 raise InvalidRequestError(f"bad_words: token id {token} is outside of the vocabulary", "bad_words")
         return sequences
 
-    def _fan_out(
-        self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None, automaton: Automaton | None
-    ) -> PreparedRequest:
+    def _fan_out(self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None) -> PreparedRequest:
         bad_words = self._bad_words(params.bad_words)
         number = next(self._numbers)
         seed = mix64(self._seed, number) if params.seed is None else params.seed
@@ -294,7 +295,6 @@ class Door:
                 eos_token_ids=[] if params.ignore_eos else self.info.eos_token_ids,
                 bad_words_token_ids=bad_words,
                 cache_salt=salt,
-                automaton=automaton,
             )
             for i in range(params.n)
         ]

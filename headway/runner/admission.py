@@ -42,7 +42,8 @@ class AdmissionWriter:
         """
         edits = [*_core_edits(request), *self._sampler.stage(request)]
         self._prepared[request.request_id] = edits
-        return sum(segment_ints(len(edit.values)) for edit in edits)
+        mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
+        return mask + sum(segment_ints(len(edit.values)) for edit in edits)
 
     def forget(self, request_id: str) -> None:
         """The request is over. Unknown ids are ignored."""

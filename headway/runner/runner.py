@@ -153,12 +153,14 @@ class ModelRunner:
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
+        for slot, words in plan.masks:
+            packed.write(self._arena.position("allowed_bits", slot), words)
         prompt = self._prompt_positions(packed, plan)
         variant = self._sampler.variant(plan.slots)
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), torch.inference_mode():
             self._staging.send(staging, packed.finish())
-            if plan.admissions:
+            if _edits_first(plan):
                 self._apply_edits(packed.num_edits)
                 self._rebuild_counts(new_counted)
             packet = self._run(plan, packed, variant, prompt, layout)
@@ -263,7 +265,7 @@ class ModelRunner:
         if decode is None or prefill is None:
             return None
         if plan.num_decode_rows == plan.num_rows:
-            bucket = decode.bucket_for(plan.num_rows, packed.num_edits if not plan.admissions else 0)
+            bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
         bucket = prefill.bucket_for(packed.num_tokens, plan.num_rows)
         if bucket is None:
@@ -273,8 +275,8 @@ class ModelRunner:
         return self.sample_and_advance(front.batch, front.logits, variant), prefill.num_rows
 
     def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
-        """Admissions had the step's edits applied before their counts were rebuilt; without any it is done now."""
-        if not plan.admissions and packed.num_edits:
+        """Apply the step's edits unless that has been done."""
+        if not _edits_first(plan) and packed.num_edits:
             self._apply_edits(packed.num_edits)
 
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
@@ -365,3 +367,9 @@ class ModelRunner:
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()
+
+
+def _edits_first(plan: StepPlan) -> bool:
+    """Whether edits are applied ahead of the rest: counts are rebuilt after admissions, and masks are more edits than graphs
+    make room for (a graph applies some of them again, which changes nothing)."""
+    return bool(plan.admissions or plan.masks)

@@ -12,7 +12,7 @@ from headway.api.structured import compiler
 from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.door import vocabulary_of
 from headway.api.tokenizer import from_gguf
-from headway.core.automaton import Vocabulary
+from headway.core.automaton import Automaton, Vocabulary
 from headway.core.errors import InvalidRequestError
 from headway.core.params import SamplingParams, StructuredOutputsParams
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
@@ -28,6 +28,12 @@ def grammars() -> Iterator[GrammarCompiler]:
     made.close()
 
 
+def automaton(made: GrammarCompiler, wanted: StructuredOutputsParams) -> Automaton:
+    found = made.compile(wanted).automaton
+    assert found is not None
+    return found
+
+
 def refusal(made: GrammarCompiler, **wanted: Any) -> str:
     with pytest.raises(InvalidRequestError) as caught:
         made.compile(StructuredOutputsParams(**wanted))
@@ -36,10 +42,10 @@ def refusal(made: GrammarCompiler, **wanted: Any) -> str:
 
 
 def test_compiles_each_kind(grammars: GrammarCompiler) -> None:
-    assert grammars.compile(StructuredOutputsParams(regex="a+")).accepts(b"aaa")
-    assert grammars.compile(StructuredOutputsParams(choice=["yes", "nö"])).accepts("nö".encode())
+    assert automaton(grammars, StructuredOutputsParams(regex="a+")).accepts(b"aaa")
+    assert automaton(grammars, StructuredOutputsParams(choice=["yes", "nö"])).accepts("nö".encode())
     for schema in ({"type": "null"}, '{"type": "null"}'):
-        assert grammars.compile(StructuredOutputsParams(json=schema)).accepts(b"null")
+        assert automaton(grammars, StructuredOutputsParams(json=schema)).accepts(b"null")
 
 
 def test_a_known_grammar_is_not_compiled_again(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +72,7 @@ def test_a_grammar_that_takes_too_long_is_killed_alone() -> None:
         assert "compile" in refusal(made, regex="a+")
         assert not made._pool._idle, "its process is gone"
         made._seconds = 60.0
-        assert made.compile(StructuredOutputsParams(regex="b+")).accepts(b"b")
+        assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
     finally:
         made.close()
 
@@ -77,7 +83,7 @@ def test_a_process_that_dies_costs_one_request(grammars: GrammarCompiler) -> Non
     worker._process.kill()
     worker._process.wait()
     assert "compile" in refusal(grammars, regex="b+")
-    assert grammars.compile(StructuredOutputsParams(regex="c+")).accepts(b"c")
+    assert automaton(grammars, StructuredOutputsParams(regex="c+")).accepts(b"c")
 
 
 def test_no_process_outlives_its_compiler() -> None:
@@ -108,7 +114,7 @@ def test_hostile_grammars_are_answered_with_an_error(grammars: GrammarCompiler) 
         {"json": "[" * 60_000},
     ):
         assert "structured_outputs" in refusal(grammars, **wanted)
-    assert grammars.compile(StructuredOutputsParams(regex="a+")).accepts(b"a")
+    assert automaton(grammars, StructuredOutputsParams(regex="a+")).accepts(b"a")
 
 
 # -- the door ----------------------------------------------------------------------------------------------------------

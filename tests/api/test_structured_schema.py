@@ -133,6 +133,7 @@ def test_optional_properties_and_their_commas() -> None:
 def test_what_no_table_holds_says_so(schema: Any, named: str) -> None:
     """These are left to the host's matcher, if it can."""
     found = outcome(schema)
+    assert found.automaton is None and (found.host_grammar is None) == (found.refusal is not None)
     assert found.not_regular is not None and named in found.not_regular
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from tests.engine.harness import Answer, MakeEngine, request, run
-from tests.engine.tiny_grammars import LOOP, PATTERN, SCHEMA, automaton
+from tests.engine.tiny_grammars import LARK, LOOP, PATTERN, SCHEMA, automaton, host_grammar
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -42,6 +42,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "presence_penalty": 1.0,
         "bad_words_ids": [[60], [61, 62]],
         "logprobs": 3,
+    },
+    "host_grammar": {
+        "host_grammar": host_grammar("grammar", LARK),
+        "temperature": 1.3,
+        "max_tokens": 25,
+        "logprobs": 2,
     },
 }
 

@@ -48,6 +48,8 @@ USABLE = bytes(sorted(VOCABULARY.byte_set()))
 
 PATTERN = r"[a-f]{2,12}(?: the)?\.?"
 LOOP = r"[a-z0-9 é€]+"
+LARK = 'start: "a" start? "b" | "{" start "}" | WORD\nWORD: /[c-z]{1,3}/'
+"""Pairs, nested as deep as one likes: no table holds it."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "string"}, "ab": {"type": "integer", "minimum": -7, "maximum": 120}},
@@ -61,6 +63,14 @@ def automaton(kind: Kind, text: str) -> Automaton:
     outcome = compile_task(Task(kind, text, USABLE))
     assert outcome.automaton is not None, outcome
     return outcome.automaton
+
+
+@cache
+def host_grammar(kind: Kind, text: str) -> str:
+    """The same for a grammar that is left to the host's matcher."""
+    outcome = compile_task(Task(kind, text, USABLE))
+    assert outcome.host_grammar is not None, outcome
+    return outcome.host_grammar
 
 
 def text_of(answer: Answer) -> str:

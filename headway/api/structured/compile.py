@@ -9,19 +9,20 @@ from typing import Any, Literal
 import msgspec
 
 from headway.api.structured import regex
+from headway.api.structured.host_grammar import from_lark, from_schema
 from headway.api.structured.json_schema import SchemaBuilder
 from headway.api.structured.nfa import Nfa, NotRegularError
 from headway.api.structured.regex import RefusedError
 from headway.core.automaton import Automaton
 
-Kind = Literal["json", "regex", "choice"]
+Kind = Literal["json", "regex", "choice", "grammar", "json_object"]
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
     """One grammar to compile.
 
     Attributes:
-        text: a JSON schema as JSON, a pattern, or the choices as a JSON list.
+        text: a JSON schema as JSON, a pattern, the choices as a JSON list, a grammar; empty for json_object.
         usable: bytes that the vocabulary can spell.
     """
 
@@ -31,21 +32,35 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """Exactly one of: the automaton; why there is none and will be none; why no table holds it."""
+    """Either an automaton, or a grammar for the host's matcher, or the reason why there is neither.
+
+    Attributes:
+        not_regular: why no table holds it, when it is left to the host's matcher or refused for that.
+    """
 
     automaton: Automaton | None = None
+    host_grammar: str | None = None
     refusal: str | None = None
     not_regular: str | None = None
 
 
 def compile_task(task: Task) -> Outcome:
     """Compile; whatever is wrong with the grammar is in the outcome."""
+    reason = None
     try:
-        return Outcome(automaton=_compile(task))
+        if task.kind == "grammar":
+            return Outcome(host_grammar=from_lark(task.text))
+        if task.kind == "json_object":
+            return Outcome(host_grammar=from_schema({"type": "object"}))
+        try:
+            return Outcome(automaton=_compile(task))
+        except NotRegularError as error:
+            reason = str(error)
+        if task.kind != "json":
+            return Outcome(refusal=reason, not_regular=reason)
+        return Outcome(host_grammar=from_schema(json.loads(task.text)), not_regular=reason)
     except RefusedError as error:
-        return Outcome(refusal=str(error))
-    except NotRegularError as error:
-        return Outcome(not_regular=str(error))
+        return Outcome(refusal=str(error) if reason is None else f"{error}; and {reason}", not_regular=reason)
     except RecursionError:
         return Outcome(refusal="it is nested too deeply")
     except MemoryError:

@@ -17,7 +17,6 @@ import msgspec
 
 from headway.api.structured.compile import Outcome, Task
 from headway.api.structured.worker import HEADER
-from headway.core.automaton import Automaton
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.params import StructuredOutputsParams
 
@@ -131,8 +130,8 @@ class GrammarCompiler:
         self._known: OrderedDict[Task, Outcome] = OrderedDict()
         self._known_bytes = 0
 
-    def compile(self, wanted: StructuredOutputsParams) -> Automaton:
-        """The automaton of ``wanted``.
+    def compile(self, wanted: StructuredOutputsParams) -> Outcome:
+        """``wanted`` as an automaton or as a grammar for the host's matcher; never a refusal.
 
         Raises:
             InvalidRequestError: it is wrong, not supported, or takes too much to compile.
@@ -149,9 +148,9 @@ class GrammarCompiler:
                     refusal=f"it takes over {self._seconds:g} s or too much memory to compile; simplify it"
                 )
             self._remember(task, outcome)
-        if outcome.automaton is None:
-            raise InvalidRequestError(f"{WHERE}: {task.kind}: {outcome.refusal or outcome.not_regular}", WHERE)
-        return outcome.automaton
+        if outcome.refusal is not None:
+            raise InvalidRequestError(f"{WHERE}: {task.kind}: {outcome.refusal}", WHERE)
+        return outcome
 
     def _remember(self, task: Task, outcome: Outcome) -> None:
         with self._lock:
@@ -176,11 +175,11 @@ def make_task(wanted: StructuredOutputsParams, usable: bytes) -> Task:
     Raises:
         InvalidRequestError: it is too large, or cannot be written as JSON.
     """
-    if wanted.grammar is not None or wanted.json_object:
-        name = "grammar" if wanted.grammar is not None else "json_object"
-        raise InvalidRequestError(f"{WHERE}: {name} is not served by this build; use json or regex", WHERE)
-    task = Task("regex", wanted.regex, usable) if wanted.regex is not None else None
-    if task is None:
+    if wanted.json_object:
+        return Task("json_object", "", usable)
+    if wanted.regex is not None or wanted.grammar is not None:
+        task = Task("grammar" if wanted.regex is None else "regex", wanted.regex or wanted.grammar or "", usable)
+    else:
         try:
             given = wanted.json if wanted.choice is None else wanted.choice
             text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)

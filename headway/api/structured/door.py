@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headway.api.structured.compile import Outcome
 from headway.api.structured.compiler import WHERE, GrammarCompiler
-from headway.core.automaton import Automaton, Vocabulary
+from headway.core.automaton import Vocabulary
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import ModelInfo
 from headway.core.params import SamplingParams
@@ -37,8 +38,8 @@ class StructuredDoor:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
-    def prepare(self, params: SamplingParams) -> Automaton:
-        """The automaton of ``params.structured_outputs``.
+    def prepare(self, params: SamplingParams) -> Outcome:
+        """``params.structured_outputs``, compiled: an automaton or a grammar for the host's matcher.
 
         Raises:
             InvalidRequestError: it cannot be served, alone or with the other parameters.
@@ -48,13 +49,14 @@ class StructuredDoor:
         if params.ignore_eos or not self._info.eos_token_ids:
             reason = "ignore_eos is set" if params.ignore_eos else "the model has no end-of-sequence token"
             raise InvalidRequestError(f"{WHERE} end with the end-of-sequence token, but {reason}", WHERE)
-        automaton = self._ready().compile(wanted)
-        if params.min_tokens > 0 and not automaton.can_go_on:
+        outcome = self._ready().compile(wanted)
+        automaton = outcome.automaton
+        if params.min_tokens > 0 and automaton is not None and not automaton.can_go_on:
             raise InvalidRequestError(
                 "min_tokens cannot hold: structured_outputs may reach an end that nothing can follow; leave min_tokens out",
                 "min_tokens",
             )
-        return automaton
+        return outcome
 
     def _ready(self) -> GrammarCompiler:
         with self._lock:
