@@ -162,6 +162,8 @@ class ModelRunner:
             self._staging.send(staging, packed.finish())
             if _edits_first(plan):
                 self._apply_edits(packed.num_edits)
+                if plan.masks:
+                    self._packed[:1].zero_()  # masks are more edits than a graph has room for: it shall find none
                 self._rebuild_counts(new_counted)
             packet = self._run(plan, packed, variant, prompt, layout)
             ticket = self.readback.start(packet)
@@ -370,6 +372,5 @@ class ModelRunner:
 
 
 def _edits_first(plan: StepPlan) -> bool:
-    """Whether edits are applied ahead of the rest: counts are rebuilt after admissions, and masks are more edits than graphs
-    make room for (a graph applies some of them again, which changes nothing)."""
+    """Whether edits are applied ahead of the rest: after admissions counts are rebuilt, and masks are many edits."""
     return bool(plan.admissions or plan.masks)

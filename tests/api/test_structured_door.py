@@ -48,6 +48,20 @@ def test_compiles_each_kind(grammars: GrammarCompiler) -> None:
         assert automaton(grammars, StructuredOutputsParams(json=schema)).accepts(b"null")
 
 
+def test_what_no_table_holds_goes_to_the_host(grammars: GrammarCompiler) -> None:
+    for wanted in (
+        {"json_object": True},
+        {"json": {"$ref": "#"} | {"$defs": {}}},
+        {"grammar": 'start: "a" start "b" | "c"'},
+    ):
+        found = grammars.compile(StructuredOutputsParams(**wanted))  # type: ignore[arg-type]
+        assert found.automaton is None and found.host_grammar
+    assert "Expected" in refusal(grammars, grammar='start: "a" (')
+    assert "'typo'" in refusal(grammars, json={"type": "number", "minimum": 3, "typo": 1})
+    assert "'uniqueItems'" in refusal(grammars, json={"type": "array", "uniqueItems": True})
+    assert "iri" in refusal(grammars, json={"type": "string", "format": "iri"})
+
+
 def test_a_known_grammar_is_not_compiled_again(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     first = grammars.compile(StructuredOutputsParams(regex="a+"))
     assert "valid" in refusal(grammars, regex="(")

@@ -40,6 +40,7 @@ def llm() -> Iterator[LLM]:
 
 def test_answers_are_what_was_asked_for(llm: LLM) -> None:
     asked = [params(seed, **wanted) for seed in range(3) for wanted in ({"json": PERSON}, {"regex": PATTERN})]
+    asked.append(params(8, grammar='start: "<" start ">" | /[a-z]{2,5}/'))
     asked.append(params(9, choice=["left", "right", "straight on"]))
     outputs = llm.generate(["Write something:"] * len(asked), asked, use_tqdm=False)
     for wanted, output in zip(asked, outputs, strict=True):
@@ -51,6 +52,8 @@ def test_answers_are_what_was_asked_for(llm: LLM) -> None:
             jsonschema.validate(json.loads(answer.text), PERSON)
         elif kind.regex is not None:
             assert re.fullmatch(PATTERN, answer.text)
+        elif kind.grammar is not None:
+            assert re.fullmatch("<*[a-z]{2,5}>*", answer.text) and answer.text.count("<") == answer.text.count(">")
         else:
             assert answer.text in ("left", "right", "straight on")
 

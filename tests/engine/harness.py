@@ -38,7 +38,7 @@ class Answer:
 
 
 def request(request_id: str, prompt: list[int], seed: int = 0, **params: Any) -> AddRequest:
-    """A request as the door would make it. ``bad_words_ids`` are token sequences, ``automaton`` and ``host_grammar`` grammars."""
+    """A request as the door would make it. ``bad_words_ids`` are token sequences; ``automaton``, ``host_grammar`` grammars."""
     bad_words = params.pop("bad_words_ids", [])
     automaton, host_grammar = params.pop("automaton", None), params.pop("host_grammar", None)
     eos = [] if params.get("ignore_eos") else EOS

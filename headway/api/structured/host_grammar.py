@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from headway.api.structured.json_schema import KNOWN
@@ -21,20 +22,24 @@ def from_schema(schema: Any) -> str:
     _check_keywords(schema, "#")
     from llguidance import LLMatcher
 
-    return _checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_STYLE))
+    return _checked(lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_STYLE))
 
 
 def from_lark(text: str) -> str:
     """A grammar in Lark's syntax. Raises RefusedError when it is not valid."""
     from llguidance import LLMatcher
 
-    return _checked(LLMatcher.grammar_from_lark(text))
+    return _checked(lambda: LLMatcher.grammar_from_lark(text))
 
 
-def _checked(grammar: str) -> str:
+def _checked(make: Callable[[], str]) -> str:
     from llguidance import LLMatcher
 
-    error = LLMatcher.validate_grammar(grammar)
+    try:
+        grammar = make()
+        error = LLMatcher.validate_grammar(grammar)
+    except BaseException as failure:  # the library's panics are no Exceptions
+        error = str(failure) or type(failure).__name__
     if error:
         raise RefusedError(" ".join(error.split())[:300])
     return grammar
