@@ -365,7 +365,12 @@ class ModelRunner:
             )
             logits = self.row_logits(batch, self._model(batch, self._kv))
             every = (1 << len(self._sampler.features)) - 1
-            for variant in (Variant(), Variant(flags=1), Variant(every, 7, self.config.max_logprobs)):
+            for variant in (
+                Variant(),
+                Variant(flags=1),
+                Variant(GRAMMAR_EDIT, 1),
+                Variant(every, 7, self.config.max_logprobs),
+            ):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()

@@ -143,7 +143,7 @@ class Planner:
             if slot < 0 or mask is None:  # preempted for an earlier request
                 continue
             upload = len(mask) + MASK_EDIT_INTS
-            if not draft.tokens_left or upload > draft.uploads_left:
+            if not draft.tokens_left or (upload > draft.uploads_left and taken):
                 break
             draft.tokens_left -= 1
             draft.uploads_left -= upload

@@ -140,7 +140,8 @@ class RunningSet:
         return max((each[-1] for each in (self._decoding, self.lagging) if each), key=lambda request: request.admitted)
 
     def requests(self) -> list[Request]:
-        return self._decoding + self.lagging + ([self.prefilling] if self.prefilling else [])
+        last = [self.prefilling] if self.prefilling else []
+        return sorted(self._decoding + self.lagging + last, key=lambda request: request.admitted)
 
     def decode_rows(self) -> Rows:
         """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""

@@ -39,7 +39,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_answers_are_what_was_asked_for(llm: LLM) -> None:
-    asked = [params(seed, **wanted) for seed in range(3) for wanted in ({"json": PERSON}, {"regex": PATTERN})]
+    asked = [params(seed, **wanted) for seed in range(2) for wanted in ({"json": PERSON}, {"regex": PATTERN})]
     asked.append(params(8, grammar='start: "<" start ">" | /[a-z]{2,5}/'))
     asked.append(params(9, choice=["left", "right", "straight on"]))
     outputs = llm.generate(["Write something:"] * len(asked), asked, use_tqdm=False)

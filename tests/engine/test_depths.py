@@ -34,8 +34,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs_zero": {"logprobs": 0},
     "prompt_logprobs": {"prompt_logprobs": 3},
     "logprob_token_ids": {"logprob_token_ids": [1, 50, 96]},
-    "pattern": {"automaton": automaton("regex", PATTERN), "temperature": 1.4, "max_tokens": 20},
-    "schema": {"automaton": automaton("json", json.dumps(SCHEMA)), "temperature": 1.2, "max_tokens": 40, "top_k": 40},
+    "pattern": {"automaton": automaton("regex", PATTERN), "temperature": 1.4, "max_tokens": 14},
+    "schema": {"automaton": automaton("json", json.dumps(SCHEMA)), "temperature": 1.2, "max_tokens": 24, "top_k": 40},
     "pattern_mixed": {
         "automaton": automaton("regex", LOOP),
         "min_tokens": 5,
@@ -46,7 +46,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "host_grammar": {
         "host_grammar": host_grammar("grammar", LARK),
         "temperature": 1.3,
-        "max_tokens": 25,
+        "max_tokens": 12,
         "logprobs": 2,
     },
 }
