@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
 from headway.api.inputs import Door, Prompt, default_params
 from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import EngineStats, ModelInfo, RequestUpdate
@@ -131,6 +133,9 @@ class AsyncLLM:
 
     The engine runs in its own process unless ``multiprocess=False`` (then in a thread). Arguments and errors as for
     ``LLM``. Constructing it blocks until the model is loaded. Installs no signal handlers.
+
+    Attributes:
+        request_metrics: times and sizes of its requests so far; for the event loop's thread.
     """
 
     def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
@@ -139,7 +144,8 @@ class AsyncLLM:
         client = frontend.connect(args, own_process=True, asynchronous=True)
         self._info = client.info
         self._door = Door(self._info, self._tokenizer, args.seed, client.learn)
-        self._processor = OutputProcessor(self._tokenizer)
+        self.request_metrics = RequestMetrics(self._info.max_model_len)
+        self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
         self._hub = _Hub(client, self._processor)
         self._finalizer = weakref.finalize(self, self._hub.close)
         self._chat = frontend.ChatRenderer(self._tokenizer)
@@ -201,6 +207,7 @@ class AsyncLLM:
             InvalidRequestError: before anything is submitted.
             EngineDeadError: the engine stopped.
         """
+        arrived = monotonic()
         self.check_health()
         self._hub.attach()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -214,6 +221,7 @@ class AsyncLLM:
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
         news = self._hub.open(request)
         try:
+            request.arrived = arrived  # tokenising the prompt is part of what the caller waits for
             self._hub.client.add(prepared.children)
             while True:
                 await news.wait()

@@ -197,6 +197,9 @@ class Door:
         if not ids:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
         size = self.info.vocab_size
+        # A loop over Python integers is a tenth of the time of a prefill; it runs only to name the culprit.
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:  # type: ignore[type-var,operator]
+            return
         for token in ids:
             if not _is_int(token):
                 raise InvalidRequestError(f"token ids of a prompt must be integers, got {token!r:.80}", "prompt")

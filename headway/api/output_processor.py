@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from headway.api.detokenizer import Detokenizer
 from headway.api.inputs import PreparedRequest
+from headway.api.request_metrics import RequestMetrics
 from headway.core.messages import RequestUpdate, TokenLogprobsRow
 from headway.core.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from headway.core.params import SamplingParams
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OpenCompletion:
-    """One completion as it grows."""
+    """One completion as it grows. ``RequestMetrics`` keeps its times here: monotonic seconds, None until they happen."""
 
     def __init__(self, index: int, request_id: str, prepared: PreparedRequest, tokenizer: Tokenizer | None) -> None:
         params = prepared.params
@@ -34,6 +36,9 @@ class OpenCompletion:
         self._detokenizer = Detokenizer(tokenizer, prepared.prompt_token_ids, params)
         self._sent_chars = self._sent_tokens = 0
         self._sent_finish = False
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.queue_seconds: float | None = None
 
     def apply(self, update: RequestUpdate) -> bool:
         """Take an update; True when a stop string ended the completion while the engine still runs it."""
@@ -93,10 +98,14 @@ class OpenRequest:
     Attributes:
         request_id: what the caller knows it by; need not be unique.
         num_unfinished: completions still running.
+        arrived: when the caller asked, monotonic seconds; whoever knows of an earlier moment sets it.
+        trace: whatever the metrics' observer gave for it.
     """
 
     def __init__(self, prepared: PreparedRequest, request_id: str, tokenizer: Tokenizer | None) -> None:
         self.request_id = request_id
+        self.arrived = monotonic()
+        self.trace: object = None
         self.prepared = prepared
         self.completions = [
             OpenCompletion(i, child.request_id, prepared, tokenizer) for i, child in enumerate(prepared.children)
@@ -149,10 +158,14 @@ class OpenRequest:
 
 
 class OutputProcessor:
-    """Keeps the open requests and routes updates to them. Not thread-safe: one thread (or event loop) owns it."""
+    """Keeps the open requests and routes updates to them. Not thread-safe: one thread (or event loop) owns it.
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        metrics: where requests are measured; None measures nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, metrics: RequestMetrics | None = None) -> None:
+        self._tokenizer, self._metrics = tokenizer, metrics
         self._open: dict[str, tuple[OpenRequest, OpenCompletion]] = {}
 
     def open(self, prepared: PreparedRequest, request_id: str) -> OpenRequest:
@@ -160,6 +173,8 @@ class OutputProcessor:
         request = OpenRequest(prepared, request_id, self._tokenizer)
         for completion in request.completions:
             self._open[completion.request_id] = (request, completion)
+        if self._metrics is not None and self._metrics.observer is not None:
+            request.trace = self._metrics.observer.opened()
         return request
 
     def requests(self) -> list[OpenRequest]:
@@ -174,17 +189,21 @@ class OutputProcessor:
         """
         touched: dict[int, OpenRequest] = {}
         aborts: list[str] = []
+        metrics, now = self._metrics, monotonic()
         for update in updates:
             request, completion = self._open.get(update.request_id, (None, None))
             if request is None or completion is None:
                 continue
             touched[id(request)] = request
             self._apply_to_request(request, update, first=completion.index == 0)
+            if metrics is not None:
+                metrics.took(request, completion, update, now)
             if completion.apply(update):
                 aborts.append(update.request_id)
             if completion.finish_reason is not None:
                 del self._open[update.request_id]
                 request.num_unfinished -= 1
+                self._ended(request, completion, now)
         return list(touched.values()), aborts
 
     def _apply_to_request(self, request: OpenRequest, update: RequestUpdate, first: bool) -> None:
@@ -199,12 +218,20 @@ class OutputProcessor:
     def drop(self, request: OpenRequest) -> list[str]:
         """Stop following a request: running completions end with "abort". Returns the ids to abort in the engine."""
         ids = request.unfinished_ids()
+        now = monotonic()
         for completion in request.completions:
             if completion.finish_reason is None:
                 completion.abort()
                 del self._open[completion.request_id]
-        request.num_unfinished = 0
+                request.num_unfinished -= 1
+                self._ended(request, completion, now)
         return ids
+
+    def _ended(self, request: OpenRequest, completion: OpenCompletion, now: float) -> None:
+        if self._metrics is not None:
+            self._metrics.ended(request, completion, now)
+            if request.finished and self._metrics.observer is not None:
+                self._metrics.observer.ended(request, now)
 
 
 def logprobs_dict(row: TokenLogprobsRow, params: SamplingParams, tokenizer: Tokenizer | None) -> TokenLogprobs:

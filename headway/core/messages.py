@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.core.automaton import Automaton
+from headway.core.histogram import Histogram
 from headway.core.params import SamplingParams
 
 
@@ -50,6 +51,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     """What one step brought for one request. Concatenating all updates gives the request's whole output.
 
     ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
+    ``queue_seconds``, in the first update: from arrival at the engine to the first step with the request.
     """
 
     request_id: str
@@ -60,6 +62,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    queue_seconds: float | None = None
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -86,8 +89,54 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     notes: list[str]
 
 
+class StepTrace(msgspec.Struct, array_like=True):
+    """One finished step on the host's and the device's time line, in microseconds.
+
+    Attributes:
+        begun: host's monotonic clock, seconds, when scheduling it began; the other places are offsets from here.
+        schedule_us, launch_us, apply_us: time the host took; the launch follows scheduling at once.
+        submitted_us: offset of its first work reaching the device's queue.
+        wait_begun_us, wait_us: when the host asked for the result, and how long it waited. Applying follows.
+        replayed: it ran as a captured graph.
+        headway_us, idle_us, busy_us: see ``device.step_clock``; None where they were not measured. On the device it began at
+            submitted_us + headway_us.
+    """
+
+    step: int
+    rows: int
+    tokens: int
+    replayed: bool
+    begun: float
+    schedule_us: float
+    launch_us: float
+    submitted_us: float
+    wait_begun_us: float = 0.0
+    wait_us: float = 0.0
+    apply_us: float = 0.0
+    headway_us: float | None = None
+    idle_us: float | None = None
+    busy_us: float | None = None
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counters and gauges since start-up; cheap to read at any time, no device access."""
+    """Counters and gauges since start-up; cheap to read at any time, no device access.
+
+    Attributes:
+        run_ahead: steps that may be in flight when a result is awaited.
+        num_in_flight: steps launched and not applied.
+        num_graph_steps: steps that ran as a captured graph; the others were launched kernel by kernel.
+        waits, wait_seconds: by reason; how often and how long the loop waited for the device, as it may.
+        schedule_seconds, launch_seconds, apply_seconds: the host's own work.
+        has_device_clock: the five figures below are measured.
+        device_busy_seconds: the device worked on steps.
+        device_idle_seconds: it had nothing to do although there were requests.
+        num_timed_steps, num_dry_steps: steps whose lead was measured; those of them that found the device idle.
+        headway_seconds: work that was queued on the device when a step was submitted.
+        device_step_seconds: a step's time on the device.
+        host_step_seconds: the host's own work for a step.
+        recent_steps: the latest steps, oldest first.
+        host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -101,3 +150,22 @@ class EngineStats(msgspec.Struct, kw_only=True):
     back_pressure_waits: int = 0
     back_pressure_seconds: float = 0.0
     run_ahead: int = 0
+    num_in_flight: int = 0
+    num_graph_steps: int = 0
+    waits: dict[str, int] = {}
+    wait_seconds: dict[str, float] = {}
+    schedule_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    apply_seconds: float = 0.0
+    rows_per_step: Histogram = msgspec.field(default_factory=Histogram)
+    tokens_per_step: Histogram = msgspec.field(default_factory=Histogram)
+    host_step_seconds: Histogram = msgspec.field(default_factory=Histogram)
+    has_device_clock: bool = False
+    device_busy_seconds: float = 0.0
+    device_idle_seconds: float = 0.0
+    num_timed_steps: int = 0
+    num_dry_steps: int = 0
+    headway_seconds: Histogram = msgspec.field(default_factory=Histogram)
+    device_step_seconds: Histogram = msgspec.field(default_factory=Histogram)
+    recent_steps: list[StepTrace] = []
+    host_waits: dict[str, int] | None = None

@@ -36,7 +36,8 @@ class Event(Protocol):
         """Block the calling thread until that work is done."""
 
     def elapsed_us(self, later: Event) -> float:
-        """Device microseconds from this event to ``later``; both must be done and made with ``timing``."""
+        """Device microseconds from this event to ``later``, negative when that one passed first. Both must be done, as far as
+        the host knows, and made with ``timing``. Never blocks."""
 
 
 class Graph(Protocol):
@@ -52,6 +53,8 @@ class Device(Protocol):
     Attributes:
         torch_device: where tensors live.
         main, copies: the two streams.
+        clock: a third one on which nothing is queued but timing events, each of which therefore passes as it is recorded;
+            None where the device keeps no time. Only ``device.step_clock`` uses it.
         pins_memory: host buffers are page-locked, so copies need not block.
         asynchronous: work is done later than it is queued; otherwise run-ahead gains nothing.
         captures_graphs: CUDA graphs can be used.
@@ -61,6 +64,7 @@ class Device(Protocol):
     torch_device: torch.device
     main: Stream
     copies: Stream
+    clock: Stream | None
     pins_memory: bool
     asynchronous: bool
     captures_graphs: bool

@@ -51,6 +51,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.main: Stream = CpuStream()
         self.copies: Stream = CpuStream()
+        self.clock: Stream | None = None
         self.notes = ["CPU device: steps run synchronously, run-ahead and CUDA graphs have nothing to hide"]
 
     def new_event(self, timing: bool = False) -> Event:

@@ -78,6 +78,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.main: Stream = CudaStream(self.torch_device)
         self.copies: Stream = CudaStream(self.torch_device)
+        self.clock: Stream | None = CudaStream(self.torch_device)
         self.notes: list[str] = []
         self._graph_pool = torch.cuda.graph_pool_handle()
         self.pins_memory = self._can_pin()

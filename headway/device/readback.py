@@ -1,5 +1,7 @@
 """The only way from device to host, and the only place where the engine waits for the device.
 
+(Where host memory cannot be pinned the copies themselves block, here and in ``device.staging``; those waits are counted too.)
+
 One packed copy per step goes to a host buffer on the copy stream, behind an event. The buffer and the device tensor it is
 read from belong to the ticket until ``release``: neither can be reused while the copy may still run.
 """
@@ -7,21 +9,13 @@ read from belong to the ticket until ``release``: neither can be reused while th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from headway.device.base import Device, Event
-
-
-@dataclass(slots=True)
-class WaitCounter:
-    """Host waits with their reason: back-pressure, the loop found the oldest step unfinished and had to wait for it."""
-
-    waits: int = 0
-    seconds: float = 0.0
+from headway.device.waits import WaitCounter
 
 
 class Ticket:
@@ -50,20 +44,28 @@ class Ticket:
 
 
 class Readback:
-    """Starts readbacks of at most ``num_ints`` int32 each; grows by a buffer when all are on loan."""
+    """Starts readbacks of at most ``num_ints`` int32 each; grows by a buffer when all are on loan.
+
+    Attributes:
+        back_pressure: the loop found the oldest step unfinished and had to wait for it.
+        unpinned: copies that blocked because the host's memory is not pinned.
+    """
 
     def __init__(self, device: Device, num_ints: int) -> None:
         self._device, self._num_ints = device, num_ints
         self._free: list[torch.Tensor] = []
-        self.back_pressure = WaitCounter()
+        self.back_pressure, self.unpinned = WaitCounter(), WaitCounter()
 
-    def start(self, source: torch.Tensor) -> Ticket:
-        """Copy ``source`` (contiguous int32 [<= num_ints]) once the work queued on ``main`` so far is done."""
+    def start(self, source: torch.Tensor, produced: Event | None = None) -> Ticket:
+        """Copy ``source`` (contiguous int32 [<= num_ints]) once the work queued on ``main`` so far is done.
+
+        ``produced``: the event to mark that work with, when the caller wants to keep it.
+        """
         buffer = self._free.pop() if self._free else self._device.host_ints(self._num_ints)
-        produced, done = self._device.new_event(), self._device.new_event()
+        produced, done = produced or self._device.new_event(), self._device.new_event()
         produced.record(self._device.main)
         self._device.copies.wait_event(produced)
-        with self._device.copies.active():
+        with self._device.copies.active(), self.unpinned.copying(self._device):
             buffer[: source.numel()].copy_(source, non_blocking=True)
         done.record(self._device.copies)
         return Ticket(self, source, buffer, done)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from headway.device.base import Device, Event
+from headway.device.waits import WaitCounter
 
 
 @dataclass(slots=True)
@@ -34,12 +35,16 @@ class StagingRing:
 
     Args:
         destination: int32 [num_ints] on the device; one is enough, since uploads are ordered with the kernels on ``main``.
+
+    Attributes:
+        unpinned: copies that blocked because the host's memory is not pinned.
     """
 
     def __init__(self, device: Device, destination: torch.Tensor) -> None:
         self._device = device
         self._destination = destination
         self._free_when_fenced: list[Staging] = []
+        self.unpinned = WaitCounter()
 
     def acquire(self) -> Staging:
         """A buffer that no pending copy reads."""
@@ -50,6 +55,7 @@ class StagingRing:
 
     def send(self, staging: Staging, num_ints: int) -> None:
         """Copy the first ``num_ints`` to the device on ``main`` and fence the buffer."""
-        self._destination[:num_ints].copy_(staging.tensor[:num_ints], non_blocking=True)
+        with self.unpinned.copying(self._device):
+            self._destination[:num_ints].copy_(staging.tensor[:num_ints], non_blocking=True)
         staging.fence.record(self._device.main)
         self._free_when_fenced.append(staging)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter
 
 from headway.core.automaton import Vocabulary
 from headway.core.errors import HeadwayError, InvalidRequestError
@@ -10,8 +11,9 @@ from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
 from headway.engine.host_grammars import HostGrammars
+from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
-from headway.runner.runner import InFlight, ModelRunner
+from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
 from headway.scheduler.results import NO_TOKEN_LEFT
 
@@ -32,6 +34,7 @@ class EngineCore:
         self._failures: list[RequestUpdate] = []
         self._grammars = HostGrammars(info.vocab_size)
         self._preparing: dict[str, AddRequest] = {}
+        self._meter = StepMeter(runner.clock)
         self._num_steps = 0
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -41,12 +44,14 @@ class EngineCore:
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that cannot be served is answered with an error update; nothing is raised."""
+        idle = not self.has_work()
         try:
-            if request.host_grammar is not None and request.request_id not in self._preparing:
+            if request.host_grammar is None:
+                self._scheduler.add(request)
+            else:
                 self._grammars.open(request)
                 self._preparing[request.request_id] = request  # queued when its first mask has come
-            else:
-                self._scheduler.add(request)
+            self._meter.arrived(request.request_id, idle)
         except Exception as error:
             self._runner.admissions.forget(request.request_id)
             self._failures.append(_failure(request.request_id, error))
@@ -54,9 +59,8 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown ids are ignored: it may just have finished."""
         self._scheduler.abort(request_id)
-        self._grammars.drop(request_id)
         self._preparing.pop(request_id, None)
-        self._runner.admissions.forget(request_id)
+        self._forget(request_id)
 
     def step(self) -> list[RequestUpdate]:
         """One turn of the loop; [] when there is nothing to report yet."""
@@ -66,31 +70,34 @@ class EngineCore:
         updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
         self._feed_grammars(updates)
         if self._num_steps == num_steps and not self._in_flight and not self._failures and self._grammars.is_working:
-            self._grammars.wait(
-                MASK_WAIT_SECONDS
-            )  # nothing else to do: the device is idle, and no request waits for it
+            self._grammars.wait(MASK_WAIT_SECONDS)  # there is nothing else to do
         if self._failures:
             updates, self._failures = self._failures + updates, []
+        self._meter.stamp(updates)
         for update in updates:
             if update.finish_reason is not None:
-                self._runner.admissions.forget(update.request_id)
-                self._grammars.drop(update.request_id)
+                self._forget(update.request_id)
         return updates
 
+    def _forget(self, request_id: str) -> None:
+        self._runner.admissions.forget(request_id)
+        self._grammars.drop(request_id)
+        self._meter.forget(request_id)
+
     def _take_masks(self) -> None:
-        """Hand masks that have come to the scheduler."""
+        """Hand masks that have come to the scheduler, and requests whose first one it is."""
         for request_id, mask, error in self._grammars.ready():
-            request = self._preparing.get(request_id)
-            if mask is None:
-                self._preparing.pop(request_id, None)
-                self._grammars.drop(request_id)
-                failed = InvalidRequestError(f"structured_outputs: {error}", "structured_outputs")
-                self._failures.append(self._scheduler.fail(request_id, str(failed)) or _failure(request_id, failed))
-                continue
-            if request is not None:
-                self.add(request)
-                del self._preparing[request_id]
-            self._scheduler.provide_mask(request_id, mask)
+            request = self._preparing.pop(request_id, None)
+            try:
+                if mask is None:
+                    raise InvalidRequestError(f"structured_outputs: {error}", "structured_outputs")
+                if request is not None:
+                    self._scheduler.add(request)
+                self._scheduler.provide_mask(request_id, mask)
+            except Exception as failure:
+                self._failures.append(
+                    self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
+                )
 
     def _feed_grammars(self, updates: list[RequestUpdate]) -> None:
         """Give the drawn tokens to the matchers; an answer that its grammar did not allow is an error."""
@@ -109,6 +116,7 @@ class EngineCore:
 
     def _plain_step(self) -> list[RequestUpdate]:
         """Schedule, launch, wait, apply: the synchronous oracle."""
+        self._meter.begin()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._launch(plan)
@@ -118,6 +126,7 @@ class EngineCore:
         """Schedule and launch the next step while up to ``depth`` earlier ones run; then apply the oldest."""
         plan = None
         if len(self._in_flight) <= self._pacer.depth:
+            self._meter.begin()
             plan = self._scheduler.schedule()
             if plan is not None:
                 self._observe_headway()
@@ -127,6 +136,8 @@ class EngineCore:
         return []
 
     def _launch(self, plan: StepPlan) -> None:
+        self._meter.scheduled()
+        replays = self._runner.num_replays
         try:
             step = self._runner.launch(plan)
         except Exception as error:
@@ -134,11 +145,16 @@ class EngineCore:
             return
         self._num_steps += 1
         self._in_flight.append(step)
+        self._meter.launched(plan, step, replayed=self._runner.num_replays > replays)
 
     def _apply_oldest(self) -> list[RequestUpdate]:
         step = self._in_flight.popleft()
+        asked = perf_counter()
         result = self._runner.collect(step)
-        return self._scheduler.apply(step.plan, result)
+        arrived = perf_counter()
+        updates = self._scheduler.apply(step.plan, result)
+        self._meter.applied(step, asked, arrived)
+        return updates
 
     def _observe_headway(self) -> None:
         """Tell the pacer how much work the device still had when this step was about to be launched."""
@@ -165,10 +181,18 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Counters and gauges; no device access."""
         stats = self._scheduler.stats()
-        waits = self._runner.readback.back_pressure
-        stats.num_steps = self._num_steps
-        stats.back_pressure_waits, stats.back_pressure_seconds = waits.waits, waits.seconds
-        stats.run_ahead = self._pacer.depth
+        runner = self._runner
+        stats.num_steps, stats.num_graph_steps = self._num_steps, runner.num_replays
+        waits = runner.waits()
+        stats.waits = {reason: counter.waits for reason, counter in waits.items()}
+        stats.wait_seconds = {reason: counter.seconds for reason, counter in waits.items()}
+        stats.back_pressure_waits, stats.back_pressure_seconds = (
+            waits[BACK_PRESSURE].waits,
+            waits[BACK_PRESSURE].seconds,
+        )
+        stats.run_ahead, stats.num_in_flight = self._pacer.depth, len(self._in_flight)
+        stats.has_device_clock = runner.device.clock is not None
+        self._meter.fill(stats)
         return stats
 
     def check_integrity(self) -> None:

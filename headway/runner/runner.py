@@ -14,6 +14,8 @@ from headway.core.plan import Int32s, StepPlan, StepResult
 from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
 from headway.device.staging import StagingRing
+from headway.device.step_clock import StepClock, StepEvents
+from headway.device.waits import WaitCounter
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
@@ -28,6 +30,7 @@ from headway.state.kv_pool import KVPool
 from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
 from headway.state.slots import SlotArena
 
+BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
 
@@ -58,11 +61,12 @@ class RunnerConfig:
 
 @dataclass(slots=True)
 class InFlight:
-    """A launched step: its plan, and where its result will arrive."""
+    """A launched step: its plan, where its result will arrive, and the events that time it (None without a device clock)."""
 
     plan: StepPlan
     ticket: Ticket
     layout: ResultLayout
+    events: StepEvents | None
 
 
 @dataclass(slots=True)
@@ -95,6 +99,10 @@ class ModelRunner:
     Args:
         arena: slot tables; the sampler's and the core ones.
         kv: the cache; may be replaced by ``use_kv_pool`` before the first step.
+
+    Attributes:
+        clock: times the steps.
+        num_replays: steps that ran as a captured graph, wholly or up to their logits.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class ModelRunner:
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
+        self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
         self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
         self._results = torch.zeros(
@@ -159,6 +168,7 @@ class ModelRunner:
         variant = self._sampler.variant(plan.slots)
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), torch.inference_mode():
+            events = self.clock.submit()
             self._staging.send(staging, packed.finish())
             if _edits_first(plan):
                 self._apply_edits(packed.num_edits)
@@ -166,9 +176,9 @@ class ModelRunner:
                     self._packed[:1].zero_()  # masks are more edits than a graph has room for: it shall find none
                 self._rebuild_counts(new_counted)
             packet = self._run(plan, packed, variant, prompt, layout)
-            ticket = self.readback.start(packet)
+            ticket = self.readback.start(packet, None if events is None else events.ended)
         self._num_in_flight += 1
-        return InFlight(plan, ticket, layout)
+        return InFlight(plan, ticket, layout, events)
 
     def release(self) -> None:
         """Drop the graphs, which refer back to the runner: its memory is then freed with its last user, not whenever the
@@ -181,6 +191,13 @@ class ModelRunner:
         step.ticket.release()
         self._num_in_flight -= 1
         return result
+
+    def waits(self) -> dict[str, WaitCounter]:
+        """Every wait for the device there can be in a step, by reason: the oldest result was not there yet, or a copy blocked
+        for want of pinned memory. The staging ring grows instead of waiting."""
+        up, down = self._staging.unpinned, self.readback.unpinned
+        copies = WaitCounter(up.waits + down.waits, up.seconds + down.seconds)
+        return {BACK_PRESSURE: self.readback.back_pressure, UNPINNED_COPY: copies}
 
     def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
@@ -244,6 +261,7 @@ class ModelRunner:
             replayed = self._replay(plan, packed, variant)
             if replayed is not None:
                 parts, layout.padded_rows = replayed
+                self.num_replays += 1
                 return pack_results(ring[: layout.padded_rows], parts)
         self._apply_late_edits(plan, packed)
         batch = self._buffers.unpack(

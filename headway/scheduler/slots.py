@@ -150,6 +150,7 @@ class RunningSet:
         return self._rows
 
     def add_decoding(self, request: Request) -> None:
+        """The request is past its known tokens."""
         if request.lags:
             self.lagging.append(request)
             return

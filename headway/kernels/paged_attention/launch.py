@@ -79,10 +79,13 @@ def launch_decode(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
-        reduce_kernel[(heads, num_rows)](
+        # Where rows are rarely split, most programs find nothing to do: have few of them.
+        together = heads if min_tiles > 1 else 1
+        reduce_kernel[(heads // together, num_rows)](
             partial, top, out, row_slots, seq_lens,
             num_rows, num_slots, table_width * block_size, num_splits, min_tiles, window,
-            H=heads, D=size, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, WINDOWED=window > 0, num_warps=2,
+            H=heads, HEADS=together, D=size, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, WINDOWED=window > 0,
+            num_warps=2,
         )  # fmt: skip
 
 

@@ -205,38 +205,39 @@ def reduce_kernel(
     min_tiles,
     window,
     H: tl.constexpr,
+    HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """One program per query head and row: weighs the splits in use; rows with one split are done already."""
-    head = tl.program_id(0)
+    """One program per row and HEADS query heads: weighs the splits in use; rows with one split are done already."""
     row = tl.program_id(1)
     _, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity)
     _, _, _, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
     if used <= 1:
         return
     dim = tl.arange(0, BLOCK_D)
-    base = (row.to(tl.int64) * H + head) * num_splits
-    best = float("-inf")
-    total = 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(0, used, REDUCE_SPLITS):
-        split = start + tl.arange(0, REDUCE_SPLITS)
-        keep = split < used
-        top = tl.load(top_ptr + base + split, mask=keep, other=float("-inf"))
-        part = tl.load(
-            partial_ptr + (base + split)[:, None] * D + dim[None, :], mask=keep[:, None] & (dim < D)[None, :], other=0.0
-        )
-        new_best = tl.maximum(best, tl.max(top, axis=0))
-        weights = tl.exp2(top - new_best)
-        decay = tl.exp2(best - new_best)
-        total = total * decay + tl.sum(weights, axis=0)
-        acc = acc * decay + tl.sum(part * weights[:, None], axis=0)
-        best = new_best
-    place = (row.to(tl.int64) * H + head) * D + dim
-    tl.store(out_ptr + place, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < D)
+    for i in range(HEADS):
+        head = tl.program_id(0) * HEADS + i
+        base = (row.to(tl.int64) * H + head) * num_splits
+        best = float("-inf")
+        total = 0.0
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(0, used, REDUCE_SPLITS):
+            split = start + tl.arange(0, REDUCE_SPLITS)
+            keep = split < used
+            top = tl.load(top_ptr + base + split, mask=keep, other=float("-inf"))
+            at = partial_ptr + (base + split)[:, None] * D + dim[None, :]
+            part = tl.load(at, mask=keep[:, None] & (dim < D)[None, :], other=0.0)
+            new_best = tl.maximum(best, tl.max(top, axis=0))
+            weights = tl.exp2(top - new_best)
+            decay = tl.exp2(best - new_best)
+            total = total * decay + tl.sum(weights, axis=0)
+            acc = acc * decay + tl.sum(part * weights[:, None], axis=0)
+            best = new_best
+        place = (row.to(tl.int64) * H + head) * D + dim
+        tl.store(out_ptr + place, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < D)
 
 
 @triton.jit

@@ -1,0 +1,103 @@
+"""The page at ``/``: chat with the model beside live figures of the engine. And ``GET /live``, which feeds it.
+
+The page is one HTML document put together from the four files in this folder: no build step, no request to anywhere but
+this server, and a Content-Security-Policy under which nothing else could run or be loaded. It holds no data, so it may be
+given to browsers without a key; ``/live`` and the chat ask for one where the server does. The browser asks ``/live`` once a
+second while the page is in view; no history is kept on this side, so a page nobody looks at costs nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from importlib.resources import files
+
+import msgspec
+from fastapi import FastAPI, Response
+from fastapi.responses import HTMLResponse
+
+from headway import __version__
+from headway.api.async_llm import AsyncLLM
+from headway.core.histogram import Histogram
+from headway.core.messages import EngineStats, ModelInfo
+from headway.server.metrics_source import served_name, shared_source
+
+
+class Requests(msgspec.Struct):
+    """What the page shows of requests."""
+
+    first_token: Histogram
+    next_token: Histogram
+    finished: dict[str, int]
+
+
+class Live(msgspec.Struct):
+    """The answer of ``GET /live``. Counters count from the start; the page takes differences.
+
+    Attributes:
+        now: this server's monotonic clock in seconds.
+        engine: None when the engine does not answer.
+    """
+
+    model: str
+    version: str
+    now: float
+    info: ModelInfo
+    engine: EngineStats | None
+    requests: Requests
+
+
+def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
+    """Add ``GET /`` and ``GET /live``."""
+    source, name = shared_source(app, llm), served_name(llm, settings)
+    html, policy = assemble()
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+
+    async def page() -> HTMLResponse:
+        return HTMLResponse(html, headers=headers)
+
+    async def live() -> Response:
+        stats, kept = await source.read(), llm.request_metrics
+        requests = Requests(kept.first_token, kept.next_token, kept.finished)
+        answer = Live(name, __version__, time.monotonic(), llm.model_info, stats, requests)
+        return Response(
+            msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
+        )
+
+    app.add_api_route("/", page, methods=["GET"], response_class=HTMLResponse, include_in_schema=False)
+    app.add_api_route("/live", live, methods=["GET"], response_class=Response, summary="Figures for the live page")
+
+
+def assemble() -> tuple[str, str]:
+    """The document, and the policy that allows its one script and its one style sheet by their hashes and nothing else."""
+    folder = files(__package__)
+    style, chat, live, html = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "chat.js", "live.js", "index.html")
+    )
+    script = f'"use strict";\n(() => {{\n{chat}{live}}})();\n'
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(style)}'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+    return html.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script), policy
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
