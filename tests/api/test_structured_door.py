@@ -89,6 +89,17 @@ def test_a_grammar_that_takes_too_long_is_killed_alone() -> None:
         made.close()
 
 
+def test_a_bomb_costs_its_own_time_only() -> None:
+    made = GrammarCompiler(EVERY, seconds=0.3)
+    try:
+        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}")
+        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"), "remembered"
+        made._seconds = 60.0
+        assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
+    finally:
+        made.close()
+
+
 def test_a_process_that_dies_costs_one_request(grammars: GrammarCompiler) -> None:
     grammars.compile(StructuredOutputsParams(regex="a+"))
     [worker] = grammars._pool._idle
