@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from headway.api.structured.compile import Task, compile_task
 from headway.api.structured.json_schema import SchemaBuilder
 from headway.api.structured.nfa import Nfa
@@ -30,6 +32,10 @@ from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.runner.admission import MAX_STOP_IDS
+from headway.sampling.feature import SlotEdit, ints
+from headway.sampling.sampler import Sampler, sampler_tables
+from headway.state.slots import SlotArena, core_tables
 
 GOAL_ALL, GOAL_ONE = 0.10, 0.01
 EOS = 0
@@ -142,6 +148,53 @@ class Bench:
         return min(figures)
 
 
+def mask_us(tokens: list[bytes], automaton: Automaton, before: bytes, rows: int, device: torch.device) -> float:
+    """Microseconds of ``grammar_mask`` alone on bfloat16 logits, every row in the state after ``before``."""
+    vocab = len(tokens)
+    arena = SlotArena([*core_tables(64, 4, MAX_STOP_IDS), *sampler_tables(vocab)], rows, device)
+    grammar = Sampler(arena, vocab).grammar
+    grammar.vocabulary.view(-1).copy_(torch.from_numpy(grammar.learn(Vocabulary.of(tokens))))
+    request = AddRequest(
+        request_id="", prompt_token_ids=[1], params=SamplingParams(), seed=0, eos_token_ids=[], automaton=automaton
+    )
+    edits = [*grammar.stage(request), SlotEdit("grammar_state", ints(automaton.walk(automaton.start, before)))]
+    for slot in range(rows):
+        for table, values in edits:
+            place = arena.position(table, slot)
+            arena.ints[place : place + len(values)] = torch.from_numpy(values).to(device)
+    logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    if device.type != "cuda":
+        start = time.perf_counter()
+        grammar.apply(logits, slots)
+        return (time.perf_counter() - start) * 1e6
+    for _ in range(3):
+        grammar.apply(logits, slots)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(100):
+        grammar.apply(logits, slots)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 10
+
+
+def mask_table(
+    tokens: list[bytes], schema: Automaton, pattern: Automaton, options: argparse.Namespace
+) -> dict[str, float]:
+    """Times of the mask in a state where most tokens die at once, where most live, and in the pattern."""
+    device = torch.device("cuda" if options.device == "auto" else options.device)
+    found: dict[str, float] = {}
+    print(f"{'rows':>5} {'structure':>10} {'string':>10} {'pattern':>10}   grammar_mask, us")
+    for rows in options.rows:
+        states = {"structure": (schema, b"["), "string": (schema, b'[{"name": "'), "pattern": (pattern, b"a")}
+        times = {name: mask_us(tokens, each, before, rows, device) for name, (each, before) in states.items()}
+        found |= {f"{name}_{rows}": value for name, value in times.items()}
+        print(f"{rows:5} " + " ".join(f"{value:10.1f}" for value in times.values()), flush=True)
+    return found
+
+
 def main() -> int:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -180,6 +233,7 @@ def main() -> int:
         goals = {"schema": GOAL_ALL, "pattern": GOAL_ALL, "one_schema": GOAL_ONE}
         slow += [f"{name} at {rows} rows: {cost[name]:+.1%}" for name, goal in goals.items() if cost[name] > goal]
     core.shutdown()
+    report["mask_us"] = mask_table(tokens, schema, pattern, options)
     report |= {"wrong": bench.wrong, "over_goal": slow}
     print(f"answers checked: {bench.numbers}, wrong: {len(bench.wrong)}; over goal: {'; '.join(slow) or 'none'}")
     if options.json:
