@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import runpy
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+import headway
 from headway import LLM, AsyncLLM, InvalidRequestError, SamplingParams, StructuredOutputsParams
 
+PAGE = Path(__file__).parents[2] / "docs" / "structured_output.md"
 SIZES = {"max_model_len": 256, "max_num_seqs": 8, "device": "cpu", "run_ahead": 2}
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -58,6 +63,18 @@ def test_answers_are_what_was_asked_for(llm: LLM) -> None:
             assert answer.text in ("left", "right", "straight on")
 
 
+def test_the_example_of_the_page_runs(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    (tmp_path / "example.py").write_text(found[1], encoding="utf-8")
+    monkeypatch.setattr(headway, "LLM", lambda model: nullcontext(llm))  # one engine is enough
+    runpy.run_path(str(tmp_path / "example.py"))
+    person = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert isinstance(person["name"], str) and 0 <= person["age"] <= 150
+
+
 def test_a_cut_answer_says_length(llm: LLM) -> None:
     cut = SamplingParams(temperature=0.0, max_tokens=3, structured_outputs=StructuredOutputsParams(json=PERSON))
     [output] = llm.generate("A person:", cut, use_tqdm=False)
@@ -70,6 +87,7 @@ def test_a_refused_grammar_names_its_reason_and_harms_nobody(llm: LLM) -> None:
     assert llm.generate("a", params(0, regex="ab?"), use_tqdm=False)[0].outputs[0].text in ("a", "ab")
 
 
+@pytest.mark.slow
 def test_completions_of_one_prompt_in_an_engine_process(llm: LLM) -> None:
     wanted = SamplingParams(
         n=2, temperature=1.2, seed=4, max_tokens=30, structured_outputs=StructuredOutputsParams(regex=PATTERN)
