@@ -5,6 +5,8 @@ PYTHON ?= python3
 GPU_PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOADGEN := .venv-loadgen
+GUIDELLM_VERSION ?= 0.8.1
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Without an NVIDIA GPU on Linux we ask for one exact torch release: an index or a wheel folder that holds a CPU build of it
@@ -31,7 +33,7 @@ DEMO_PROMPT := $(value PROMPT)
 export DEMO_PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types floors unit gpu soak faults clean
+.PHONY: help setup demo test lint format types floors unit gpu soak loadgen faults clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,9 +95,21 @@ gpu:  ## tests on a CUDA machine, with GPU_PYTHON's own packages
 soak: setup  ## minutes of random work
 	$(BIN)/python -m pytest -m soak --timeout=3600
 
+# A load generator nobody here wrote. It brings transformers, datasets and a torch of its own (1.5 GB with a CPU torch), so it
+# gets an environment of its own; it never meets ours but over HTTP.
+$(LOADGEN)/.ready:
+	$(PYTHON) -m venv $(LOADGEN)
+	$(LOADGEN)/bin/python -m pip --disable-pip-version-check install --quiet \
+		$(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)") "$(TORCH)"
+	$(LOADGEN)/bin/python -m pip --disable-pip-version-check install --quiet "guidellm==$(GUIDELLM_VERSION)"
+	@touch $@
+
+loadgen: setup $(LOADGEN)/.ready  ## GuideLLM against our server
+	HEADWAY_GUIDELLM=$(CURDIR)/$(LOADGEN)/bin/guidellm $(BIN)/python -m pytest -m soak tests/bench/test_guidellm.py
+
 faults: setup  ## how many planted faults the tests catch
 	$(BIN)/python tools/planted_faults.py
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOADGEN) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,14 +17,14 @@ import contextlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timing import time_calls
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.paged_attention import paged_attention
@@ -39,7 +39,6 @@ BYTES_PER_US = 4.44e6
 COLD_BYTES = 200 * 2**20
 """Weights of one shape together: more than three times the L2."""
 EPS = 1e-6
-Calls = list[Callable[[], Any]]
 Tiles = dict[tuple[int, int, int], Tile]
 
 
@@ -81,28 +80,6 @@ def kind_of(norm: bool, mode: int) -> Kind:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-
-
-def time_calls(calls: Calls, least: int = 20, replays: int = 3) -> float:
-    """Microseconds per call: at least ``least`` calls in one graph, best of ``replays``."""
-    sequence = calls * cdiv(least, len(calls))
-    for call in calls[:1]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in sequence:
-            call()
-    graph.replay()
-    best = float("inf")
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) * 1000 / len(sequence))
-    return best
 
 
 def candidates(layer: Layer, rows: int) -> Iterator[Tile]:

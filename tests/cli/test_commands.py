@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import headway
 from headway.api import frontend
 from headway.cli import streaming
-from headway.cli.bench import nano_workload
+from headway.cli.bench.offline import nano_workload
 from headway.cli.main import app
 from headway.core.errors import WeightsError
 from tests.api import fakes
@@ -212,7 +212,7 @@ def test_bench_latency(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.cli.bench.random_prompts", lambda *_: [[fake_core.FAIL]])
+    monkeypatch.setattr("headway.cli.bench.offline.random_prompts", lambda *_: [[fake_core.FAIL]])
     result = invoke("bench", "latency", "--num-iters", "1")
     assert result.exit_code == 1
     assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""``headway bench``: vLLM's offline benchmarks, same flags, same labels."""
+"""``headway bench throughput`` and ``latency``: vLLM's offline benchmarks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 NANO_MODEL_LEN = 4096
-
-bench = typer.Typer(
-    help="Measure throughput and latency without a server.", no_args_is_help=True, rich_markup_mode=None
-)
 
 OutputJson = Annotated[Path | None, typer.Option("--output-json", help="Also write the figures to this file.")]
 Detokenize = Annotated[bool, typer.Option("--disable-detokenize", help="Token ids only, no text.")]
@@ -51,19 +47,20 @@ def random_prompts(rng: random.Random, count: int, length: int, vocab_size: int)
     return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
-def nano_workload(count: int, vocab_size: int, detokenize: bool) -> tuple[list[list[int]], list[SamplingParams]]:
+def nano_workload(
+    count: int, vocab_size: int, detokenize: bool, lengths: tuple[int, int] = (100, 1024)
+) -> tuple[list[list[int]], list[SamplingParams]]:
     """nano-vllm's: seed 0, 100 to 1024 tokens in and out, ids up to 10,000, temperature 0.6, no early end."""
     rng = random.Random(0)
     top = min(10_000, vocab_size - 1)
-    prompts = [[rng.randint(0, top) for _ in range(rng.randint(100, 1024))] for _ in range(count)]
+    prompts = [[rng.randint(0, top) for _ in range(rng.randint(*lengths))] for _ in range(count)]
     params = [
-        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(100, 1024), detokenize=detokenize)
+        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(*lengths), detokenize=detokenize)
         for _ in range(count)
     ]
     return prompts, params
 
 
-@bench.command("throughput")
 @clean_errors
 @with_options(sampling=False)
 def throughput(
@@ -114,7 +111,6 @@ def throughput(
     _write(output_json, figures)
 
 
-@bench.command("latency")
 @clean_errors
 @with_options(sampling=False)
 def latency(

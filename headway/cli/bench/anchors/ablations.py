@@ -1,0 +1,75 @@
+"""What each technique buys: the same engine with one thing off at a time, as far as engine arguments can say it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from headway.cli.bench.anchors import gate
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
+from headway.cli.bench.anchors.table import NOT_SERVED, REFUSED
+
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "default": {},
+    "no_graphs": {"enforce_eager": True},
+    "depth0": {"run_ahead": 0},
+    "depth1": {"run_ahead": 1},
+    "depth2": {"run_ahead": 2},
+    "depth4": {"run_ahead": 4},
+}
+WITHOUT_SWITCH: Final = {
+    "no_fused_linears": "no engine argument turns the fused small-batch layers off; bench/ops/linear.py times both forms",
+    "eager_prefill": "no engine argument turns prefill graphs alone off; no_graphs turns them off with the others",
+}
+ALONE_REPEATS: Final = 5
+
+
+def names_of(bench: Bench, variant: str) -> list[str]:
+    """The figures of one variant; the last is the time to first token."""
+    return [f"ablation_{variant}_itl_ms_bs{rows}" for rows in bench.scale.rows] + [f"ablation_{variant}_ttft_ms"]
+
+
+def announce(bench: Bench) -> list[str]:
+    """The figures of this module."""
+    names = [name for variant in (*VARIANTS, *WITHOUT_SWITCH) for name in names_of(bench, variant)]
+    bench.table.announce(names, "ms")
+    return names
+
+
+def measure(bench: Bench) -> None:
+    """One engine per variant, each checked against the synchronous oracle with or without graphs as it is."""
+    announce(bench)
+    for variant, reason in WITHOUT_SWITCH.items():
+        bench.table.mark(names_of(bench, variant), NOT_SERVED, reason)
+    expected: dict[bool, list[list[int]]] = {}
+    for variant, given in VARIANTS.items():
+        names = names_of(bench, variant)
+        if not bench.table.wants(*names):
+            continue
+        with bench.table.measuring(names):
+            eager = bool(given.get("enforce_eager", False))
+            if eager not in expected:
+                expected[eager] = gate.oracle(bench, enforce_eager=eager)
+            _variant(bench, names, given, expected[eager])
+
+
+def _variant(bench: Bench, names: list[str], given: dict[str, Any], expected: list[list[int]]) -> None:
+    scale, table = bench.scale, bench.table
+    with bench.open(**given) as llm:
+        wrong = gate.difference(gate.answers(llm, bench), expected)
+        if wrong is not None:
+            table.mark(names, REFUSED, wrong)
+            return
+        vocab = llm.model_info.vocab_size
+        for run in range(bench.runs):
+            for name, rows in zip(names, scale.rows):
+                if table.wants(name):
+                    step_ms(llm, rows, scale.row_prompt, (1, 2), [{}], 5)  # loads this shape's kernels
+                    lengths = (scale.variant_short, scale.variant_long)
+                    table.add(name, step_ms(llm, rows, scale.row_prompt, lengths, [{}], rows + run))
+            rng = random.Random(run)
+            if table.wants(names[-1]):
+                each = [
+                    seconds(llm, random_prompts(rng, 1, scale.alone, vocab), plain(1)) for _ in range(ALONE_REPEATS)
+                ]
+                table.add(names[-1], min(each) * 1e3)

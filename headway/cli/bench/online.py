@@ -1,0 +1,206 @@
+"""``headway bench serve``: load on any OpenAI-compatible server, with vLLM's flags and labels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import typer
+
+from headway.cli.bench import metrics
+from headway.cli.bench.datasets import Item, arrivals, make_items, request_body
+from headway.cli.bench.flags import takes
+from headway.cli.bench.load import LoadResult, Plan, Planned, run
+from headway.cli.bench.serve_args import ServeArgs
+from headway.cli.bench.workers import run_workers
+from headway.cli.errors import clean_errors
+from headway.cli.http_client import HttpClient
+from headway.cli.http_wire import StatusError, TransportError, error_text
+from headway.core.errors import ConfigError, RequestFailedError
+
+RETRY_SECONDS: Final = 0.5
+SPARE_FILES: Final = 64
+
+
+@clean_errors
+@takes(ServeArgs)
+def serve(args: ServeArgs) -> None:
+    """Send requests to an OpenAI-compatible server and measure its answers."""
+    found = asyncio.run(measure(args, show=True))
+    typer.echo(metrics.block(found, settings_of(args)))
+    for note in metrics.warnings(found, args.num_workers):
+        typer.echo(f"headway: {note}", err=True)
+    if args.save_result:
+        typer.echo(f"wrote {save(args, found)}", err=True)
+    if found["failed"]:
+        raise typer.Exit(1)
+
+
+def settings_of(args: ServeArgs) -> metrics.Settings:
+    """What the figures depend on besides the records."""
+    return metrics.Settings(
+        args.request_rate, args.max_concurrency, args.metrics(), args.percentiles(), args.limits_ms()
+    )
+
+
+async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
+    """Run it all: the server's readiness, warm-up, load, figures.
+
+    Args:
+        show: progress on stderr.
+
+    Raises:
+        RequestFailedError: the server is not ready, or fails the requests before the measurement.
+        ConfigError: the options ask for what cannot be.
+    """
+    items = make_items(args)
+    client = HttpClient(args.address(), args.headers())
+    try:
+        model = await _ready_model(args, client, show)
+        bodies = [request_body(args, model, item) for item in items]
+        if args.ready_check_timeout_sec:
+            await _until_ready(args, lambda: _probe(args, bodies[0]), show)
+    finally:
+        await client.close()
+    if args.num_warmups:
+        warmup = [Planned(i, 0.0, bodies[i % len(bodies)]) for i in range(args.num_warmups)]
+        result = await run(_plan(args, warmup, args.max_concurrency))
+        errors = [record.error for record in result.records if record.error is not None]
+        if errors:
+            raise RequestFailedError(f"{len(errors)} of {args.num_warmups} warm-up requests failed: {errors[0]}")
+    times = arrivals(args.request_rate, args.burstiness, len(items), args.seed)
+    planned = [Planned(i, time, body) for i, (time, body) in enumerate(zip(times, bodies))]
+    _allow_sockets(len(planned) if args.max_concurrency is None else args.max_concurrency)
+    result = await _run_load(args, planned, show and not args.disable_tqdm)
+    return _figures(args, model, items, result)
+
+
+def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult) -> dict[str, Any]:
+    rate: float | str = "inf" if math.isinf(args.request_rate) else args.request_rate
+    found: dict[str, Any] = {
+        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "backend": args.backend,
+        "endpoint_type": args.backend,
+        "model_id": model,
+        "tokenizer_id": args.tokenizer,
+        "num_prompts": len(items),
+        "request_rate": rate,
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
+    }
+    found |= metrics.figures(result.records, [item.num_tokens for item in items], result.begin, settings_of(args))
+    found["client_cpu_seconds"] = result.cpu_seconds
+    found["client_busy"] = result.cpu_seconds / max(found["duration"] * args.num_workers, 1e-9)
+    return found
+
+
+async def _ready_model(args: ServeArgs, client: HttpClient, show: bool) -> str:
+    """The name to ask for."""
+    if args.model is not None:
+        return args.model
+    found: list[str] = []
+
+    async def ask() -> None:
+        listed = await client.json("GET", "/v1/models")
+        try:
+            found.append(str(listed["data"][0]["id"]))
+        except (KeyError, IndexError, TypeError):
+            raise ConfigError(f"{client.address}/v1/models names no model; give --model") from None
+
+    await _until_ready(args, ask, show)
+    return found[0]
+
+
+async def _probe(args: ServeArgs, body: bytes) -> None:
+    """One request as those to come. Raises StatusError or TransportError."""
+    client = HttpClient(args.address(), args.headers())
+    try:
+        status, text = await client.collect(client.address.request("POST", args.path, client.headers, body))
+    finally:
+        await client.close()
+    if status != 200:
+        raise StatusError(status, error_text(text))
+
+
+async def _until_ready(args: ServeArgs, attempt: Callable[[], Awaitable[None]], show: bool) -> None:
+    """Try until it works. A refusal that waiting cannot mend ends at once."""
+    end = monotonic() + args.ready_check_timeout_sec
+    told = False
+    while True:
+        try:
+            await attempt()
+        except (StatusError, TransportError) as error:
+            passing = isinstance(error, TransportError) or error.status in (429, 502, 503, 504)
+            if not passing or monotonic() + RETRY_SECONDS > end:
+                raise RequestFailedError(f"the server is not ready: {error}") from None
+            if show and not told:
+                told = True
+                typer.echo(f"waiting for {args.address()} ({error})", err=True)
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+def _plan(args: ServeArgs, requests: list[Planned], max_concurrency: int | None) -> Plan:
+    url, timeout = str(args.address()), float(args.request_timeout_sec)
+    return Plan(url, args.path, args.headers(), requests, max_concurrency, timeout)
+
+
+async def _run_load(args: ServeArgs, planned: list[Planned], show: bool) -> LoadResult:
+    with _progress(len(planned), show) as advance:
+        if args.num_workers == 1:
+            return await run(_plan(args, planned, args.max_concurrency), on_done=advance)
+        count = min(args.num_workers, len(planned))
+        total = args.max_concurrency
+        shares = [None if total is None else total // count + (i < total % count) for i in range(count)]
+        plans = [_plan(args, planned[i::count], share) for i, share in enumerate(shares)]
+        return await run_workers(plans, advance)
+
+
+@contextlib.contextmanager
+def _progress(total: int, show: bool) -> Iterator[Callable[[], None]]:
+    """A bar over finished requests, on a terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, dynamic_ncols=True) as bar:
+        yield lambda: bar.update() and None
+
+
+def _allow_sockets(count: int) -> None:
+    """Raise this process's limit on open files as far as ``count`` connections need and the system lets us.
+
+    Raises:
+        ConfigError: it does not let us.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigError(
+            f"{count} connections need {wanted} open files, and the system allows {hard}; use --max-concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def save(args: ServeArgs, found: dict[str, Any]) -> Path:
+    """Write the figures; gives the file's path."""
+    model = str(found["model_id"]).rstrip("/").split("/")[-1]
+    default = f"{args.backend}-{found['request_rate']}qps-{model}-{found['date']}.json"
+    path = (args.result_dir or Path()) / (args.result_filename or default)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path
