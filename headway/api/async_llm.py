@@ -161,7 +161,7 @@ class AsyncLLM:
         self._tokenizer = frontend.load_tokenizer(args)
         client = frontend.connect(args, own_process=True, asynchronous=True)
         self._info = client.info
-        self._door = Door(self._info, self._tokenizer, args.seed)
+        self._door = Door(self._info, self._tokenizer, args.seed, client.learn)
         self.request_metrics = RequestMetrics(self._info.max_model_len)
         self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
         self._hub = _Hub(client, self._processor)
@@ -237,7 +237,8 @@ class AsyncLLM:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
-        if isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
+        compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if compiles or (isinstance(text, str) and len(text) > LONG_TEXT_CHARS):
             prepared = await asyncio.to_thread(self._door.prepare, prompt, params, **options)
         else:
             prepared = self._door.prepare(prompt, params, **options)
@@ -290,6 +291,7 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Stop the engine; open generators raise EngineDeadError. Safe to call twice."""
+        self._door.close()
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:

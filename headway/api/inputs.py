@@ -7,6 +7,7 @@ length, tokenizer) is checked here, so that a request that gets past the door ca
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypedDict
@@ -16,6 +17,7 @@ from headway.core.messages import AddRequest, ModelInfo
 from headway.core.params import SamplingParams
 
 if TYPE_CHECKING:
+    from headway.api.structured.door import StructuredDoor, Teach
     from headway.api.tokenizer import Tokenizer
 
 MAX_BAD_WORDS_SEQUENCES = 256
@@ -102,18 +104,22 @@ class Door:
     Args:
         tokenizer: None when the engine was started with skip_tokenizer_init.
         seed: EngineArgs.seed.
+        teach: tells the engine the vocabulary, before the first structured output.
     """
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0) -> None:
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0, teach: Teach | None = None) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self._teach = teach
+        self._structured: StructuredDoor | None = None
+        self._structured_lock = threading.Lock()
         self._seed = seed
         self._numbers = itertools.count()
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True, cache_salt: str | None = None
     ) -> PreparedRequest:
-        """Check one request and make its AddRequests.
+        """Check one request and make its AddRequests. With structured_outputs it may take seconds (a new grammar).
 
         Args:
             add_special_tokens: False for text that a chat template has already furnished with them.
@@ -124,8 +130,6 @@ class Door:
         """
         if not isinstance(params, SamplingParams):
             raise _wrong_params(params)
-        if params.structured_outputs is not None:
-            raise InvalidRequestError("structured_outputs are not served by this build", "structured_outputs")
         text, ids, own_salt = self._read_prompt(prompt)
         cache_salt = _checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
@@ -134,7 +138,29 @@ class Door:
         if text is not None:
             ids = self._encode(text, add_special_tokens)
         params = replace(params, max_tokens=self._max_tokens(ids, params))
-        return self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+        children = self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+        if params.structured_outputs is not None:
+            grammar = self._structured_door().prepare(params)
+            for child in children.children:
+                child.automaton, child.host_grammar = grammar.automaton, grammar.host_grammar
+        return children
+
+    def close(self) -> None:
+        """End the processes that compile grammars. Safe to call twice."""
+        if self._structured is not None:
+            self._structured.close()
+
+    def _structured_door(self) -> StructuredDoor:
+        if self.tokenizer is None or self._teach is None:
+            raise InvalidRequestError(
+                "structured_outputs need a tokenizer, but skip_tokenizer_init is set", "structured_outputs"
+            )
+        from headway.api.structured.door import StructuredDoor
+
+        with self._structured_lock:
+            if self._structured is None:
+                self._structured = StructuredDoor(self.info, self.tokenizer, self._teach)
+            return self._structured
 
     def _read_prompt(self, prompt: object) -> tuple[str | None, list[int], str | None]:
         """Text or token ids, and the salt, of any form of prompt; ids are checked here."""
@@ -258,7 +284,7 @@ class Door:
         number = next(self._numbers)
         seed = mix64(self._seed, number) if params.seed is None else params.seed
         # Strings are this floor's business. One completion is enough to report on the prompt that all of them share.
-        first = replace(params, n=1, stop=None, bad_words=[])
+        first = replace(params, n=1, stop=None, bad_words=[], structured_outputs=None)
         others = replace(first, prompt_logprobs=None) if params.n > 1 else first
         children = [
             AddRequest(

@@ -46,7 +46,7 @@ class LLM:
         args = EngineArgs(model=model, **engine_args)
         self._tokenizer = frontend.load_tokenizer(args)
         self._client = frontend.connect(args, own_process=False, asynchronous=False)
-        self._door = Door(self._client.info, self._tokenizer, args.seed)
+        self._door = Door(self._client.info, self._tokenizer, args.seed, self._client.learn)
         self._processor = OutputProcessor(self._tokenizer)
         self._chat = frontend.ChatRenderer(self._tokenizer)
         self._numbers = itertools.count()
@@ -156,9 +156,9 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and free its memory. Safe to call twice."""
-        client = getattr(self, "_client", None)  # absent when __init__ failed
-        if client is not None:
-            client.close()
+        for part in ("_door", "_client"):  # absent when __init__ failed
+            if (owned := getattr(self, part, None)) is not None:
+                owned.close()
 
     def __enter__(self) -> LLM:
         return self

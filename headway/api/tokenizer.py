@@ -61,6 +61,7 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self.added_ids: frozenset[int] = frozenset(added)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         own = () if self.eos_token_id is None else (self.eos_token_id,)
@@ -124,6 +125,11 @@ class Tokenizer:
         if known is None:
             known = self._bytes_of[token_id] = self._find_bytes(token_id)
         return known
+
+    @property
+    def has_exact_bytes(self) -> bool:
+        """Whether ``token_bytes`` is exact for every token; else parts of unknown characters come as U+FFFD."""
+        return self._is_byte_level
 
     def pick_template(self, has_tools: bool = False) -> str | None:
         """The chat template's source: for tools, the one made for them if there is one; None if the model has none."""

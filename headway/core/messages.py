@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.core.automaton import Automaton
 from headway.core.histogram import Histogram
 from headway.core.params import SamplingParams
 
@@ -22,6 +23,8 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
         eos_token_ids: the model's end-of-sequence tokens (empty with ignore_eos).
         bad_words_token_ids: ``params.bad_words`` as token sequences.
         cache_salt: requests with different salts never share prefix-cache blocks.
+        automaton: ``params.structured_outputs``, compiled.
+        host_grammar: the same for the matcher on the host, when no automaton holds it; at most one of the two is set.
     """
 
     request_id: str
@@ -31,6 +34,8 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     eos_token_ids: list[int]
     bad_words_token_ids: list[list[int]] = []
     cache_salt: str | None = None
+    automaton: Automaton | None = None
+    host_grammar: str | None = None
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True):

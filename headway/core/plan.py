@@ -32,6 +32,8 @@ class Finish(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
     LENGTH = 3
+    GRAMMAR = 4
+    """No token was left that its grammar and its other demands allow."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class StepPlan:
         admissions: slots to initialise, each for a row of this step.
         block_edit_slots, block_edit_indices, block_edit_ids: int32 [E] each:
             block_table[slot, index] = block id, applied before the rows run and after the admissions.
+        masks: (slot, int32 words) of rows that sample under a grammar on the host: the tokens they may draw, bit t % 32 of
+            word t // 32.
         owners: per row, an opaque token the scheduler uses in ``apply`` (never read by the runner).
     """
 
@@ -79,6 +83,7 @@ class StepPlan:
     block_edit_slots: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     block_edit_indices: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     block_edit_ids: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    masks: list[tuple[int, Int32s]] = field(default_factory=list)
     owners: list[object] = field(default_factory=list)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.core import errors
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 
@@ -22,6 +23,12 @@ class Boot(msgspec.Struct, tag=True, array_like=True):
     args: EngineArgs
     factory: str
     log_level: int | None = None
+
+
+class Learn(msgspec.Struct, tag=True, array_like=True):
+    """The bytes of the model's tokens: comes before the first request with a grammar."""
+
+    vocabulary: Vocabulary
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -69,7 +76,7 @@ class Dead(msgspec.Struct, tag=True, array_like=True):
     parameter: str | None = None
 
 
-Command = Boot | Add | Abort | StatsRequest | Shutdown
+Command = Boot | Learn | Add | Abort | StatsRequest | Shutdown
 Report = Ready | Updates | Dead
 
 encode = msgspec.msgpack.encode

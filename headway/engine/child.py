@@ -64,6 +64,8 @@ def serve(core: Core, sockets: Sockets) -> None:
         for command in sockets.receive(block=not core.has_work()):
             if isinstance(command, channel.Add):
                 updates += add_all(core, command.requests)
+            elif isinstance(command, channel.Learn):
+                core.learn(command.vocabulary)
             elif isinstance(command, channel.Abort):
                 for request_id in command.request_ids:
                     core.abort(request_id)

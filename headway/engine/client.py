@@ -23,11 +23,15 @@ from time import monotonic
 from types import FrameType
 from typing import Protocol, cast
 
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, HeadwayError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 
 DEFAULT_FACTORY = "headway.engine.boot:build_engine"
+
+ThreadCommand = Vocabulary | list[AddRequest] | list[str]
+"""What a ThreadClient's thread is told: to learn, to add, or to abort."""
 
 
 class Core(Protocol):
@@ -35,6 +39,7 @@ class Core(Protocol):
 
     info: ModelInfo
 
+    def learn(self, vocabulary: Vocabulary) -> None: ...
     def add(self, request: AddRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[RequestUpdate]: ...
@@ -46,12 +51,15 @@ class Core(Protocol):
 class EngineClient(Protocol):
     """One engine. Every method raises EngineDeadError once the engine has stopped or the client is closed.
 
-    ``add`` and ``abort`` never block. One thread at a time may ``poll``; except on InprocClient, other threads may call
-    the other methods meanwhile.
+    ``learn``, ``add`` and ``abort`` never block. One thread at a time may ``poll``; except on InprocClient, other
+    threads may call the other methods meanwhile.
     """
 
     @property
     def info(self) -> ModelInfo: ...
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Tell the engine the bytes of the model's tokens, before the first request with a grammar."""
 
     def add(self, requests: list[AddRequest]) -> None:
         """Start requests. A request the engine refuses comes back as an update with finish_reason "error"."""
@@ -136,6 +144,9 @@ class InprocClient:
             raise EngineDeadError(self._reason)
         return self._core
 
+    def learn(self, vocabulary: Vocabulary) -> None:
+        self._alive().learn(vocabulary)
+
     def add(self, requests: list[AddRequest]) -> None:
         self._refused += add_all(self._alive(), requests)
 
@@ -176,7 +187,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.commands: deque[list[AddRequest] | list[str]] = deque()
+        self.commands: deque[ThreadCommand] = deque()
         self.updates: list[RequestUpdate] = []
         self.core: Core | None = None
         self.boot_error: BaseException | None = None
@@ -222,6 +233,9 @@ class _Shared:
             commands, self.commands = self.commands, deque()
         updates = []
         for command in commands:
+            if isinstance(command, Vocabulary):
+                core.learn(command)
+                continue
             for item in command:
                 if isinstance(item, str):
                     core.abort(item)
@@ -258,7 +272,7 @@ class ThreadClient:
             raise shared.boot_error
         self.info = shared.core.info
 
-    def _post(self, command: list[AddRequest] | list[str]) -> None:
+    def _post(self, command: ThreadCommand) -> None:
         with self._shared.changed:
             self._check()
             self._shared.commands.append(command)
@@ -267,6 +281,9 @@ class ThreadClient:
     def _check(self) -> None:
         if self._shared.dead is not None or self._shared.closing:
             raise EngineDeadError(self._shared.dead or "the engine is shut down")
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        self._post(vocabulary)
 
     def add(self, requests: list[AddRequest]) -> None:
         self._post(requests)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import deque
 from time import perf_counter
 
-from headway.core.errors import HeadwayError
+from headway.core.automaton import Vocabulary
+from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.plan import StepPlan
 from headway.device.base import DeviceError
+from headway.engine.host_grammars import HostGrammars
 from headway.engine.host_waits import HostWaits
 from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
 from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
+from headway.scheduler.results import NO_TOKEN_LEFT
 from headway.syncs import SyncError
+
+MASK_WAIT_SECONDS = 0.05
 
 
 class EngineCore:
@@ -34,14 +39,25 @@ class EngineCore:
         self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
         self._in_flight: deque[InFlight] = deque()
         self._failures: list[RequestUpdate] = []
+        self._grammars = HostGrammars(info.vocab_size)
+        self._preparing: dict[str, AddRequest] = {}
         self._meter = StepMeter(runner.clock)
         self._num_steps = 0
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the bytes of the model's tokens, which grammars need. Once, before the first request with a grammar."""
+        self._runner.learn(vocabulary)
+        self._grammars.learn(vocabulary)
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that cannot be served is answered with an error update; only a broken engine raises."""
         idle = not self.has_work()
         try:
-            self._scheduler.add(request)
+            if request.host_grammar is None:
+                self._scheduler.add(request)
+            else:
+                self._grammars.open(request)
+                self._preparing[request.request_id] = request  # queued when its first mask has come
             self._meter.arrived(request.request_id, idle)
         except Exception as error:
             if _is_fatal(error):
@@ -52,6 +68,7 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown ids are ignored: it may just have finished."""
         self._scheduler.abort(request_id)
+        self._preparing.pop(request_id, None)
         self._forget(request_id)
 
     def step(self) -> list[RequestUpdate]:
@@ -62,7 +79,13 @@ class EngineCore:
             return self._turn()
 
     def _turn(self) -> list[RequestUpdate]:
+        if self._grammars.is_working:
+            self._take_masks()
+        num_steps = self._num_steps
         updates = self._plain_step() if self._pacer.depth == 0 else self._overlapped_step()
+        self._feed_grammars(updates)
+        if self._num_steps == num_steps and not self._in_flight and not self._failures and self._grammars.is_working:
+            self._grammars.wait(MASK_WAIT_SECONDS)  # there is nothing else to do
         if self._failures:
             updates, self._failures = self._failures + updates, []
         self._meter.stamp(updates)
@@ -73,7 +96,38 @@ class EngineCore:
 
     def _forget(self, request_id: str) -> None:
         self._runner.admissions.forget(request_id)
+        self._grammars.drop(request_id)
         self._meter.forget(request_id)
+
+    def _take_masks(self) -> None:
+        """Hand masks that have come to the scheduler, and requests whose first one it is."""
+        for request_id, mask, error in self._grammars.ready():
+            request = self._preparing.pop(request_id, None)
+            try:
+                if mask is None:
+                    raise InvalidRequestError(f"structured_outputs: {error}", "structured_outputs")
+                if request is not None:
+                    self._scheduler.add(request)
+                self._scheduler.provide_mask(request_id, mask)
+            except Exception as failure:
+                self._failures.append(
+                    self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
+                )
+
+    def _feed_grammars(self, updates: list[RequestUpdate]) -> None:
+        """Give the drawn tokens to the matchers; an answer that its grammar did not allow is an error."""
+        for update in updates:
+            if update.request_id not in self._grammars or not update.new_token_ids:
+                continue
+            [token] = update.new_token_ids
+            if not self._grammars.allows(update.request_id, token):
+                update.new_token_ids, update.new_logprobs, update.stop_token_id = [], None, None
+                update.error, running = NO_TOKEN_LEFT, update.finish_reason is None
+                update.finish_reason = "error"
+                if running:
+                    self._scheduler.abort(update.request_id)
+            elif update.finish_reason is None:
+                self._grammars.feed(update.request_id, token)
 
     def _plain_step(self) -> list[RequestUpdate]:
         """Schedule, launch, wait, apply: the synchronous oracle."""
@@ -137,7 +191,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._in_flight or self._failures) or self._scheduler.has_unfinished()
+        return bool(self._in_flight or self._failures or self._preparing) or self._scheduler.has_unfinished()
 
     def stats(self) -> EngineStats:
         """Counters and gauges; no device access."""
@@ -166,6 +220,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
+        self._grammars.close()
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft())
         self._runner.release()

@@ -20,6 +20,7 @@ import weakref
 
 import zmq
 
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
 from headway.core.log import logger
@@ -184,6 +185,10 @@ class ProcessClient:
                 self._dead = self._link.obituary()
                 raise self._dead from None
         return None if data is None else channel.decode_report(data)
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        self._check()
+        self._link.send(channel.Learn(vocabulary))
 
     def add(self, requests: list[AddRequest]) -> None:
         self._check()

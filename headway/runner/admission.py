@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headway.core.automaton import MAX_TABLE_INTS
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
@@ -41,7 +42,8 @@ class AdmissionWriter:
         """
         edits = [*_core_edits(request), *self._sampler.stage(request)]
         self._prepared[request.request_id] = edits
-        return sum(segment_ints(len(edit.values)) for edit in edits)
+        mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
+        return mask + sum(segment_ints(len(edit.values)) for edit in edits)
 
     @property
     def num_prepared(self) -> int:
@@ -59,6 +61,7 @@ class AdmissionWriter:
             SlotEdit("num_tokens", ints(len(admission.token_ids))),
             SlotEdit("num_computed", ints(admission.num_computed)),
             *self._prepared[request.request_id],
+            *self._sampler.restart(request, admission.token_ids[len(request.prompt_token_ids) :]),
         ]
         positions, singles = [], []
         for table, values in edits:
@@ -92,5 +95,6 @@ def _core_edits(request: AddRequest) -> list[SlotEdit]:
 def max_upload_ints(num_tokens: int, num_blocks: int, vocab_size: int) -> int:
     """Ints that the largest possible admission takes: a bound on what one request may ask of every table."""
     tables = 2 * 1024 + 2048 + 257 + 128 + vocab_size // 32 + 2 + MAX_STOP_IDS + 64
+    tables += segment_ints(MAX_TABLE_INTS)
     descriptors = 64 * EDIT_INTS
     return segment_ints(num_tokens) + num_blocks * (1 + EDIT_INTS) + tables + descriptors

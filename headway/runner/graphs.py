@@ -16,16 +16,18 @@ from headway.device.base import Device, Graph
 from headway.kernels.sample import RANDOM
 from headway.runner.split_step import Replayed, SampleAndAdvance, SpareLogits, SplitStep
 from headway.sampling.draw import FILTERED
-from headway.sampling.sampler import Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
 
 WHOLE_STEP_VARIANTS = (
     Variant(),
     Variant(flags=RANDOM),
     Variant(flags=FILTERED),
+    Variant(GRAMMAR_EDIT, RANDOM),
+    Variant(GRAMMAR_EDIT, FILTERED),
 )
-"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p. From few to many flags:
-a step takes the first that does all it needs."""
+"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
+grammars. From few to many flags: a step takes the first that does all it needs."""
 
 DecodeLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from headway.core.automaton import Vocabulary
 from headway.core.messages import AddRequest
 from headway.core.plan import Int32s, StepPlan, StepResult
 from headway.device.base import Device
@@ -26,7 +27,7 @@ from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack
 from headway.runner.split_step import Replayed
 from headway.sampling.draw import ALL_PATHS
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import Sampler, Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
 from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
@@ -126,6 +127,7 @@ class ModelRunner:
         most_entries = max(config.max_logprobs, 128)
         packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
         self.readback = Readback(device, packet)
+        self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight = 0
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -144,6 +146,17 @@ class ModelRunner:
         """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
         self._graphs, self._prefill_graphs = decode, prefill
 
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything."""
+        grammar = self._sampler.grammar
+        if grammar.knows_tokens:
+            return
+        values = grammar.learn(vocabulary)
+        self._vocabulary_source = self.device.host_ints(len(values))  # kept, and never written again
+        self._vocabulary_source.numpy()[:] = values  # host: host memory
+        with self.device.main.active(), torch.inference_mode():
+            grammar.vocabulary.view(-1).copy_(self._vocabulary_source, non_blocking=True)
+
     def launch(self, plan: StepPlan) -> InFlight:
         """Queue one step on the device and return at once.
 
@@ -157,14 +170,18 @@ class ModelRunner:
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
+        for slot, words in plan.masks:
+            packed.write(self._arena.position("allowed_bits", slot), words)
         prompt = self._prompt_positions(packed, plan)
         variant = self._sampler.variant(plan.slots)
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), torch.inference_mode():
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
-            if plan.admissions:
+            if _edits_first(plan):
                 self._apply_edits(packed.num_edits)
+                if plan.masks:
+                    self._packed[:1].zero_()  # masks are more edits than a graph has room for: it shall find none
                 self._rebuild_counts(new_counted)
             packet = self._run(plan, packed, variant, prompt, layout)
             ticket = self.readback.start(packet, None if events is None else events.ended)
@@ -277,7 +294,7 @@ class ModelRunner:
         if decode is None or prefill is None:
             return None
         if plan.num_decode_rows == plan.num_rows:
-            bucket = decode.bucket_for(plan.num_rows, packed.num_edits if not plan.admissions else 0)
+            bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
         bucket = prefill.bucket_for(packed.num_tokens, plan.num_rows)
         if bucket is None:
@@ -286,8 +303,8 @@ class ModelRunner:
         return prefill.replay(bucket, variant), prefill.num_rows
 
     def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
-        """Admissions had the step's edits applied before their counts were rebuilt; without any it is done now."""
-        if not plan.admissions and packed.num_edits:
+        """Apply the step's edits unless that has been done."""
+        if not _edits_first(plan) and packed.num_edits:
             self._apply_edits(packed.num_edits)
 
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
@@ -341,6 +358,8 @@ class ModelRunner:
             view("stop_ids"),
             self._results,
         )
+        if variant.edits & GRAMMAR_EDIT:
+            self._sampler.grammar.advance(self._packed, batch.row_slots, token_ids, self._results)
         return [] if logprobs is None else [logprobs]
 
     def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptPositions) -> LogprobTensors:
@@ -372,7 +391,12 @@ class ModelRunner:
             )
             logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
-            for variant in (Variant(), Variant(flags=RANDOM), most):
+            for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()
+
+
+def _edits_first(plan: StepPlan) -> bool:
+    """Whether edits are applied ahead of the rest: after admissions counts are rebuilt, and masks are many edits."""
+    return bool(plan.admissions or plan.masks)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from headway.core.ints import cdiv
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_LOGIT_BIAS
+from headway.core.plan import Int32s
 from headway.kernels.allowed_tokens import allowed_tokens
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
@@ -64,22 +67,29 @@ class AllowedTokens:
         return [Table("allowed_on"), Table("allowed_bits", max(2, cdiv(vocab_size, 32)))]
 
     def wanted(self, request: AddRequest) -> bool:
-        """Whether the request restricts its tokens."""
-        return request.params.allowed_token_ids is not None
+        """Whether the request restricts its tokens, once or (a grammar on the host) anew in every step."""
+        return request.params.allowed_token_ids is not None or request.host_grammar is not None
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """The flag, then bit ``t % 32`` of word ``t // 32`` for each allowed token t."""
         allowed = request.params.allowed_token_ids
+        if request.host_grammar is not None:
+            return [SlotEdit("allowed_on", ints(1))]  # the bits come with each step that draws
         if allowed is None:
             return [SlotEdit("allowed_on", ints(0))]
-        bits = np.zeros(max(2, cdiv(self._vocab_size, 32)) * 32, np.uint8)
-        bits[np.asarray(allowed)] = 1
-        words = np.packbits(bits, bitorder="little").view(np.int32)
-        return [SlotEdit("allowed_on", ints(1)), SlotEdit("allowed_bits", words)]
+        return [SlotEdit("allowed_on", ints(1)), SlotEdit("allowed_bits", token_bits(allowed, self._vocab_size))]
 
     def apply(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """logits[n, t] = -inf where t is not allowed."""
         allowed_tokens(logits, slots, self._on, self._bits)
+
+
+def token_bits(tokens: Sequence[int], vocab_size: int) -> Int32s:
+    """int32 words in which bit ``t % 32`` of word ``t // 32`` is set for each of the tokens; two words at least."""
+    bits = np.zeros(max(2, cdiv(vocab_size, 32)) * 32, np.uint8)
+    bits[np.asarray(tokens, np.int64)] = 1
+    words: Int32s = np.packbits(bits, bitorder="little").view(np.int32)
+    return words
 
 
 class MinTokens:

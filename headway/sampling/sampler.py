@@ -12,6 +12,7 @@ from headway.core.plan import Int32s
 from headway.sampling.bad_words import BadWords
 from headway.sampling.draw import Draw
 from headway.sampling.feature import Feature, SlotEdit, Tables
+from headway.sampling.grammar import Grammar
 from headway.sampling.logit_edits import AllowedTokens, LogitBias, MinTokens
 from headway.sampling.logprobs import NOT_ASKED, Logprobs, LogprobTensors
 from headway.sampling.penalties import Penalties
@@ -44,6 +45,10 @@ class Variant:
         )
 
 
+GRAMMAR_EDIT = 1 << 5
+"""The bit of ``Variant.edits`` that stands for ``Sampler.grammar``."""
+
+
 class Sampled(NamedTuple):
     """token_ids int32 [N], and log-probabilities when the variant asks for them."""
 
@@ -62,7 +67,15 @@ class Sampler:
     def __init__(self, arena: SlotArena, vocab_size: int) -> None:
         at = Tables(arena, arena.num_slots, vocab_size)
         self.penalties = Penalties(at)
-        self.features: list[Feature] = [LogitBias(at), AllowedTokens(at), MinTokens(at), self.penalties, BadWords(at)]
+        self.grammar = Grammar(at)
+        self.features: list[Feature] = [
+            LogitBias(at),
+            AllowedTokens(at),
+            MinTokens(at),
+            self.penalties,
+            BadWords(at),
+            self.grammar,
+        ]
         self.draw = Draw(at)
         self.logprobs = Logprobs(at)
 
@@ -77,6 +90,10 @@ class Sampler:
         for feature in self.features:
             edits += feature.stage(request)
         return edits
+
+    def restart(self, request: AddRequest, generated: Int32s) -> list[SlotEdit]:
+        """Slot edits that depend on what a resumed request had ``generated`` (int32, empty for a new one)."""
+        return self.grammar.restart(request, generated)
 
     def admit(self, slot: int, request: AddRequest) -> None:
         """Update the host mirrors: ``slot`` now belongs to ``request``."""
@@ -96,12 +113,13 @@ class Sampler:
         """Choose tokens.
 
         Args:
-            logits: [N, V] as the model made them; not modified.
+            logits: [N, V] as the model made them; modified only when grammars are the only edits and nobody reads them after.
             slots: int32 [N] on the device, -1 on padding.
         """
         edited = logits
         if variant.edits:
-            edited = logits.to(torch.float32, copy=True)
+            in_place = variant.edits == GRAMMAR_EDIT and variant.max_logprobs == NOT_ASKED
+            edited = logits if in_place else logits.to(torch.float32, copy=True)
             for bit, feature in enumerate(self.features):
                 if variant.edits >> bit & 1:
                     feature.apply(edited, slots)
@@ -113,5 +131,5 @@ class Sampler:
 
 def sampler_tables(vocab_size: int) -> list[Table]:
     """The slot tables that a ``Sampler`` needs in its arena."""
-    owners = (Draw, Logprobs, LogitBias, AllowedTokens, Penalties, BadWords)
+    owners = (Draw, Logprobs, LogitBias, AllowedTokens, Penalties, BadWords, Grammar)
     return [table for owner in owners for table in owner.tables(vocab_size)]

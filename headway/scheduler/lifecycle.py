@@ -25,6 +25,7 @@ class Lifecycle:
         self.open: dict[str, Request] = {}
         self.num_draining = 0
         self.num_preemptions = 0
+        self._num_admissions = 0
 
     def enter(self, request: Request) -> None:
         """Raises InvalidRequestError when the id is already open."""
@@ -37,6 +38,8 @@ class Lifecycle:
         """The head of the queue takes a slot and starts behind its cached blocks."""
         self.waiting.remove(request)
         request.status = Status.RUNNING
+        request.admitted = self._num_admissions
+        self._num_admissions += 1
         self.table.open(request, len(hits) * self.kv.block_size)
         self.kv.open(request, hits)
         self.running.prefilling = request

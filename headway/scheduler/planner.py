@@ -13,6 +13,9 @@ from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request
 from headway.scheduler.slots import Rows
 
+MASK_EDIT_INTS = 64
+"""What a mask takes of the upload beside its words, at most."""
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -25,10 +28,18 @@ class _Draft:
     starts: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     drained: list[Request] = field(default_factory=list)
+    masks: list[tuple[int, Int32s]] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     edit_slots: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
+
+    def draw_masked(self, request: Request) -> None:
+        """The row draws under the request's mask, which is thereby used up."""
+        if request.mask is None:
+            raise HeadwayError(f"{request.request_id} would draw before its grammar has seen the last token")
+        self.masks.append((request.slot, request.mask))
+        request.mask = None
 
     def edit(self, slot: int, first_index: int, block_ids: list[int]) -> None:
         self.edit_slots += [slot] * len(block_ids)
@@ -51,7 +62,10 @@ class Planner:
         """The next step and its rows, or None when nothing can run now."""
         draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
         preemptions = self._life.num_preemptions
+        ready = self._reserve_lagging(draft) if self._life.running.lagging else []
         decode, starts = self._take_decode(draft)
+        if ready:
+            decode, starts = self._take_lagging(draft, ready, decode, starts)
         self._continue_prefill(draft)
         if self._life.num_preemptions == preemptions:
             self._admit(draft)
@@ -96,11 +110,53 @@ class Planner:
             while not life.kv.pool.num_free and life.running.newest is not request:
                 life.preempt(life.running.newest)
             if not life.kv.pool.num_free:
-                if i == 0:
+                if i == 0 and not life.running.lagging:
                     raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                 return i
             self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
         return min(len(rows), life.running.num_decoding)
+
+    # -- rows that lag -------------------------------------------------------------------------------------------
+
+    def _reserve_lagging(self, draft: _Draft) -> list[Request]:
+        """Requests whose mask has come, with room for one token more; later requests are preempted for it if need be."""
+        life, ready = self._life, []
+        for request in [each for each in life.running.lagging if each.mask is not None]:
+            if request.slot < 0:  # a victim of an earlier one
+                continue
+            if self._table.scheduled[request.slot] >= self._table.capacity[request.slot]:
+                while not life.kv.pool.num_free and life.running.newest is not request:
+                    life.preempt(life.running.newest)
+                if not life.kv.pool.num_free:
+                    if len(life.running) == 1:
+                        raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
+                    continue
+                self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
+            ready.append(request)
+        return ready
+
+    def _take_lagging(self, draft: _Draft, ready: list[Request], decode: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
+        """Adds a row for each request of ``ready`` that still runs, as far as tokens and upload reach."""
+        taken: list[Request] = []
+        for request in ready:
+            slot, mask = request.slot, request.mask
+            if slot < 0 or mask is None:  # preempted for an earlier request
+                continue
+            upload = len(mask) + MASK_EDIT_INTS
+            if not draft.tokens_left or (upload > draft.uploads_left and taken):
+                break
+            draft.tokens_left -= 1
+            draft.uploads_left -= upload
+            draft.draw_masked(request)
+            taken.append(request)
+        if not taken:
+            return decode, starts
+        rows = Rows.of(taken, self._table)
+        mine = self._table.scheduled[rows.index]
+        self._table.scheduled[rows.index] = mine + 1
+        self._table.in_flight[rows.index] += 1
+        draft.drained += [each for each in taken if self._table.scheduled[each.slot] == self._table.last[each.slot]]
+        return decode.plus(rows), np.concatenate((starts, mine))
 
     def _grow(self, draft: _Draft, request: Request, num_tokens: int) -> None:
         held = len(request.block_ids)
@@ -142,6 +198,8 @@ class Planner:
         if end == known:
             self._life.running.prefilling = None
             self._life.running.add_decoding(request)
+            if request.lags:
+                draft.draw_masked(request)
             if end == table.last[slot]:
                 draft.drained.append(request)
 
@@ -150,6 +208,8 @@ class Planner:
         while life.waiting and self._table.num_free and draft.tokens_left and life.running.prefilling is None:
             request = life.waiting.head
             if request.in_flight or request.upload_now > draft.uploads_left or self._still_blocked(request):
+                return
+            if request.lags and request.mask is None:  # it was preempted, and its grammar is at the last token
                 return
             hits = life.kv.lookup(request)
             if not life.kv.fits(request, hits, others_run=len(life.running) > 0):
@@ -195,5 +255,6 @@ class Planner:
             plan.block_edit_slots = np.array(draft.edit_slots, np.int32)
             plan.block_edit_indices = np.array(draft.edit_indices, np.int32)
             plan.block_edit_ids = np.array(draft.edit_ids, np.int32)
+        plan.masks = draft.masks
         plan.owners = [*rows.requests]
         return plan, rows

@@ -41,13 +41,19 @@ class Request:
         prompt_rows: prompt log-probabilities collected so far, None when not asked for.
         cached_tokens: tokens that the first admission found in the prefix cache, None before it.
         reported: whether an update has been issued.
+        lags: a grammar on the host must see each token before the next may be drawn.
+        mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
+        admitted: how many admissions came before its present one.
     """
 
     __slots__ = (
+        "admitted",
         "block_ids",
         "cached_tokens",
         "digests",
         "in_flight",
+        "lags",
+        "mask",
         "max_total",
         "message",
         "num_registered",
@@ -91,6 +97,9 @@ class Request:
         self.prompt_rows: list[TokenLogprobsRow] | None = None if params.prompt_logprobs is None else []
         self.cached_tokens: int | None = None
         self.reported = False
+        self.lags = message.host_grammar is not None
+        self.mask: Int32s | None = None
+        self.admitted = 0
 
     @property
     def upload_now(self) -> int:

@@ -14,6 +14,11 @@ from headway.scheduler.slots import Rows
 
 FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length"}
 
+NO_TOKEN_LEFT = (
+    "no token was left that structured_outputs allow together with the request's bad_words, allowed_token_ids and "
+    "min_tokens; loosen those"
+)
+
 
 def logprobs_row(result: LogprobsResult, i: int) -> TokenLogprobsRow:
     """Position ``i`` of a result, cut to its valid entries. Raises HeadwayError when it has none."""
@@ -137,6 +142,11 @@ class Collector:
         if request.status is Status.FINISHED:  # it failed while this update was made
             return
         code = Finish(finish)
+        if code is Finish.GRAMMAR:
+            update.new_token_ids, update.new_logprobs = [], None
+            update.finish_reason, update.error = "error", NO_TOKEN_LEFT
+            self._life.finish(request)
+            return
         update.finish_reason = FINISH_REASONS[code]
         if code is Finish.STOP_TOKEN:
             update.stop_token_id = update.new_token_ids[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, RequestUpdate
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import Int32s, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.planner import Planner
 from headway.scheduler.request import Request
@@ -71,6 +71,15 @@ class Scheduler:
         """Ends a request with an error; None when the id is not open."""
         request = self._life.open.get(request_id)
         return None if request is None else self._collector.fail(request, message)
+
+    def provide_mask(self, request_id: str, mask: Int32s) -> None:
+        """The tokens that a request with a grammar on the host may draw next: int32 words, as in ``StepPlan.masks``.
+
+        Until then no row of it draws; others are not held up. Unknown ids are ignored.
+        """
+        request = self._life.open.get(request_id)
+        if request is not None:
+            request.mask = mask
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class Rows:
 
 
 class RunningSet:
-    """Requests that own slots, in order of arrival: decoding ones, then at most one still inside its known tokens.
+    """Requests that own slots, in order of arrival: decoding ones, then at most one still inside its known tokens. Those that
+    lag (they decode whenever their mask has come) are kept apart.
 
     A second one cannot start before the first is through (first come first served: it takes the whole budget or
     ends), so appending keeps the order.
@@ -120,11 +121,12 @@ class RunningSet:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._decoding: list[Request] = []
+        self.lagging: list[Request] = []
         self._rows: Rows | None = None
         self.prefilling: Request | None = None
 
     def __len__(self) -> int:
-        return len(self._decoding) + (self.prefilling is not None)
+        return len(self._decoding) + len(self.lagging) + (self.prefilling is not None)
 
     @property
     def num_decoding(self) -> int:
@@ -133,10 +135,13 @@ class RunningSet:
     @property
     def newest(self) -> Request:
         """The most recently admitted request."""
-        return self.prefilling or self._decoding[-1]
+        if self.prefilling or not self.lagging:
+            return self.prefilling or self._decoding[-1]
+        return max((each[-1] for each in (self._decoding, self.lagging) if each), key=lambda request: request.admitted)
 
     def requests(self) -> list[Request]:
-        return self._decoding + ([self.prefilling] if self.prefilling else [])
+        last = [self.prefilling] if self.prefilling else []
+        return sorted(self._decoding + self.lagging + last, key=lambda request: request.admitted)
 
     def decode_rows(self) -> Rows:
         """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""
@@ -145,6 +150,10 @@ class RunningSet:
         return self._rows
 
     def add_decoding(self, request: Request) -> None:
+        """The request is past its known tokens."""
+        if request.lags:
+            self.lagging.append(request)
+            return
         self._decoding.append(request)
         self._rows = None
 
@@ -152,6 +161,8 @@ class RunningSet:
         """Takes out a request that is in the set."""
         if request is self.prefilling:
             self.prefilling = None
+        elif request.lags:
+            self.lagging.remove(request)
         else:
             self._decoding.remove(request)
             self._rows = None

@@ -13,6 +13,7 @@ from headway.core.config import EngineArgs
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import MakeEngine, drain
+from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import save_tiny_llama
 
 ROOT = str(Path(__file__).parents[2])
@@ -45,6 +46,7 @@ def make_engine(tiny_model: Path) -> Iterator[MakeEngine]:
             "run_ahead": 0,
         }
         core = build_engine(EngineArgs(**(args | overrides)), progress=False)
+        core.learn(VOCABULARY)
         made.append(core)
         return core
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, InvalidRequestError, OutOfMemoryError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, TokenLogprobsRow
@@ -44,6 +45,9 @@ class FakeCore:
         self.num_generated: dict[str, int] = {}
         self.num_steps = 0
         self.is_shut_down = False
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
 
     def add(self, request: AddRequest) -> None:
         if request.prompt_token_ids[0] == REFUSE:

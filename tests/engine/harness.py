@@ -38,8 +38,9 @@ class Answer:
 
 
 def request(request_id: str, prompt: list[int], seed: int = 0, **params: Any) -> AddRequest:
-    """A request as the door would make it. ``bad_words_ids`` are token sequences."""
+    """A request as the door would make it. ``bad_words_ids`` are token sequences; ``automaton``, ``host_grammar`` grammars."""
     bad_words = params.pop("bad_words_ids", [])
+    automaton, host_grammar = params.pop("automaton", None), params.pop("host_grammar", None)
     eos = [] if params.get("ignore_eos") else EOS
     params.setdefault("max_tokens", 12)
     return AddRequest(
@@ -49,6 +50,8 @@ def request(request_id: str, prompt: list[int], seed: int = 0, **params: Any) ->
         seed=seed,
         eos_token_ids=eos,
         bad_words_token_ids=bad_words,
+        automaton=automaton,
+        host_grammar=host_grammar,
     )
 
 

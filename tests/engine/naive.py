@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from headway.core.automaton import DEAD, MAX_TOKEN_BYTES
 from headway.core.messages import AddRequest
 from tests.engine.harness import Answer
+from tests.engine.tiny_grammars import TOKENS
 from tests.engine.tiny_llama import CONFIG, HEAD_DIM, HEADS, KV_HEADS, LAYERS
 
 
@@ -104,6 +106,13 @@ def _edited(x: torch.Tensor, request: AddRequest, generated: list[int]) -> torch
     for *start, last in request.bad_words_token_ids:
         if generated[len(generated) - len(start) :] == start and len(start) <= len(generated):
             x[last] = forbidden
+    if (automaton := request.automaton) is not None:
+        written = b"".join(TOKENS[token] for token in generated)
+        for token in range(len(x)):
+            text = TOKENS[token]
+            fits = 0 < len(text) <= MAX_TOKEN_BYTES and automaton.walk(automaton.start, written + text) != DEAD
+            if not (automaton.accepts(written) if token in request.eos_token_ids else fits):
+                x[token] = forbidden
     return x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from tests.engine.harness import Answer, MakeEngine, request, run
+from tests.engine.tiny_grammars import LARK, LOOP, PATTERN, SCHEMA, automaton, host_grammar
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -32,6 +34,21 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs_zero": {"logprobs": 0},
     "prompt_logprobs": {"prompt_logprobs": 3},
     "logprob_token_ids": {"logprob_token_ids": [1, 50, 96]},
+    "pattern": {"automaton": automaton("regex", PATTERN), "temperature": 1.4, "max_tokens": 14},
+    "schema": {"automaton": automaton("json", json.dumps(SCHEMA)), "temperature": 1.2, "max_tokens": 24, "top_k": 40},
+    "pattern_mixed": {
+        "automaton": automaton("regex", LOOP),
+        "min_tokens": 5,
+        "presence_penalty": 1.0,
+        "bad_words_ids": [[60], [61, 62]],
+        "logprobs": 3,
+    },
+    "host_grammar": {
+        "host_grammar": host_grammar("grammar", LARK),
+        "temperature": 1.3,
+        "max_tokens": 12,
+        "logprobs": 2,
+    },
 }
 
 

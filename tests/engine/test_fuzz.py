@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import Answer, MakeEngine, request, run
+from tests.engine.tiny_grammars import LOOP, PATTERN, automaton
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
 NUM_REQUESTS = 2000
 POOL_BLOCKS = 20
+EMPTIES_A_GRAMMAR = ("ignore_eos", "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words_ids")
 
 
 def random_params(rng: random.Random) -> dict[str, Any]:
@@ -42,7 +44,11 @@ def random_request(rng: random.Random, index: int) -> Any:
     length = rng.choice([1, 7, 8, 9, rng.randrange(1, 100)])
     shared = [(7 * i) % 97 for i in range(rng.choice([0, 8, 16, 40]))]
     prompt = (shared + [rng.randrange(97) for _ in range(length)])[:110]
-    return request(str(index), prompt, seed=rng.getrandbits(64), **random_params(rng))
+    params = random_params(rng)
+    if rng.random() < 0.25:
+        params = {name: value for name, value in params.items() if name not in EMPTIES_A_GRAMMAR}
+        params |= {"automaton": automaton("regex", rng.choice([PATTERN, LOOP])), "max_tokens": rng.randrange(1, 20)}
+    return request(str(index), prompt, seed=rng.getrandbits(64), **params)
 
 
 @pytest.mark.parametrize(("depth", "seed"), [(0, 1), (2, 2), (4, 3)])

@@ -20,7 +20,8 @@ COMBINED: list[dict[str, Any]] = [
 
 def test_every_feature(make_engine: MakeEngine, tiny_model: Path) -> None:
     naive = NaiveLlama(tiny_model)
-    batch = requests_for([params | {"temperature": 0.0} for params in (*FEATURES.values(), *COMBINED)], seed=5)
+    known = [params for params in (*FEATURES.values(), *COMBINED) if "host_grammar" not in params]
+    batch = requests_for([params | {"temperature": 0.0} for params in known], seed=5)
     answers = {each.request_id: naive.answer(each) for each in batch}
     for depth in (0, 2):
         for request_id, answer in run(make_engine(run_ahead=depth), batch).items():

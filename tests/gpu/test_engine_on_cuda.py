@@ -16,6 +16,7 @@ from headway.engine.core import EngineCore
 from headway.syncs import SyncError
 from tests.engine.harness import Answer, drain, request
 from tests.engine.test_depths import FEATURES, close
+from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
 from tests.gpu.guard import no_waits
 
@@ -43,7 +44,9 @@ def engine(model: Path, **overrides: Any) -> EngineCore:
         "block_size": 8,
         "kv_cache_memory_bytes": 200 * KV_BLOCK_BYTES,
     }
-    return build_engine(EngineArgs(**(args | overrides)), progress=False)
+    core = build_engine(EngineArgs(**(args | overrides)), progress=False)
+    core.learn(VOCABULARY)
+    return core
 
 
 def batch() -> list[AddRequest]:

@@ -11,8 +11,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
+from headway.kernels.grammar_advance.triton import grammar_advance_kernel
+from headway.kernels.grammar_mask.triton import BLOCK, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton import FINISH_REGISTERS
@@ -28,7 +31,7 @@ REALS = (
 )  # fmt: skip
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
-    "max_entries",
+    "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride",
 )  # fmt: skip
 
 
@@ -100,7 +103,10 @@ def compile_logprobs(logits: str) -> None:
 
 
 def main() -> None:
+    compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
+        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK}
+        compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
         compile_sample(logits, random=True, filtered=True, wide=True)

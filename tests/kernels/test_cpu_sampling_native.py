@@ -12,6 +12,8 @@ from headway.kernels.allowed_tokens import allowed_tokens
 from headway.kernels.bad_words import bad_words
 from headway.kernels.cpu import sampling_ops
 from headway.kernels.gather_logprobs import gather_logprobs
+from headway.kernels.grammar_advance import grammar_advance
+from headway.kernels.grammar_mask import grammar_mask
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
 from headway.kernels.penalties import penalties
@@ -42,7 +44,7 @@ def native() -> Iterator[None]:
 
 
 def test_the_cpu_runs_them() -> None:
-    for op in (*EDITS, sample, gather_logprobs):
+    for op in (*EDITS, sample, gather_logprobs, grammar_mask, grammar_advance):
         assert op.implementation("cpu") is native_function(op)
 
 

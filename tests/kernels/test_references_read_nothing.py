@@ -16,6 +16,8 @@ from headway.kernels.apply_edits import apply_edits
 from headway.kernels.bad_words import bad_words
 from headway.kernels.count_tokens import count_tokens
 from headway.kernels.gather_logprobs import gather_logprobs
+from headway.kernels.grammar_advance import grammar_advance
+from headway.kernels.grammar_mask import grammar_mask
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
 from headway.kernels.penalties import penalties
@@ -59,6 +61,14 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
         (sample, lambda flags=flags: (_f(R, V), _i(R), _f(S), _i(S), _f(S), _f(S), _i(S, 2), _i(S), flags))
         for flags in (0, 1, 3, 5, 7)
     ],
+    (
+        grammar_mask,
+        lambda: (_f(R, V), _i(R), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(S, 2), _i(S, C)),
+    ),
+    (
+        grammar_advance,
+        lambda: (_i(99), _i(R), _i(R), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(S), _i(3, R, 4)),
+    ),
     (gather_logprobs, lambda: (_f(R, V), _i(R), _i(R), _i(S), _i(S), _i(S, 7), 12)),
 ]
 

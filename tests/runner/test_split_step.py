@@ -15,9 +15,10 @@ from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import Variant
 from tests.engine.harness import request, run
 from tests.engine.test_depths import FEATURES, close
-from tests.sim.harness import TOLERANCE, expected, simulated
+from tests.sim.harness import expected, simulated
+from tests.sim.rounding import TOLERANCE
 
-EVERY = 0b11111
+EVERY = 0b111111
 
 
 def _taken(variant: Variant) -> Variant | None:

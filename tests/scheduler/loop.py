@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from headway.core.config import SchedulerConfig
 from headway.core.messages import AddRequest, RequestUpdate
 from headway.core.plan import StepPlan, StepResult
@@ -29,19 +31,32 @@ class Loop:
     depth: int = 0
     in_flight: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
     updates: dict[str, list[RequestUpdate]] = field(default_factory=dict)
+    owed: list[str] = field(default_factory=list)
+    """Requests that lag and whose mask has not come."""
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config)
         self.device = FakeDevice(self.config)
+        self.lags: dict[str, bool] = {}
 
     def add(self, *messages: AddRequest) -> None:
         for message in messages:
             self.scheduler.add(message)
+            self.lags[message.request_id] = message.host_grammar is not None
             self.updates[message.request_id] = []
+            if message.host_grammar is not None:
+                self.owed.append(message.request_id)
+
+    def pay(self, count: int) -> None:
+        """The matchers of ``count`` requests answer. A mask here is the number of tokens that were generated before it."""
+        for _ in range(min(count, len(self.owed))):
+            name = self.owed.pop(0)
+            self.scheduler.provide_mask(name, np.array([len(self.tokens(name))], np.int32))
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
         if plan is not None:
+            self.check_masks(plan)
             self.in_flight.append((plan, self.device.run(plan)))
         return plan
 
@@ -49,7 +64,20 @@ class Loop:
         got = self.scheduler.apply(*self.in_flight.popleft())
         for update in got:
             self.updates[update.request_id].append(update)
+            lags = self.lags.get(update.request_id, False)
+            if lags and update.new_token_ids and update.finish_reason is None:
+                self.owed.append(update.request_id)
         return got
+
+    def check_masks(self, plan: StepPlan) -> None:
+        """Every row that lags and draws has the mask after its last token, and no other row has one."""
+        masks = {slot: int(mask[0]) for slot, mask in plan.masks}
+        assert len(masks) == len(plan.masks)
+        for slot, owner, samples in zip(plan.slots.tolist(), plan.owners, plan.samples.tolist(), strict=True):
+            name = owner.request_id  # type: ignore[attr-defined]
+            if self.lags.get(name, False) and samples:
+                assert masks.pop(slot) == len(self.tokens(name))
+        assert not masks
 
     def tick(self) -> StepPlan | None:
         """One turn: schedule, then read back when nothing could run or more than ``depth`` steps are in flight."""
@@ -62,6 +90,7 @@ class Loop:
 
     def finish(self, limit: int = 2000) -> None:
         for _ in range(limit):
+            self.pay(len(self.owed))
             if not self.scheduler.has_unfinished() and not self.in_flight:
                 break
             self.tick()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from headway.core.errors import InvalidRequestError
+from headway.core.messages import AddRequest
 from headway.core.plan import StepPlan
 from headway.scheduler import Scheduler
 from tests.scheduler.fake_device import make_request, predict
@@ -142,3 +144,42 @@ def test_the_plan_lists_every_block_of_an_admission_and_only_new_ones_later() ->
     assert plan is not None and plan.admissions[0].num_computed == 8
     assert plan.block_edit_indices.tolist() == [0, 1, 2] and 0 not in plan.block_edit_ids.tolist()
     assert [len(p.block_edit_ids) for p in (loop.tick(), loop.tick(), loop.tick()) if p] == [0, 0, 1]
+
+
+def lagging(name: str, prompt: list[int], max_tokens: int) -> AddRequest:
+    message = make_request(name, prompt, max_tokens, ignore_eos=True)
+    message.host_grammar = "grammar"
+    return message
+
+
+def test_a_row_that_lags_waits_for_its_mask_and_nobody_else_does() -> None:
+    loop = Loop(make_config(), depth=2)
+    loop.add(lagging("slow", [1, 2], 4), make_request("a", [1, 2], 9, ignore_eos=True))
+    assert loop.tick() is None, "it is at the head of the queue"
+    loop.pay(1)
+    plan = loop.tick()
+    assert owners(plan) == ["slow", "a"] and plan is not None and [slot for slot, _ in plan.masks] == [plan.slots[0]]
+    for _ in range(4):
+        plan = loop.tick()
+        assert owners(plan) == ["a"] and plan is not None and not plan.masks
+    loop.pay(1)
+    plan = loop.tick()
+    assert owners(plan) == ["a", "slow"] and plan is not None
+    assert plan.num_decode_rows == 2 and plan.starts_bound.tolist() == [6, 2]
+    loop.finish()
+    assert len(loop.tokens("slow")) == 4 and len(loop.tokens("a")) == 9
+
+
+def test_masks_are_spread_over_steps_as_the_upload_allows() -> None:
+    loop = Loop(make_config(max_upload_ints=200, max_num_batched_tokens=64))
+    loop.add(*(lagging(name, [1, 2], 5) for name in "abcd"))
+    loop.pay(4)
+    loop.tick()
+    loop.pay(4)
+    assert [len(plan.masks) for plan in (loop.tick(), loop.tick()) if plan] == [3, 1]
+
+
+def test_masks_of_unknown_requests_are_ignored() -> None:
+    loop = Loop(make_config())
+    loop.scheduler.provide_mask("nobody", np.zeros(1, np.int32))
+    assert loop.tick() is None

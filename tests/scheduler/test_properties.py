@@ -23,6 +23,7 @@ class Job:
     params: dict[str, Any]
     arrival: int
     abort_after: int | None
+    lags: bool = False
 
 
 @st.composite
@@ -44,7 +45,8 @@ def jobs(draw: st.DrawFn) -> Job:
         "cache_salt": draw(st.sampled_from([None, None, "salt"])),
     }
     abort_after = draw(st.none() | st.none() | st.integers(0, 25))
-    return Job(prompt, max_tokens, params, draw(st.integers(0, 12)), abort_after)
+    lags = draw(st.sampled_from([False, False, True]))
+    return Job(prompt, max_tokens, params, draw(st.integers(0, 12)), abort_after, lags)
 
 
 def check_progress(loop: Loop, arrivals: list[str]) -> None:
@@ -88,13 +90,16 @@ def run_traffic(work: list[Job], depth: int, pauses: list[bool], changes: dict[s
         while pending and work[pending[0]].arrival <= tick:
             i = pending.pop(0)
             arrivals.append(f"r{i}")
-            loop.add(make_request(f"r{i}", work[i].prompt, work[i].max_tokens, **dict(work[i].params)))
+            message = make_request(f"r{i}", work[i].prompt, work[i].max_tokens, **dict(work[i].params))
+            message.host_grammar = "grammar" if work[i].lags else None
+            loop.add(message)
         for i, job in enumerate(work):
             if job.abort_after is not None and job.arrival + job.abort_after == tick and f"r{i}" in arrivals:
                 if loop.scheduler.abort(f"r{i}"):
                     aborted.add(f"r{i}")
         if loop.in_flight and pauses[tick % len(pauses)]:
             loop.collect()  # sometimes results come earlier than the depth demands
+        loop.pay(1 + tick % 3 if pauses[-1 - tick % len(pauses)] else tick % 2)
         loop.tick()
         check_progress(loop, arrivals)
         tick += 1
@@ -140,6 +145,18 @@ def test_every_request_gets_its_tokens(
         "enable_prefix_caching": caching,
     }
     run_traffic(work, depth, pauses, changes)
+
+
+def test_rows_that_lag_under_pressure() -> None:
+    """They preempt and are preempted, wait for masks and for blocks, and everybody ends right."""
+    for every in (1, 2, 3):
+        work = [
+            Job(list(STEMS[i % 3][: 5 + i % 4]), 20, _plain(ignore_eos=i % 2 == 0), i // 3, None, i % every == 0)
+            for i in range(12)
+        ]
+        for depth in range(5):
+            loop = run_traffic(work, depth, [False, True], {"num_blocks": 14, "max_num_batched_tokens": 12})
+            assert loop.scheduler.stats().num_preemptions > 3
 
 
 def test_pressure_preempts_and_still_gets_everything_right() -> None:

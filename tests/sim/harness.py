@@ -18,6 +18,7 @@ from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, run
 from tests.engine.test_fuzz import random_request
+from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
 from tests.sim.rounding import settle, settle_prefix
 from tests.sim.watch import PlanWatch
@@ -57,6 +58,7 @@ def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevi
         device.wait_idle()  # the warm-up's steps are nobody's plan
         watch.attach(core)
         device.arm()
+        core.learn(VOCABULARY)
         yield core, device, watch
         core.shutdown()
         device.disarm()
@@ -67,7 +69,9 @@ def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevi
 @cache
 def oracle_engine() -> EngineCore:
     """The synchronous engine on the CPU, with memory to spare and no cache."""
-    return build_engine(arguments({"device": "cpu", "run_ahead": 0, "enable_prefix_caching": False}), progress=False)
+    core = build_engine(arguments({"device": "cpu", "run_ahead": 0, "enable_prefix_caching": False}), progress=False)
+    core.learn(VOCABULARY)
+    return core
 
 
 def expected(requests: list[AddRequest]) -> dict[str, Answer]:

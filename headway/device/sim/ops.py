@@ -259,8 +259,8 @@ def _accesses(args: tuple[Any, ...], kwargs: dict[str, Any], written: list[SimTe
 
 
 def _narrowed(name: str, args: tuple[Any, ...], accesses: list[Access]) -> list[Access] | Callable[[], list[Access]]:
-    """``slot_advance`` is given the whole ring of results and writes the entry that packed[5] names."""
-    if name != "slot_advance":
+    """Some are given the whole ring of results, and touch the entry that packed[5] names."""
+    if name not in ("slot_advance", "grammar_advance"):
         return accesses
     packed, results = args[0].data_on_device, args[-1].data_on_device
     whole, memory = _access(args[-1], True), args[-1].handle.memory

@@ -50,6 +50,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_min_tokens": (None, [_POINTER] * 6 + [_INT64] * 5),
     "headway_penalties": (None, [_POINTER] * 7 + [_INT64] * 4 + [_INT]),
     "headway_bad_words": (None, [_POINTER] * 8 + [_INT64] * 7),
+    "headway_grammar_mask": (None, [_POINTER] * 9 + [_INT64] * 7 + [_INT, _INT]),
+    "headway_grammar_advance": (None, [_POINTER] * 10 + [_INT64] * 7),
     "headway_sample": (_INT, [_POINTER] * 9 + [_INT64] * 4 + [_FLOAT, _INT, _INT, _INT]),
     "headway_gather_logprobs": (_INT, [_POINTER] * 10 + [_INT64] * 6 + [_INT, _INT]),
 }

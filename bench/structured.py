@@ -1,0 +1,250 @@
+"""What structured output costs a decode step: inter-token latency of rows without, with, and among grammars.
+
+    python bench/structured.py --model bench/models/qwen3_06b --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
+
+Dummy weights of the model's shape with a vocabulary of --vocab tokens, a synthetic vocabulary of that size (every byte, and
+random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the difference of two output lengths, so that
+prefill and admission cancel. Requests have no end-of-sequence token and grammars that can always go on. Every answer is
+checked: none lost, all of the asked length, every token a legal continuation. Exit status 1 when an answer is wrong or a cost
+exceeds its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.api.structured.compile import Task, compile_task
+from headway.api.structured.json_schema import SchemaBuilder
+from headway.api.structured.nfa import Nfa
+from headway.core.automaton import DEAD, Automaton, Vocabulary
+from headway.core.config import EngineArgs
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
+from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
+from headway.runner.admission import MAX_STOP_IDS
+from headway.sampling.feature import SlotEdit, ints
+from headway.sampling.sampler import Sampler, sampler_tables
+from headway.state.slots import SlotArena, core_tables
+
+GOAL_ALL, GOAL_ONE = 0.10, 0.01
+EOS = 0
+PATTERN = r"[a-zA-Z ,.]+"
+SHORT, LONG, REPEATS = 32, 288, 3
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "score": {"type": "number"},
+        "kind": {"enum": ["plain", "odd", None]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+}
+"""The schema that is measured: an array of these, which is never closed, so that outputs have a fixed length."""
+
+
+def shape(folder: Path, vocab: int) -> Path:
+    """A copy of the model's folder with another vocabulary."""
+    copy = Path(tempfile.mkdtemp(prefix="headway-structured-")) / folder.name
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"vocab_size": vocab, "eos_token_id": EOS}
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def vocabulary(size: int) -> list[bytes]:
+    """Token 0 is the end; then every byte; then words of lengths as in real vocabularies, half of them after a blank."""
+    rng = random.Random(0)
+    letters = b'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.":{}[]\n\xc3\xa9'
+    tokens = [b"", *(bytes([byte]) for byte in range(256))]
+    while len(tokens) < size:
+        length = min(30, max(2, round(rng.gauss(6, 3))))
+        alphabet = letters[:26] if rng.random() < 0.7 else letters
+        word = bytes(rng.choice(alphabet) for _ in range(length))
+        tokens.append(b" " + word[1:] if rng.random() < 0.5 else word)
+    return tokens[:size]
+
+
+def compiled(pattern: str) -> Automaton:
+    """The automaton of a pattern."""
+    outcome = compile_task(Task("regex", pattern, bytes(range(256))))
+    assert outcome.automaton is not None, outcome
+    return outcome.automaton
+
+
+def endless_array() -> Automaton:
+    """``[`` and then any number of ITEM, each with its comma."""
+    nfa = Nfa()
+    builder = SchemaBuilder(nfa, ITEM)
+    entry = nfa.text(0, b"[")
+    exit_ = nfa.repeat(entry, lambda at: nfa.text(builder.build(at, ITEM), b", "), 0, None)
+    automaton = nfa.determinise(exit_, frozenset(range(256)))
+    assert automaton is not None and automaton.can_go_on
+    return automaton
+
+
+class Bench:
+    """One engine, and answers that are checked."""
+
+    def __init__(self, core: EngineCore, tokens: list[bytes]) -> None:
+        self.core, self.tokens = core, tokens
+        self.numbers = 0
+        self.wrong: list[str] = []
+
+    def seconds(self, automata: list[Automaton | None], length: int) -> float:
+        """Wall time of one batch, a row per entry."""
+        rng, requests = random.Random(self.numbers), {}
+        for automaton in automata:
+            self.numbers += 1
+            params = SamplingParams(temperature=0.8, max_tokens=length, detokenize=False)
+            prompt = [rng.randrange(1, min(10_000, len(self.tokens))) for _ in range(64)]
+            requests[str(self.numbers)] = AddRequest(
+                request_id=str(self.numbers), prompt_token_ids=prompt, params=params, seed=self.numbers,
+                eos_token_ids=[], automaton=automaton,
+            )  # fmt: skip
+        answers: dict[str, list[int]] = {request_id: [] for request_id in requests}
+        ended: dict[str, str] = {}
+        start = time.perf_counter()
+        for request in requests.values():
+            self.core.add(request)
+        while self.core.has_work():
+            for update in self.core.step():
+                answers[update.request_id] += update.new_token_ids
+                if update.finish_reason is not None:
+                    ended[update.request_id] = update.error or update.finish_reason
+        elapsed = time.perf_counter() - start
+        for request_id, request in requests.items():
+            self._check(request, answers[request_id], ended.get(request_id), length)
+        return elapsed
+
+    def _check(self, request: AddRequest, token_ids: list[int], ended: str | None, length: int) -> None:
+        automaton = request.automaton
+        text = b"".join(self.tokens[token] for token in token_ids)
+        if ended != "length" or len(token_ids) != length:
+            self.wrong.append(f"request {request.request_id} ended with {ended} after {len(token_ids)} tokens")
+        elif automaton is not None and automaton.walk(automaton.start, text) == DEAD:
+            self.wrong.append(f"request {request.request_id} wrote {text[:80]!r}")
+
+    def itl_ms(self, automata: list[Automaton | None], short: int, long: int, repeats: int) -> float:
+        """Milliseconds per decode step; best of ``repeats``."""
+        self.seconds(automata, 8)
+        figures = []
+        for _ in range(repeats):
+            few = self.seconds(automata, short)
+            figures.append((self.seconds(automata, long) - few) / (long - short) * 1e3)
+        return min(figures)
+
+
+def mask_us(tokens: list[bytes], automaton: Automaton, before: bytes, rows: int, device: torch.device) -> float:
+    """Microseconds of ``grammar_mask`` alone on bfloat16 logits, every row in the state after ``before``."""
+    vocab = len(tokens)
+    arena = SlotArena([*core_tables(64, 4, MAX_STOP_IDS), *sampler_tables(vocab)], rows, device)
+    grammar = Sampler(arena, vocab).grammar
+    grammar.vocabulary.view(-1).copy_(torch.from_numpy(grammar.learn(Vocabulary.of(tokens))))
+    request = AddRequest(
+        request_id="", prompt_token_ids=[1], params=SamplingParams(), seed=0, eos_token_ids=[], automaton=automaton
+    )
+    edits = [*grammar.stage(request), SlotEdit("grammar_state", ints(automaton.walk(automaton.start, before)))]
+    for slot in range(rows):
+        for table, values in edits:
+            place = arena.position(table, slot)
+            arena.ints[place : place + len(values)] = torch.from_numpy(values).to(device)
+    logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    if device.type != "cuda":
+        start = time.perf_counter()
+        grammar.apply(logits, slots)
+        return (time.perf_counter() - start) * 1e6
+    for _ in range(3):
+        grammar.apply(logits, slots)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(100):
+        grammar.apply(logits, slots)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 10
+
+
+def mask_table(
+    tokens: list[bytes], schema: Automaton, pattern: Automaton, options: argparse.Namespace
+) -> dict[str, float]:
+    """Times of the mask in a state where most tokens die at once, where most live, and in the pattern."""
+    device = torch.device("cuda" if options.device == "auto" else options.device)
+    found: dict[str, float] = {}
+    print(f"{'rows':>5} {'structure':>10} {'string':>10} {'pattern':>10}   grammar_mask, us")
+    for rows in options.rows:
+        states = {"structure": (schema, b"["), "string": (schema, b'[{"name": "'), "pattern": (pattern, b"a")}
+        times = {name: mask_us(tokens, each, before, rows, device) for name, (each, before) in states.items()}
+        found |= {f"{name}_{rows}": value for name, value in times.items()}
+        print(f"{rows:5} " + " ".join(f"{value:10.1f}" for value in times.values()), flush=True)
+    return found
+
+
+def main() -> int:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("bench/models/qwen3_06b"))
+    parser.add_argument("--vocab", type=int, default=49_152)
+    parser.add_argument("--rows", type=int, nargs="*", default=[8, 64, 256])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quick", action="store_true", help="one repeat, short outputs")
+    options = parser.parse_args()
+    args = EngineArgs(
+        model=str(shape(options.model, options.vocab)), load_format="dummy", device=options.device,
+        max_model_len=1024, max_num_seqs=max(options.rows), enable_prefix_caching=False, skip_tokenizer_init=True,
+        dtype="float32" if options.device == "cpu" else "bfloat16",
+    )  # fmt: skip
+    start = time.perf_counter()
+    core = build_engine(args, progress=False)
+    report: dict[str, Any] = {"vocab": options.vocab, "startup_s": time.perf_counter() - start}
+    tokens = vocabulary(options.vocab)
+    core.learn(Vocabulary.of(tokens))
+    bench, pattern, schema = Bench(core, tokens), compiled(PATTERN), endless_array()
+    short, long, repeats = (16, 48, 1) if options.quick else (SHORT, LONG, REPEATS)
+    print(f"start-up {report['startup_s']:.1f} s; states x classes: pattern {size(pattern)}, schema {size(schema)}")
+    print(f"{'rows':>5} {'none':>9} {'schema':>17} {'pattern':>17} {'one schema':>17}   ITL ms")
+    slow = []
+    for rows in options.rows:
+        cases: dict[str, list[Automaton | None]] = {
+            "none": [None] * rows, "schema": [schema] * rows, "pattern": [pattern] * rows,
+            "one_schema": [schema, *[None] * (rows - 1)],
+        }  # fmt: skip
+        found = {name: bench.itl_ms(automata, short, long, repeats) for name, automata in cases.items()}
+        cost = {name: value / found["none"] - 1 for name, value in found.items()}
+        report[f"rows_{rows}"] = {"itl_ms": found, "cost": cost}
+        cells = [f"{found[name]:9.3f} {cost[name]:+7.1%}" for name in ("schema", "pattern", "one_schema")]
+        print(f"{rows:5} {found['none']:9.3f} {' '.join(cells)}", flush=True)
+        goals = {"schema": GOAL_ALL, "pattern": GOAL_ALL, "one_schema": GOAL_ONE}
+        slow += [f"{name} at {rows} rows: {cost[name]:+.1%}" for name, goal in goals.items() if cost[name] > goal]
+    core.shutdown()
+    report["mask_us"] = mask_table(tokens, schema, pattern, options)
+    report |= {"wrong": bench.wrong, "over_goal": slow}
+    print(f"answers checked: {bench.numbers}, wrong: {len(bench.wrong)}; over goal: {'; '.join(slow) or 'none'}")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    return int(bool(bench.wrong or slow))
+
+
+def size(automaton: Automaton) -> str:
+    """States and classes."""
+    return f"{automaton.num_states} x {automaton.num_classes}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

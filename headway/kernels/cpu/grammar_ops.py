@@ -1,0 +1,57 @@
+"""Native implementations of the grammar operations; shapes and meaning in each operation's package."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.cpu.ops import available, native
+from headway.kernels.cpu.step_ops import HEADER, are_plain
+from headway.kernels.registry import OPS
+
+__all__ = ["available", "grammar_advance", "grammar_mask"]
+
+
+def grammar_mask(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    grammar_on: torch.Tensor,
+    grammar_info: torch.Tensor,
+    grammar_state: torch.Tensor,
+    grammar_table: torch.Tensor,
+    vocabulary: torch.Tensor,
+    stop_counts: torch.Tensor,
+    stop_ids: torch.Tensor,
+) -> None:
+    ints = (slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids)
+    editable = logits.dtype in (torch.float32, torch.bfloat16) and logits.dim() == 2 and logits.stride(1) == 1
+    if not editable or not are_plain(torch.int32, *ints) or vocabulary.shape[1] != logits.shape[1]:
+        OPS["grammar_mask"].reference(logits, *ints)
+        return
+    num_slots = grammar_on.numel()
+    native().headway_grammar_mask(
+        logits.data_ptr(), *[table.data_ptr() for table in ints], slots.numel(), logits.stride(0), logits.shape[1],
+        num_slots, grammar_table.shape[1], vocabulary.shape[0] - 1, stop_ids.numel() // num_slots,
+        logits.dtype is torch.bfloat16, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def grammar_advance(
+    packed: torch.Tensor,
+    row_slots: torch.Tensor,
+    token_ids: torch.Tensor,
+    grammar_on: torch.Tensor,
+    grammar_info: torch.Tensor,
+    grammar_state: torch.Tensor,
+    grammar_table: torch.Tensor,
+    vocabulary: torch.Tensor,
+    alive: torch.Tensor,
+    results: torch.Tensor,
+) -> None:
+    tables = (packed, row_slots, token_ids, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
+    if not are_plain(torch.int32, *tables, alive, results) or packed.numel() < HEADER:
+        OPS["grammar_advance"].reference(*tables, alive, results)
+        return
+    native().headway_grammar_advance(
+        *[table.data_ptr() for table in (*tables, alive, results)], row_slots.numel(), grammar_on.numel(),
+        vocabulary.shape[1], grammar_table.shape[1], vocabulary.shape[0] - 1, results.shape[0], results.shape[1],
+    )  # fmt: skip

@@ -1,0 +1,225 @@
+"""Structured output at the door: compiling in a process that can be killed, the cache, and combinations of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.api.inputs import Door
+from headway.api.structured import compiler
+from headway.api.structured.compiler import GrammarCompiler
+from headway.api.structured.door import vocabulary_of
+from headway.api.tokenizer import from_gguf
+from headway.core.automaton import Automaton, Vocabulary
+from headway.core.errors import InvalidRequestError
+from headway.core.params import SamplingParams, StructuredOutputsParams
+from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
+from tests.engine.fake_core import model_info
+
+EVERY = frozenset(range(256))
+
+
+@pytest.fixture
+def grammars() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(EVERY)
+    yield made
+    made.close()
+
+
+def automaton(made: GrammarCompiler, wanted: StructuredOutputsParams) -> Automaton:
+    found = made.compile(wanted).automaton
+    assert found is not None
+    return found
+
+
+def refusal(made: GrammarCompiler, **wanted: Any) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        made.compile(StructuredOutputsParams(**wanted))
+    assert caught.value.parameter == "structured_outputs"
+    return str(caught.value)
+
+
+def test_compiles_each_kind(grammars: GrammarCompiler) -> None:
+    assert automaton(grammars, StructuredOutputsParams(regex="a+")).accepts(b"aaa")
+    assert automaton(grammars, StructuredOutputsParams(choice=["yes", "nö"])).accepts("nö".encode())
+    for schema in ({"type": "null"}, '{"type": "null"}'):
+        assert automaton(grammars, StructuredOutputsParams(json=schema)).accepts(b"null")
+
+
+def test_what_no_table_holds_goes_to_the_host(grammars: GrammarCompiler) -> None:
+    lark = 'start: "a" start "b" | "c"'
+    given: list[dict[str, Any]] = [{"json_object": True}, {"json": {"type": "object"}}, {"grammar": lark}]
+    for wanted in given:
+        found = grammars.compile(StructuredOutputsParams(**wanted))
+        assert found.automaton is None and found.host_grammar
+    assert "Expected" in refusal(grammars, grammar='start: "a" (')
+    assert "'typo'" in refusal(grammars, json={"type": "number", "minimum": 3, "typo": 1})
+    assert "'uniqueItems'" in refusal(grammars, json={"type": "array", "uniqueItems": True})
+    assert "iri" in refusal(grammars, json={"type": "string", "format": "iri"})
+
+
+def test_a_known_grammar_is_not_compiled_again(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = grammars.compile(StructuredOutputsParams(regex="a+"))
+    assert "valid" in refusal(grammars, regex="(")
+    monkeypatch.setattr(grammars._pool, "run", None)
+    assert grammars.compile(StructuredOutputsParams(regex="a+")) is first
+    assert "valid" in refusal(grammars, regex="(")
+
+
+def test_the_memory_of_what_was_compiled_is_bounded(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_CACHED", 3)
+    for i in range(5):
+        grammars.compile(StructuredOutputsParams(regex=f"a{{{i + 1}}}"))
+    assert len(grammars._known) == 3
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 100)
+    grammars.compile(StructuredOutputsParams(regex="b{30}"))
+    assert grammars._known_bytes <= 100
+
+
+def test_a_grammar_that_takes_too_long_is_killed_alone() -> None:
+    made = GrammarCompiler(EVERY, seconds=0.0)
+    try:
+        assert "compile" in refusal(made, regex="a+")
+        assert not made._pool._idle, "its process is gone"
+        made._seconds = 60.0
+        assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
+    finally:
+        made.close()
+
+
+def test_a_bomb_costs_its_own_time_only() -> None:
+    made = GrammarCompiler(EVERY, seconds=0.3)
+    try:
+        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}")
+        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"), "remembered"
+        made._seconds = 60.0
+        assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
+    finally:
+        made.close()
+
+
+def test_a_process_that_dies_costs_one_request(grammars: GrammarCompiler) -> None:
+    grammars.compile(StructuredOutputsParams(regex="a+"))
+    [worker] = grammars._pool._idle
+    worker._process.kill()
+    worker._process.wait()
+    assert "compile" in refusal(grammars, regex="b+")
+    assert automaton(grammars, StructuredOutputsParams(regex="c+")).accepts(b"c")
+
+
+def test_no_process_outlives_its_compiler() -> None:
+    made = GrammarCompiler(EVERY)
+    made.compile(StructuredOutputsParams(regex="a+"))
+    [worker] = made._pool._idle
+    made.close()
+    made.close()
+    assert worker._process.poll() is not None
+
+
+def test_hostile_grammars_are_answered_with_an_error(grammars: GrammarCompiler) -> None:
+    loop: dict[str, Any] = {}
+    loop["items"] = loop
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for wanted in (
+        {"regex": "(a|b)*a(a|b){20}"},
+        {"regex": "(" * 5000},
+        {"regex": "x" * (compiler.MAX_SPEC_BYTES + 1)},
+        {"regex": "\ud800"},
+        {"choice": ["x" * 1000] * 100},
+        {"json": loop},
+        {"json": {"const": deep}},
+        {"json": {"const": object()}},
+        {"json": {"const": float("nan")}},
+        {"json": "[" * 60_000},
+    ):
+        assert "structured_outputs" in refusal(grammars, **wanted)
+    assert automaton(grammars, StructuredOutputsParams(regex="a+")).accepts(b"a")
+
+
+# -- the door ----------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.learnt: list[Vocabulary] = []
+
+
+def door(engine: Engine, **info: Any) -> Door:
+    tokenizer = from_gguf(header(byte_level_metadata()))
+    made = replace_info(tokenizer.vocab_size, **info)
+    return Door(made, tokenizer, teach=engine.learnt.append)
+
+
+def replace_info(vocab_size: int, **fields: Any) -> Any:
+    info = model_info()
+    info.vocab_size = vocab_size
+    for name, value in fields.items():
+        setattr(info, name, value)
+    return info
+
+
+def params(**fields: Any) -> SamplingParams:
+    wanted = fields.pop("wanted", {"regex": "a+"})
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**wanted), **fields)
+
+
+def test_the_engine_learns_the_vocabulary_once_and_gets_the_automaton() -> None:
+    engine = Engine()
+    made = door(engine)
+    try:
+        prepared = made.prepare("ab", params(n=2))
+        made.prepare("ab", params())
+        assert len(engine.learnt) == 1
+        [vocabulary] = engine.learnt
+        tokenizer = made.tokenizer
+        assert tokenizer is not None and vocabulary.size == tokenizer.vocab_size
+        for token, text in enumerate(vocabulary.tokens):
+            assert text == (b"" if token in tokenizer.added_ids else tokenizer.token_bytes(token))
+        for child in prepared.children:
+            assert child.automaton is not None and child.automaton.accepts(b"aa")
+            assert child.params.structured_outputs is None
+        assert prepared.params.structured_outputs is not None
+        assert made.prepare("ab", SamplingParams()).children[0].automaton is None
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"min_tokens": 3, "wanted": {"regex": "a{1,3}"}}, "min_tokens"),
+        ({"wanted": {"regex": "("}}, "not valid"),
+    ],
+)
+def test_combinations_that_cannot_hold(fields: dict[str, Any], named: str) -> None:
+    made = door(Engine())
+    try:
+        with pytest.raises(InvalidRequestError, match=named):
+            made.prepare("ab", params(**fields))
+        assert made.prepare("ab", params(min_tokens=3)).children
+    finally:
+        made.close()
+
+
+def test_a_tokenizer_and_an_end_are_needed() -> None:
+    info = replace_info(300)
+    with pytest.raises(InvalidRequestError, match="skip_tokenizer_init"):
+        Door(info, None, teach=Engine().learnt.append).prepare([1], params())
+    with pytest.raises(InvalidRequestError, match="end-of-sequence"):
+        door(Engine(), eos_token_ids=[]).prepare("ab", params())
+
+
+def test_sentencepiece_tokens_keep_their_blanks_and_bytes() -> None:
+    tokenizer = from_gguf(header(sentencepiece_metadata()))
+    tokens = vocabulary_of(tokenizer, tokenizer.vocab_size + 5).tokens
+    texts = {tokenizer.backend.id_to_token(i): text for i, text in enumerate(tokens)}
+    assert texts["▁hello"] == b" hello" and texts["ld"] == b"ld" and texts["<0xE2>"] == b"\xe2" and texts["▁"] == b" "
+    assert texts["</s>"] == texts["<unk>"] == texts["<|im|>"] == b""
+    assert tokens[-5:] == [b""] * 5

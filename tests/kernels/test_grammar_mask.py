@@ -1,0 +1,83 @@
+"""``grammar_mask`` against a plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.kernels.grammar_mask import grammar_mask
+from tests.kernels.grammars import Slots
+from tests.kernels.guarded import expect, ints
+
+INF = float("inf")
+
+
+def arguments(made: Slots, slots: list[int], logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (logits, ints(slots), *made.tables(), ints(made.stop_counts), ints(made.stop_ids))
+
+
+def forbid(made: Slots, slots: list[int], logits: torch.Tensor) -> torch.Tensor:
+    expected = logits.clone()
+    for n, slot in enumerate(slots):
+        if 0 <= slot < made.num_slots and made.on[slot]:
+            for token in range(made.vocab):
+                if token in made.eos(slot):
+                    allowed = made.accepts(slot)
+                else:
+                    allowed = made.walk(slot, token) != 0
+                if not allowed:
+                    expected[n, token] = -INF
+    return expected
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 31, 97, 513, 1031])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_forbids_what_the_automaton_cannot_read(vocab: int, dtype: torch.dtype) -> None:
+    slots = [3, -1, 1, 0, 4, 2, 3]
+    for seed in range(2):
+        made = Slots(seed, vocab)
+        logits = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        expected = forbid(made, slots, logits)
+        expect(grammar_mask, arguments(made, slots, logits), {0: expected})
+
+
+def test_something_is_forbidden_and_something_allowed() -> None:
+    made = Slots(0, 513)
+    after = forbid(made, [0, 2, 3], torch.zeros(3, 513))
+    assert 0 < int((after == -INF).sum()) < after.numel()
+
+
+@pytest.mark.parametrize("state", [-1, 0, 9, 2**31 - 1, -(2**31)])
+def test_a_state_outside_of_the_automaton_is_dead(state: int) -> None:
+    made = Slots(1, 97)
+    args = list(arguments(made, [0, 2], torch.zeros(2, 97)))
+    args[4] = ints([state] * 4)
+    expect(grammar_mask, args, {0: torch.full((2, 97), -INF)})
+
+
+def test_numbers_that_lead_out_of_the_table_are_dead() -> None:
+    """Classes and transitions from hell: nothing outside of the table is read, nothing crashes."""
+    made = Slots(2, 97)
+    args = list(arguments(made, [0, 2], torch.zeros(2, 97)))
+    made.stop_counts = [[0, 4]] * 4
+    args[7] = ints(made.stop_counts)
+    for group in (-1, 2**31 - 1, -(2**31), made.automata[0][1]):
+        table = args[5].clone()
+        table[:, :256] = group
+        args[3] = ints([[each[0], min(each[1], max(group, 1)), each[2]] for each in made.automata])
+        expect(grammar_mask, [*args[:5], table, *args[6:]], {0: torch.full((2, 97), -INF)})
+    table = args[5].clone()
+    table[:, 256:] = -1  # every transition leads to state 65535
+    expect(grammar_mask, [*args[:5], table, *args[6:]], {0: torch.full((2, 97), -INF)})
+
+
+def test_lengths_beyond_the_words_are_cut() -> None:
+    made = Slots(3, 97)
+    args = list(arguments(made, [0], torch.zeros(1, 97)))
+    args[6] = args[6].clone()
+    args[6][-1] = 2**31 - 1
+    made.tokens = [
+        b"".join(int(args[6][word, token]).to_bytes(4, "little", signed=True) for word in range(3))
+        for token in range(97)
+    ]
+    expect(grammar_mask, args, {0: forbid(made, [0], torch.zeros(1, 97))})
