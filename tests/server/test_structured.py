@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import openai
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel
