@@ -1,6 +1,6 @@
 """What the launching thread asks of CUDA in a decode step, for every sampling feature: waits, copies, launches.
 
-    python bench/step_calls.py --model bench/models/qwen3_06b --json OUT [--rows 8] [--tokens 48]
+    python bench/step_calls.py --model headway/cli/bench/anchors/models/qwen3_06b --json OUT [--rows 8] [--tokens 48]
 
 Counted at the driver boundary by CUPTI (cupti-python); where that cannot attach, from torch.profiler's records. Three places
 are told apart: ``launch`` (targets: no wait, one copy up, one copy down), ``collect`` (back-pressure: the loop waits for the

@@ -91,4 +91,4 @@ def test_every_feature_has_a_result_and_an_error_costs_only_its_own(
 
 
 def test_this_machine_has_what_the_command_needs() -> None:
-    assert (Path(__file__).parents[2] / "bench/models/qwen3_06b/config.json").exists()
+    assert (Path(__file__).parents[2] / "headway/cli/bench/anchors/models/qwen3_06b/config.json").exists()
