@@ -1,6 +1,6 @@
 """What structured output costs a decode step: inter-token latency of rows without, with, and among grammars.
 
-    python bench/structured.py --model headway/cli/bench/anchors/models/qwen3_06b --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
+    python bench/structured.py --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
 
 Dummy weights of the model's shape with a vocabulary of --vocab tokens, a synthetic vocabulary of that size (every byte, and
 random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the difference of two output lengths, so that

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.step_calls import LiveCounting, Watched, calls_in, measure, per_step, requests_of
+from bench.step_calls import FEATURES, LiveCounting, Watched, calls_in, measure, per_step, requests_of
 from headway.syncs.counting import Calls
 from tests.engine.harness import MakeEngine
-from tests.engine.test_depths import FEATURES
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
