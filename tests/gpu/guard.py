@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headway import syncs
+from headway.device.base import DeviceError
 from headway.runner.runner import ModelRunner
-from headway.syncs import SyncError
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def no_waits(
             except RuntimeError as error:
                 if "synchronizing CUDA operation" not in str(error):
                     raise
-                raise SyncError(str(error)) from error  # what stops the engine, and not a request alone
+                raise DeviceError(str(error)) from error  # what stops the engine, and not a request alone
 
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner, "launch", guarded)
