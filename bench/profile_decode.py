@@ -1,6 +1,6 @@
 """Where a decode step's microseconds go on the card: kernel by kernel, beside the unprofiled step and the host's own time.
 
-    python bench/profile_decode.py --model bench/models/qwen3_06b [--rows 1,8,64,256] [--context 512] [--temperature 0]
+    python bench/profile_decode.py --model headway/cli/bench/anchors/models/qwen3_06b [--rows 1,8,64,256] [--context 512]
 
 GPU busy is kernel time (profiled) over the step (unprofiled): the profiler slows the host, so its own idle time says nothing.
 """

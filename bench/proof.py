@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MODEL = "bench/models/qwen3_06b"
+MODEL = "headway/cli/bench/anchors/models/qwen3_06b"
 TAIL = 1500
 """Characters kept of what a part printed."""
 MIN_SECONDS = 5.0

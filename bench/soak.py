@@ -1,7 +1,7 @@
 """Minutes of random requests on one engine: all features, aborts, mixed lengths, memory short enough to preempt.
 
     python bench/soak.py --minutes 10 --json OUT            a tiny float32 model, on the GPU if there is one
-    python bench/soak.py --minutes 5 --json OUT --model bench/models/qwen3_06b --dtype bfloat16
+    python bench/soak.py --minutes 5 --json OUT --model headway/cli/bench/anchors/models/qwen3_06b --dtype bfloat16
 
 On CUDA every launch runs under ``syncs.forbid()`` and torch's sync detector in error mode: one wait ends the run. A sample
 of the finished requests is run again, alone, on an engine of depth 0, and must give the same tokens (ties in the last bit

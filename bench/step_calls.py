@@ -1,6 +1,6 @@
 """What the launching thread asks of CUDA in a decode step, for every sampling feature: waits, copies, launches.
 
-    python bench/step_calls.py --model bench/models/qwen3_06b --json OUT [--rows 8] [--tokens 48]
+    python bench/step_calls.py --model headway/cli/bench/anchors/models/qwen3_06b --json OUT [--rows 8] [--tokens 48]
 
 Counted at the driver boundary by CUPTI (cupti-python); where that cannot attach, from torch.profiler's records. Three places
 are told apart: ``launch`` (targets: no wait, one copy up, one copy down), ``collect`` (back-pressure: the loop waits for the
@@ -28,7 +28,13 @@ from headway.engine.core import EngineCore
 from headway.syncs.counting import CallCounter, Calls
 from headway.syncs.driver import ASYNC_COPIES, plain
 from headway.syncs.errors import ProbeError
-from tests.engine.test_depths import FEATURES
+from tests.engine import test_depths
+from tests.engine.tiny_grammars import LOOP, VOCABULARY, automaton
+
+FEATURES: dict[str, dict[str, Any]] = {
+    name: params for name, params in test_depths.FEATURES.items() if not {"automaton", "host_grammar"} & params.keys()
+} | {"grammar": {"automaton": automaton("regex", LOOP)}}
+"""The tests' features. Their grammars end after a few tokens, so one that never does stands for them."""
 
 PLACES = ("launch", "collect", "rest")
 
@@ -203,7 +209,7 @@ def requests_of(feature: str, rows: int, tokens: int, prompt_len: int) -> list[A
     made = []
     for row in range(rows):
         params: dict[str, Any] = dict(FEATURES[names[row % len(names)] if feature == "mixed" else feature])
-        bad_words = params.pop("bad_words_ids", [])
+        bad_words, grammar = params.pop("bad_words_ids", []), params.pop("automaton", None)
         if "stop_token_ids" in params:
             params["min_tokens"] = tokens  # forbidden until the end, so that all rows are equally long
         params |= {"max_tokens": tokens, "ignore_eos": True, "detokenize": False}
@@ -215,6 +221,7 @@ def requests_of(feature: str, rows: int, tokens: int, prompt_len: int) -> list[A
                 seed=row,
                 eos_token_ids=[],
                 bad_words_token_ids=bad_words,
+                automaton=grammar,
             )
         )
     return made
@@ -242,6 +249,7 @@ def per_step(calls: dict[str, Calls], steps: int, waits: int) -> dict[str, Any]:
 def measure(core: EngineCore, rows: int, tokens: int, prompt_len: int, save: Callable[[dict[str, Any]], None]) -> None:
     """Every feature, then all of them mixed; ``save`` is given all results so far after each."""
     results: dict[str, Any] = {}
+    core.learn(VOCABULARY)
     with counting() as (name, counts):
         watched = Watched(core, counts)
         for feature in (*FEATURES, "mixed"):

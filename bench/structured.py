@@ -1,6 +1,6 @@
 """What structured output costs a decode step: inter-token latency of rows without, with, and among grammars.
 
-    python bench/structured.py --model bench/models/qwen3_06b --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
+    python bench/structured.py --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
 
 Dummy weights of the model's shape with a vocabulary of --vocab tokens, a synthetic vocabulary of that size (every byte, and
 random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the difference of two output lengths, so that
@@ -198,7 +198,7 @@ def mask_table(
 def main() -> int:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("bench/models/qwen3_06b"))
+    parser.add_argument("--model", type=Path, default=Path("headway/cli/bench/anchors/models/qwen3_06b"))
     parser.add_argument("--vocab", type=int, default=49_152)
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 64, 256])
     parser.add_argument("--json", type=Path)

@@ -94,7 +94,9 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._stream: TextStream | None = None
         if params.detokenize and tokenizer is not None:
-            self._stream = tokenizer.new_stream(prompt_token_ids, params.skip_special_tokens)
+            # A grammar promises something of the answer alone: no half character of the prompt may lead into it.
+            tail = prompt_token_ids if params.structured_outputs is None else []
+            self._stream = tokenizer.new_stream(tail, params.skip_special_tokens)
         assert not isinstance(params.stop, str)
         self._matcher = StopMatcher(params.stop) if params.stop and self._stream is not None else None
 

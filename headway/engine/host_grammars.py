@@ -127,6 +127,9 @@ class HostGrammars:
     def drop(self, request_id: str) -> None:
         """The request is over. Unknown ids are ignored."""
         self._open.pop(request_id, None)
+        if not self._open and self._thread is not None:  # idle engines keep no thread
+            self._thread.shutdown(wait=False)
+            self._thread = None
 
     def ready(self) -> list[Next]:
         """Masks that have come since the last call; never blocks."""

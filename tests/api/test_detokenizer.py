@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.api.detokenizer import Detokenizer, StopMatcher
-from headway.core.params import SamplingParams
+from headway.core.params import SamplingParams, StructuredOutputsParams
 from tests.api.fakes import ByteTokenizer
 from tests.engine.fake_core import EOS
 
@@ -142,6 +142,16 @@ def test_an_unfinished_character_shows_at_the_end() -> None:
     assert detok.text == "a"
     detok.finish()
     assert detok.text == "a\ufffd"
+
+
+def test_half_a_character_of_the_prompt_is_no_part_of_a_constrained_answer() -> None:
+    """The prompt ends in the first byte of a two-byte character that the answer does not complete."""
+    for structured, expected in ((None, "\ufffd[1]"), (StructuredOutputsParams(regex=r"\[1\]"), "[1]")):
+        params = SamplingParams(structured_outputs=structured)
+        answer = Detokenizer(cast(Any, ByteTokenizer()), [0xC3], params)
+        answer.push(list(b"[1]"))
+        answer.finish()
+        assert answer.text == expected
 
 
 def test_hostile_stop_strings_cost_one_step_per_character() -> None:

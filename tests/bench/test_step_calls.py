@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.step_calls import LiveCounting, Watched, calls_in, measure, per_step, requests_of
+from bench.step_calls import FEATURES, LiveCounting, Watched, calls_in, measure, per_step, requests_of
 from headway.syncs.counting import Calls
 from tests.engine.harness import MakeEngine
-from tests.engine.test_depths import FEATURES
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -91,4 +90,4 @@ def test_every_feature_has_a_result_and_an_error_costs_only_its_own(
 
 
 def test_this_machine_has_what_the_command_needs() -> None:
-    assert (Path(__file__).parents[2] / "bench/models/qwen3_06b/config.json").exists()
+    assert (Path(__file__).parents[2] / "headway/cli/bench/anchors/models/qwen3_06b/config.json").exists()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway import syncs
+from headway.device.base import DeviceError
 from headway.runner.runner import ModelRunner
 
 
@@ -42,8 +43,13 @@ def no_waits(
         with syncs.forbid(probes=probes):
             if not torch_too:
                 return launch(self, plan)
-            with torch_in_error_mode():
-                return launch(self, plan)
+            try:
+                with torch_in_error_mode():
+                    return launch(self, plan)
+            except RuntimeError as error:
+                if "synchronizing CUDA operation" not in str(error):
+                    raise
+                raise DeviceError(str(error)) from error  # what stops the engine, and not a request alone
 
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner, "launch", guarded)

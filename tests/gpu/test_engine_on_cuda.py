@@ -11,6 +11,7 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
+from headway.device.base import DeviceError
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.syncs import SyncError
@@ -114,7 +115,7 @@ def test_the_guard_bites(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, torc
     core = engine(tiny_model, run_ahead=2, enforce_eager=True)
     core.add(request("a", [1, 2, 3]))
     monkeypatch.setattr(Sampler, "__call__", reading)
-    bites = pytest.raises((SyncError, RuntimeError), match=r"waited for the device|synchronizing CUDA")
+    bites = pytest.raises((SyncError, DeviceError), match=r"waited for the device|synchronizing CUDA")
     with no_waits(monkeypatch, torch_too=torch_too), bites:
         core.step()
     core.abort("a")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headway.cli.bench.anchors import gate
 from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
 from headway.core.errors import InvalidRequestError, RequestFailedError
+from headway.core.log import logger
 from headway.core.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -124,5 +125,9 @@ def count_wrong(bench: Bench, llm: LLM) -> int:
             raise RequestFailedError(f"request {output.request_id} failed: {output.error}")
         pattern = (BEGINNING, re.compile(REGEX), re.compile(r"[\s\S]*"))[i % 3]
         answer = output.outputs[0]
-        wrong += len(answer.token_ids) != length or pattern.fullmatch(answer.text) is None
+        if len(answer.token_ids) != length or pattern.fullmatch(answer.text) is None:
+            wrong += 1
+            logger.error(
+                "wrong answer %d, %d tokens, %s: %r", i, len(answer.token_ids), answer.finish_reason, answer.text
+            )
     return wrong
