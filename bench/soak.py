@@ -36,6 +36,7 @@ from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, run
 from tests.engine.test_fuzz import random_request
+from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import VOCAB, save_tiny_llama
 from tests.gpu.guard import no_waits
 from tests.sim.rounding import settle
@@ -156,7 +157,9 @@ def engine(model: str, device: str, dtype: str, **overrides: Any) -> EngineCore:
         "max_num_batched_tokens": 256,
         "block_size": 16,
     }
-    return build_engine(EngineArgs(**(args | overrides)), progress=False)
+    core = build_engine(EngineArgs(**(args | overrides)), progress=False)
+    core.learn(VOCABULARY)
+    return core
 
 
 def kv_bytes(model: str, dtype: str, blocks: int) -> int:

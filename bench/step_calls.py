@@ -14,7 +14,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,15 +139,14 @@ def calls_in(trace: dict[str, Any]) -> dict[str, Calls]:
 @contextmanager
 def counting() -> Iterator[tuple[str, Counting]]:
     """The better of the two, with its name."""
-    try:
-        counter = CallCounter()
-        counter.__enter__()
-    except ProbeError as error:
-        print(f"CUPTI: {error}; torch.profiler's records instead", flush=True)
-        yield "torch.profiler", TraceCounting()
-        return
-    with counter:
-        yield "CUPTI callbacks", LiveCounting(counter)
+    with ExitStack() as stack:
+        try:
+            counter = stack.enter_context(CallCounter())
+        except ProbeError as error:
+            print(f"CUPTI: {error}; torch.profiler's records instead", flush=True)
+            yield "torch.profiler", TraceCounting()
+        else:
+            yield "CUPTI callbacks", LiveCounting(counter)
 
 
 class Watched:

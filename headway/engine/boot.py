@@ -27,7 +27,7 @@ from headway.models.decoder import DecoderModel
 from headway.models.load import load_model
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
 from headway.runner.graphs import DecodeGraphs, row_buckets
-from headway.runner.prefill_graphs import MAX_ROWS, TOKEN_BUCKETS, PrefillGraphs
+from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
 from headway.runner.runner import ModelRunner, RunnerConfig
 from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Sampler, sampler_tables
@@ -209,12 +209,12 @@ def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
     config = runner.config
     back, tails = runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    tokens = [bucket for bucket in TOKEN_BUCKETS if bucket <= config.max_num_batched_tokens]
-    rows = min(MAX_ROWS, config.max_num_seqs)
-    prefill = PrefillGraphs(runner.device, runner.prefill_logits, back, tokens, rows, tails)
-    start, total = time.perf_counter(), len(decode.buckets) + len(tokens)
+    possible = [(tokens, min(rows, config.max_num_seqs)) for tokens, rows in SHAPES]
+    shapes = [shape for shape in dict.fromkeys(possible) if shape[0] <= config.max_num_batched_tokens]
+    prefill = PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, tails)
+    start, total = time.perf_counter(), len(decode.buckets) + len(shapes)
     with progress_bar(total, "capturing CUDA graphs", show=progress) as advance, torch.inference_mode():
-        prefill.capture(lambda bucket: advance(1))
+        prefill.capture(lambda shape: advance(1))
         decode.capture(lambda bucket: advance(1))
     runner.use_graphs(decode, prefill)
     logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)

@@ -296,11 +296,11 @@ class ModelRunner:
         if plan.num_decode_rows == plan.num_rows:
             bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        bucket = prefill.bucket_for(packed.num_tokens, plan.num_rows)
-        if bucket is None:
+        shape = prefill.shape_for(packed.num_tokens, plan.num_rows)
+        if shape is None:
             return None
         self._apply_late_edits(plan, packed)
-        return prefill.replay(bucket, variant), prefill.num_rows
+        return prefill.replay(shape, variant), shape[1]
 
     def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
         """Apply the step's edits unless that has been done."""

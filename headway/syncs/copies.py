@@ -54,7 +54,9 @@ def suspicion(label: str, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     if not _non_blocking(name, args, kwargs):
         return Kind.READ if memory.on_device(source) else Kind.UPLOAD
     host, device = (target, source) if memory.on_device(source) else (source, target)
-    direct = host.dtype == device.dtype and host.shape == device.shape and dense(host)
+    # ``to`` casts on the device what it uploads; ``copy_`` on the host, into memory that is not pinned.
+    cast = host.dtype != device.dtype and not (name == "to" and host is source)
+    direct = not cast and host.shape == device.shape and dense(host)
     if direct and name == "copy_":
         direct = dense(device) and host.stride() == device.stride()
     return None if direct and memory.pinned(host) else Kind.PAGEABLE

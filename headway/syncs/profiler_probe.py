@@ -60,7 +60,12 @@ class ProfilerRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
-            self.trace = read(json.loads(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+        try:
+            self.trace = read(json.loads(text))
+        except json.JSONDecodeError as broken:
+            near = text[max(0, broken.pos - 120) : broken.pos + 40]
+            raise ProbeError(f"torch.profiler wrote a trace that is no JSON ({broken}), near {near!r}") from None
 
     def require_proof(self) -> Trace:
         """The trace.

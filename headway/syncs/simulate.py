@@ -205,7 +205,7 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     non_blocking = bool(kwargs.get("non_blocking", False))
     if not there and non_blocking:
         PINS.pin(result)  # torch allocates pinned memory for device.to("cpu", non_blocking=True)
-    _flag_copy(source, fresh, result.dtype, non_blocking)
+    _flag_copy(source, fresh, source.dtype if there else result.dtype, non_blocking)  # an upload is cast on the device
     return fresh
 
 

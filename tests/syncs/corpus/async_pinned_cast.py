@@ -1,4 +1,4 @@
-# expected: waits, kind=pageable
+# expected: none
 """Async pinned cast."""
 
 from __future__ import annotations
