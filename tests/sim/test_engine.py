@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from headway.device.sim import HostSyncError, InvariantError, RaceError
 from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
+from headway.runner.graphs import DecodeGraphs
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
+from tests.engine.tiny_grammars import host_grammar
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 from tests.sim.harness import SMALL_SEEDS, expected, play, simulated
 from tests.sim.rounding import TOLERANCE
@@ -71,6 +73,31 @@ def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.Mon
     batch = requests_for([FEATURES[name] for name in ("greedy", "logprobs", "top_p", "presence")] * 2, seed=4)
     with simulated(13, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
+
+
+@pytest.mark.parametrize(("depth", "lengths"), [(0, (8, 1)), (2, (6, 5))])
+def test_a_graph_applies_more_edits_than_its_step_has_rows(
+    monkeypatch: pytest.MonkeyPatch, depth: int, lengths: tuple[int, int]
+) -> None:
+    """A row that lags takes the last block; the older row needs one too, preempts it, and is alone with the edits of both."""
+    seen: list[tuple[int, int]] = []
+    bucket_for = DecodeGraphs.bucket_for
+
+    def watched(self: DecodeGraphs, num_rows: int, num_edits: int) -> int | None:
+        seen.append((num_rows, num_edits))
+        return bucket_for(self, num_rows, num_edits)
+
+    monkeypatch.setattr(DecodeGraphs, "bucket_for", watched)
+    older, newer = ([*range(length)] for length in lengths)
+    grammar = host_grammar("grammar", 'start: item+\nitem: "a" item "b" | "q" | "z"')
+    batch = [
+        request("a", older, max_tokens=20, ignore_eos=True),
+        request("b", [50 + each for each in newer], max_tokens=20, min_tokens=14, host_grammar=grammar),
+    ]
+    sizes = {"max_model_len": 32, "max_num_seqs": 2, "kv_cache_memory_bytes": 6 * KV_BLOCK_BYTES}
+    with simulated(0, run_ahead=depth, max_num_batched_tokens=32, **sizes) as (core, _, _):
+        compare(run(core, batch), expected(batch))
+    assert (1, 2) in seen, "the sizes are to bring such a step about"
 
 
 def test_shutting_down_waits_for_the_launched_steps() -> None:
