@@ -57,7 +57,13 @@ class Calls:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return dataclasses.asdict(self)
+        return {  # not dataclasses.asdict, which counts a Counter's items anew
+            "waits": dict(self.waits),
+            "copies": dict(self.copies),
+            "graph_launches": self.graph_launches,
+            "kernel_launches": self.kernel_launches,
+            "others": dict(self.others),
+        }
 
 
 class _Thread(threading.local):

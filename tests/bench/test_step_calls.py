@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -91,3 +92,14 @@ def test_every_feature_has_a_result_and_an_error_costs_only_its_own(
 
 def test_this_machine_has_what_the_command_needs() -> None:
     assert (Path(__file__).parents[2] / "headway/cli/bench/anchors/models/qwen3_06b/config.json").exists()
+
+
+def test_counts_go_to_json_as_they_are() -> None:
+    calls = Calls()
+    calls.add("cudaEventSynchronize", None)
+    calls.add("cudaMemcpyAsync", "HtoD")
+    calls.add("cudaGraphLaunch", None)
+    assert json.loads(json.dumps(calls.to_dict())) == {
+        "waits": {"cudaEventSynchronize": 1}, "copies": {"HtoD": 1}, "graph_launches": 1, "kernel_launches": 0,
+        "others": {},
+    }  # fmt: skip
