@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from bench.page import TITLES, load_reports, merge, section, update
 
@@ -53,7 +53,8 @@ def logarithmic(axes: Axes) -> None:
     """A logarithmic y axis with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}") if high < 100 * low else NullFormatter())
 
 
 def itl(rows: Rows, _timeline: Any) -> Figure | None:
