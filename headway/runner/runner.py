@@ -101,7 +101,7 @@ class ModelRunner:
 
     Args:
         arena: slot tables; the sampler's and the core ones.
-        kv: the cache; may be replaced by ``use_kv_pool`` before the first step.
+        kv: the cache.
 
     Attributes:
         clock: times the steps.
@@ -136,11 +136,6 @@ class ModelRunner:
     def every_edit(self) -> int:
         """``Variant.edits`` of a step that uses all of the sampler's features."""
         return self._sampler.every_edit
-
-    def use_kv_pool(self, kv: KVPool) -> None:
-        """Replace the cache; only before graphs are captured."""
-        assert self._graphs is None and self._num_in_flight == 0
-        self._kv = kv
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
         """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
