@@ -114,16 +114,6 @@ def _draw_wide(
         )  # fmt: skip
     slots, temperature, *_ = rates
     wide_race_kernel[grid](
-        logits,
-        slots,
-        temperature,
-        seeds,
-        num_tokens,
-        wide,
-        out,
-        logits.stride(0),
-        vocab,
-        BLOCK=1024,
-        **size,
+        logits, slots, temperature, seeds, num_tokens, wide, out, logits.stride(0), vocab, BLOCK=1024, **size,
         num_warps=4,
-    )
+    )  # fmt: skip
