@@ -31,7 +31,7 @@ REALS = (
 )  # fmt: skip
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
-    "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride",
+    "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride",
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def compile_kernel(
     print(json.dumps(figures), flush=True)
 
 
-def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False, vocab: int = VOCAB) -> None:
+def compile_sample(logits: str, random: bool, filtered: bool, vocab: int = VOCAB) -> None:
     tile = tile_for(ROWS, vocab, filtered)
     chunks = triton.cdiv(vocab, tile.block)
     parts = chunks * tile.block // tile.part
@@ -75,7 +75,7 @@ def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False
     finish = {**kind, "CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(parts)}
     finish |= {"GATHER": tile.gather, "SMALL": tile.small, "LARGE": tile.large, "PIVOTS": tile.pivots}
     finish |= {"chunks": 1} if chunks == 1 else {}  # the launcher makes a constant of an integer that is 1
-    finish |= {"SEARCHES": 2 if wide else 0, "WIDE_K": WIDE_K, "WORDS": record_words(tile.levels, tile.wide_pivots)}
+    finish |= {"WIDE_K": WIDE_K, "WORDS": record_words(tile.levels, tile.wide_pivots)}
     warps = tile.finish_warps if filtered else 1
     compile_kernel(f"finish {name}", finish_kernel, logits, finish, warps, maxnreg=FINISH_REGISTERS)
 
@@ -83,9 +83,8 @@ def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False
 def compile_wide(logits: str) -> None:
     tile = tile_for(ROWS, VOCAB, filtered=True)
     size = {"WORDS": record_words(tile.levels, tile.wide_pivots), "SEGMENT": tile.segment}
-    for level in (0, 1, 2):
-        cut = {**size, "LEVEL": level, "PIVOTS": tile.wide_pivots, "BLOCK": 512}
-        compile_kernel(f"narrow {level} {logits}", narrow_kernel, logits, cut, 4)
+    cut = {**size, "PIVOTS": tile.wide_pivots, "BLOCK": 512}
+    compile_kernel(f"narrow {logits}", narrow_kernel, logits, cut, 4)
     bound = {"LEVELS": tile.levels, "PIVOTS": tile.wide_pivots, "ROW_PIVOTS": tile.pivots}
     bound |= {"SMALL": tile.small, "LARGE": tile.large}
     compile_kernel(f"bound {logits}", bound_kernel, logits, {**size, **bound}, 8)
@@ -109,11 +108,10 @@ def main() -> None:
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
-        compile_sample(logits, random=True, filtered=True, wide=True)
         compile_wide(logits)
         compile_logprobs(logits)
     for filtered in (False, True):
-        compile_sample("*fp32", True, filtered, wide=filtered, vocab=112)
+        compile_sample("*fp32", True, filtered, vocab=112)
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
     compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)
