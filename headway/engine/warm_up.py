@@ -97,12 +97,14 @@ class WarmUp:
             launches_noted,
         )
 
+        with self._times.phase("rehearsal"), launches_noted() as kernels:
+            rehearsal()
+        if not kernels:
+            return
         start = time.perf_counter()
-        with self._times.phase("kernels"):
-            with launches_noted() as kernels:
-                rehearsal()
-            with progress_bar(len(kernels), "compiling kernels", show=self._progress and bool(kernels)) as advance:
-                compile_kernels(kernels, advance)
+        bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
+        with self._times.phase("kernels"), bar as advance:
+            compile_kernels(kernels, advance)
         logger.info("compiled or loaded %d kernels in %.1f s", len(kernels), time.perf_counter() - start)
 
 
