@@ -41,6 +41,9 @@ SMS = 132
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
     """Compile with the types the launchers pass; activations are bf16, activation pointers and strides 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
+        options["launch_pdl"] = True
     for index, argument in enumerate(kernel.arg_names):
         pointer = argument.endswith("_ptr")
         if argument in constants:
@@ -87,7 +90,9 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
+    for hold in (False, True):
+        more = {"GROUP": heads // kv_heads, "HOLD": hold}
+        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
     reduce = {"H": heads, "HEADS": 1, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
     compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
     for tokens in (512, 65536):
@@ -103,7 +108,7 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
     constants = {"N": outputs // 2 if mode == SILU else outputs, "K": inputs, "ROWS": bucket, "SPLITS": tile.splits}
     constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
-    constants |= {"NORM": kind.startswith("norm"), "BIAS": False}
+    constants |= {"NORM": kind.startswith("norm"), "BIAS": False, "HELD": min(tile.held, -(-inputs // tile.step))}
     way = "add" if tile.splits == 0 else "dot"
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.early_launch import launch_early
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
+    HOLD_PROGRAMS,
     PrefillTile,
     choose_splits,
     decode_tile,
@@ -64,6 +66,7 @@ def launch_decode(
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
+    hold = num_rows * kv_heads <= HOLD_PROGRAMS * num_sms(q.device)
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
@@ -75,8 +78,8 @@ def launch_decode(
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip
     if num_splits > 1:
         # Where rows are rarely split, most programs find nothing to do: have few of them.
@@ -85,7 +88,7 @@ def launch_decode(
             partial, top, out, row_slots, seq_lens,
             num_rows, num_slots, table_width * block_size, num_splits, min_tiles, window,
             H=heads, HEADS=together, D=size, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, WINDOWED=window > 0,
-            num_warps=2,
+            num_warps=2, **launch_early(q.device),
         )  # fmt: skip
 
 
