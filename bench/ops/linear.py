@@ -99,15 +99,24 @@ def candidates(layer: Layer, rows: int) -> Iterator[Tile]:
                 if 24 <= wide * held * block_k / threads <= 160:
                     yield Tile(wide // pair, block_k, 0, warps, 1 if held == passes else 3, held)
     if rows > 1:
-        for wide, block_k, splits, warps in product((8, 16, 32), (32, 64, 128, 256), (4, 8), (4, 8)):
+        for wide, block_k, splits, warps in product((8, 16, 32), (64, 128, 256), (2, 4, 8), (2, 4, 8)):
             step = splits * block_k
             passes = cdiv(inputs, step)
-            if warps < splits or step > 1024 or step < 512 or wide < pair:
+            if warps < splits or wide < pair or not 128 <= step <= min(inputs, 1024):
                 continue
-            for held in sorted({passes, min(passes, 2), min(passes, 1)}):
+            for held, stages in {(0, 4), (0, 3), (1, 3), (2, 3), (passes, 1)}:
                 threads = 32 * warps
-                if wide * held * step <= 128 * threads and 16 * held * step <= 192 * threads:
-                    yield Tile(wide // pair, block_k, splits, warps, 1 if held == passes else 3, held)
+                weights, activations = wide * held * step / threads, row_bucket(rows) * held * step / threads
+                whole = held >= passes
+                if rows <= 4 and not whole:
+                    continue
+                if held > passes or (whole and stages > 1) or weights > 128 or activations > 96:
+                    continue
+                if (held and not weights >= 16) or (not held and (step > 512 or warps > 4 or inputs < 4096)):
+                    continue
+                if not whole and held and (step < 512 or wide < 16):
+                    continue
+                yield Tile(wide // pair, block_k, splits, warps, stages, held)
 
 
 def check(layer: Layer, x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, tile: Tile) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of ``paged_attention``: split-KV decode, its reduction, and tiled prefill.
+"""Triton kernels of ``paged_attention``: split-KV decode and tiled prefill.
 
 They pack the query heads of one KV head into the rows of one matrix product, keep logits in base 2 (scale * log2 e is
 folded into the exponent's multiply-add), and find their work from device lengths only. Grids come from host numbers,
@@ -16,7 +16,6 @@ from headway.kernels.early_launch import start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROW_SEARCH = tl.constexpr(256)
-REDUCE_SPLITS = tl.constexpr(16)
 
 
 @triton.jit
@@ -174,9 +173,41 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WI
     return first, tiles, share, (tiles + share - 1) // share
 
 
+@triton.jit
+def weigh_splits(
+    out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
+    GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from the partial results of their splits."""
+    CHUNK: tl.constexpr = 32 // MEMBERS if MEMBERS < 16 else 2
+    member = tl.arange(0, MEMBERS)
+    head = first_head + member
+    dim = tl.arange(0, BLOCK_D)
+    best = tl.full([MEMBERS], float("-inf"), tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, BLOCK_D], tl.float32)
+    for start in range(0, used, CHUNK):
+        split = start + tl.arange(0, CHUNK)
+        keep = (member < GROUP)[:, None] & (split < used)[None, :]
+        at = head[:, None] * num_splits + split[None, :]
+        top = tl.load(top_ptr + at, mask=keep, other=float("-inf"))
+        at_part = partial_ptr + at[:, :, None] * D + dim[None, None, :]
+        part = tl.load(at_part, mask=keep[:, :, None] & (dim < D)[None, None, :], other=0.0)
+        new_best = tl.maximum(best, tl.max(top, axis=1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # members beyond the group
+        weights = tl.exp2(top - shift[:, None])
+        decay = tl.exp2(best - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None] + tl.sum(part * weights[:, :, None], axis=1)
+        best = new_best
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
+    tl.store(out_ptr + head[:, None] * D + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=keep)
+
+
 @triton.jit(
     do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr"],
 )
 def decode_kernel(
     q_ptr,  # [T, H, D]
@@ -185,6 +216,7 @@ def decode_kernel(
     out_ptr,  # [T, H, D]
     partial_ptr,  # f32 [R, H, num_splits, D]
     top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
+    arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
     tables_ptr,  # [S, table_width]
     row_slots_ptr,
     seq_lens_ptr,
@@ -208,13 +240,15 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    MEMBERS: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
     HOLD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per KV head, row and split. A row that needs one split writes its output, else a partial result.
+    """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
+    the program that is done last weighs them all; their order does not depend on which it is.
 
     With ``HOLD`` it fetches its first tile before it waits for the queries; only the newest key and value are missing then.
     """
@@ -275,61 +309,12 @@ def decode_kernel(
         part = (row.to(tl.int64) * H + head) * num_splits + split
         tl.store(partial_ptr + part[:, None] * D + dim[None, :], result, mask=keep)
         tl.store(top_ptr + part, top + tl.log2(total), mask=member < GROUP)
-
-
-@triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr"],
-)
-def reduce_kernel(
-    partial_ptr,  # f32 [R, H, num_splits, D]
-    top_ptr,  # f32 [R, H, num_splits]
-    out_ptr,  # [T, H, D]
-    row_slots_ptr,
-    seq_lens_ptr,
-    num_rows,
-    num_slots,
-    capacity,
-    num_splits,
-    min_tiles,
-    window,
-    H: tl.constexpr,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """One program per row and HEADS query heads: weighs the splits in use; rows with one split are done already."""
-    start_next(EARLY)
-    row = tl.program_id(1)
-    _, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity)
-    _, _, _, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
-    wait_for_inputs(EARLY)
-    if used <= 1:
-        return
-    dim = tl.arange(0, BLOCK_D)
-    for i in range(HEADS):
-        head = tl.program_id(0) * HEADS + i
-        base = (row.to(tl.int64) * H + head) * num_splits
-        best = float("-inf")
-        total = 0.0
-        acc = tl.zeros([BLOCK_D], tl.float32)
-        for start in range(0, used, REDUCE_SPLITS):
-            split = start + tl.arange(0, REDUCE_SPLITS)
-            keep = split < used
-            top = tl.load(top_ptr + base + split, mask=keep, other=float("-inf"))
-            at = partial_ptr + (base + split)[:, None] * D + dim[None, :]
-            part = tl.load(at, mask=keep[:, None] & (dim < D)[None, :], other=0.0)
-            new_best = tl.maximum(best, tl.max(top, axis=0))
-            weights = tl.exp2(top - new_best)
-            decay = tl.exp2(best - new_best)
-            total = total * decay + tl.sum(weights, axis=0)
-            acc = acc * decay + tl.sum(part * weights[:, None], axis=0)
-            best = new_best
-        place = (row.to(tl.int64) * H + head) * D + dim
-        tl.store(out_ptr + place, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < D)
+        tl.debug_barrier()  # all threads' parts are stored before one thread says so
+        arrival = arrivals_ptr + row * (H // GROUP) + kv_head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
+            tl.store(arrival, 0)
+            weigh_splits(out_ptr, partial_ptr, top_ptr, row.to(tl.int64) * H + kv_head * GROUP, used, num_splits,
+                         GROUP, D, MEMBERS, BLOCK_D)  # fmt: skip
 
 
 @triton.jit

@@ -76,7 +76,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, Tile]] = MappingProxyType(
 
 def row_bucket(rows: int) -> int:
     """Rows are padded to it: kernels are compiled per bucket, not per number of rows."""
-    return 16 if 4 < rows <= 16 else next_power_of_2(rows)
+    return next_power_of_2(rows)
 
 
 def fused_rows(kind: Kind, outputs: int, inputs: int) -> int:

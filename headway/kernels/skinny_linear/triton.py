@@ -247,11 +247,10 @@ def launch(
     assert weight.shape == ((2 if mode == SILU else 1) * outputs, inputs)
     if rows == 0:
         return
-    bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
     skinny_linear_kernel[(cdiv(outputs, tile.block_n),)](
         x, x if norm is None else norm, weight, x if bias is None else bias, out,
         rows, x.stride(0), out.stride(0), eps,
-        N=outputs, K=inputs, ROWS=bucket, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
+        N=outputs, K=inputs, ROWS=row_bucket(rows), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
         HELD=min(tile.held, cdiv(inputs, tile.step)), STAGES=tile.num_stages,
         NORM=norm is not None, BIAS=bias is not None, MODE=mode,
         num_warps=tile.num_warps, **launch_early(x.device),
