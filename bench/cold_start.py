@@ -10,6 +10,7 @@ empty cache (15 s; 20 s above 4096 hidden), that kernels compile only in the poo
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import os
@@ -77,9 +78,7 @@ def watched(on_cuda: bool) -> Iterator[tuple[Compiler, Phases]]:
     logging.getLogger("headway").addHandler(phases)
     logging.getLogger("headway").setLevel(logging.INFO)
     if on_cuda:
-        from triton import knobs
-
-        knobs.compilation.listener = compiler
+        importlib.import_module("triton").knobs.compilation.listener = compiler
     yield compiler, phases
 
 
