@@ -69,8 +69,7 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
     warm_up = WarmUp(times, progress)
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
-    if device.captures_graphs and not args.enforce_eager:
-        warm_up.capture_graphs(runner)
+    warm_up.prepare_steps(runner, capture=device.captures_graphs and not args.enforce_eager)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,

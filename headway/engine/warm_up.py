@@ -69,8 +69,8 @@ class WarmUp:
                 "lower max_num_batched_tokens or max_num_seqs"
             ) from error
 
-    def capture_graphs(self, runner: ModelRunner) -> None:
-        """Capture steps of all common shapes, and let the runner replay them."""
+    def prepare_steps(self, runner: ModelRunner, *, capture: bool) -> None:
+        """Compile the kernels of steps of all common shapes; ``capture`` them as graphs, and let the runner replay these."""
         decode, prefill = _graphs(runner)
 
         def rehearse() -> None:
@@ -79,6 +79,8 @@ class WarmUp:
                 decode.rehearse()
 
         self._compile(runner, rehearse)
+        if not capture:
+            return
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
         bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
         with self._times.phase("graphs"), bar as advance, torch.inference_mode():
