@@ -386,7 +386,7 @@ class ModelRunner:
             )
             logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
-            for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
+            for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()
