@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
-from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
+from headway.kernels.gather_logprobs.triton import CHUNK, MIN_ENTRIES, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
 from headway.kernels.grammar_mask.triton import BLOCK, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
@@ -97,7 +97,11 @@ def compile_logprobs(logits: str) -> None:
     chunks = triton.cdiv(VOCAB, CHUNK)
     merge = {"CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(chunks * CHUNK // PART)}
     for entries, candidates in ((5, 256), (128, 1024)):
-        size = {"ENTRIES": triton.next_power_of_2(1 + entries), "CANDIDATES": candidates, "SORTED": False}
+        size = {
+            "ENTRIES": triton.next_power_of_2(1 + max(entries, MIN_ENTRIES)),
+            "CANDIDATES": candidates,
+            "SORTED": False,
+        }
         compile_kernel(f"logprobs merge {entries} {logits}", merge_kernel, logits, {**merge, "PART": PART, **size}, 8)
 
 

@@ -21,6 +21,8 @@ from headway.kernels.triton_math import load_logits, order_key, weight_below
 MAX_SELECT = 128
 CHUNK = 4096
 PART = 128
+MIN_ENTRIES = 64
+"""Fewer entries run as fast as so many, and each further size would be compiled while a request waits."""
 NO_TOKEN = tl.constexpr(2147483647)
 
 
@@ -212,7 +214,8 @@ def gather_logprobs(
         logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values,
         tokens, sorted_ids, ids, logprobs, ranks, counts, logits.stride(0), vocab, num_slots,
         id_table.numel() // num_slots, max_entries, chunks, parts, CHUNKS=triton.next_power_of_2(chunks),
-        PARTS=triton.next_power_of_2(parts), PART=PART, ENTRIES=triton.next_power_of_2(1 + max_entries),
-        CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT, num_warps=8,
+        PARTS=triton.next_power_of_2(parts), PART=PART,
+        ENTRIES=triton.next_power_of_2(1 + max(max_entries, MIN_ENTRIES)), CANDIDATES=candidates,
+        SORTED=max_entries > MAX_SELECT, num_warps=8,
     )  # fmt: skip
     return ids, logprobs, ranks, counts
