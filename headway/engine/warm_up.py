@@ -11,10 +11,12 @@ import torch
 from headway.core.errors import OutOfMemoryError
 from headway.core.log import logger
 from headway.engine.sizes import Sizes
+from headway.kernels.sample import RANDOM
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
 from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
 from headway.runner.runner import ModelRunner
 from headway.runner.split_step import tail_variants
+from headway.sampling.sampler import Variant
 from headway.weights.progress import progress_bar
 
 
@@ -72,11 +74,12 @@ class WarmUp:
     def prepare_steps(self, runner: ModelRunner, *, capture: bool) -> None:
         """Compile the kernels of steps of all common shapes; ``capture`` them as graphs, and let the runner replay these."""
         decode, prefill = _graphs(runner)
+        eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
 
         def rehearse() -> None:
             with runner.device.main.active(), torch.inference_mode():
-                prefill.rehearse()
-                decode.rehearse()
+                prefill.rehearse(eager)
+                decode.rehearse(eager)
 
         self._compile(runner, rehearse)
         if not capture:

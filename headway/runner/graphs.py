@@ -62,11 +62,14 @@ class StepGraphs:
         self._tails, self._spare = tails, SpareLogits()
         self._split: dict[Shape, SplitStep] = {}
 
-    def rehearse(self) -> None:
-        """Run every shape and variant: nothing compiles or loads inside a capture. Needs inference mode and the main stream."""
+    def rehearse(self, others: Sequence[Variant]) -> None:
+        """Run every shape with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+
+        Needs inference mode and the main stream.
+        """
         for shape in reversed(self.shapes):
             batch, logits = self._front(*shape)
-            for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails)):
+            for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others)):
                 self._back(batch, logits, variant)
 
     def capture(self, on_shape: Callable[[Shape], object]) -> None:

@@ -1,4 +1,4 @@
-"""Boots an engine of a large model without memory, GPU or compiler, and prints what it compiled; run by ``test_warm_up``.
+"""Boots an engine of a large model without memory, GPU or compiler, and runs steps; prints what compiled. For ``test_warm_up``.
 
 Tensors are on torch's meta device, operations are their Triton launches, Triton's driver says that it has a Hopper GPU, and its
 compiler gives back at once a kernel that does nothing. A process of its own: the tests' has Triton's interpreter switched on.
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,15 @@ from headway.core.config import EngineArgs
 from headway.device.cpu import CpuDevice
 from headway.engine.boot import build_engine
 from headway.kernels.registry import Op
+from headway.kernels.sample import RANDOM
 from headway.kernels.skinny_linear.tiles import fused_rows
+from headway.runner.runner import ModelRunner
+from headway.sampling.draw import ALL_PATHS, FILTERED
+from headway.sampling.sampler import Variant
 from tests.kernels.no_gpu import NoDriver
 
+SIZES = ((5, 3, 2), (100, 40, 39), (2047, 40, 0), (2500, 3, 0), (8192, 200, 150))
+"""(tokens, rows, rows of them that decode)."""
 MODEL = Path(__file__).parents[2] / "headway/cli/bench/anchors/models/qwen3_06b"
 
 
@@ -94,6 +101,22 @@ def patches(recorder: Recorder) -> list[AbstractContextManager[Any]]:
     ]
 
 
+def steps(runner: ModelRunner) -> None:
+    """Steps of sizes that no graph is for, and every mixture of sampling features."""
+    for tokens, rows, decode_rows in SIZES:
+        batch = runner._buffers.unpack(
+            runner._packed, num_tokens=tokens, num_rows=rows, num_decode_rows=decode_rows,
+            max_query_len=tokens - decode_rows, max_seq_len_bound=4000,
+        )  # fmt: skip
+        logits = runner.row_logits(batch, runner._model(batch, runner._kv))
+        for edits, flags, logprobs in product(
+            range(runner.every_edit + 1), (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)
+        ):
+            runner.sample_and_advance(batch, logits, Variant(edits, flags, logprobs))
+        for entries in (1, 9, 20):
+            runner._sampler.logprobs.gather_prompt(logits, batch.seq_lens, batch.row_slots, entries)
+
+
 def main(broken: str = "") -> None:
     driver.set_active(NoDriver())
     recorder, told = Recorder(broken), {}
@@ -104,7 +127,9 @@ def main(broken: str = "") -> None:
         for each in patches(recorder):
             stack.enter_context(each)
         try:
-            build_engine(args, progress=False, device=NoDevice())
+            core = build_engine(args, progress=False, device=NoDevice())
+            with torch.inference_mode():
+                steps(core._runner)
         except RuntimeError as error:
             told = {"error": [str(error), *getattr(error, "__notes__", [])]}
     print(json.dumps({"compiled": recorder.compiled, "launched": len(recorder.launched), **told}))
