@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
-from headway.kernels.early_launch import launch_early
+from headway.kernels.triton_early import launch_early
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
     PrefillTile,
