@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from timing import time_calls
 
 from headway.core.ints import cdiv
-from headway.kernels.triton_early import launch_early
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -37,6 +36,7 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import Kind, Tile, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
+from headway.kernels.triton_early import launch_early
 
 BYTES_PER_US = 4.44e6
 EPS = 1e-6

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv
-from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 STORE, SILU, ADD = 0, 1, 2
