@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
-from headway.kernels.early_launch import launch_early
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
     PrefillTile,
@@ -16,6 +15,7 @@ from headway.kernels.paged_attention.tiles import (
     prefill_tile,
 )
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.triton_early import launch_early
 
 
 def paged_attention(
