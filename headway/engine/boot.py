@@ -63,10 +63,10 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
     start, times = time.perf_counter(), PhaseTimes()
     with times.phase("device"):
         device = device or select_device(args.device)
+    warm_up = WarmUp(device, times, progress)
     with times.phase("weights"):
         loaded = _load(args, progress, device)
     sizes = choose_sizes(args, loaded.config, device.asynchronous)
-    warm_up = WarmUp(times, progress)
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
     warm_up.prepare_steps(runner, capture=device.captures_graphs and not args.enforce_eager)

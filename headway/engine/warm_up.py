@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 
 from headway.core.errors import OutOfMemoryError
 from headway.core.log import logger
+from headway.device.base import Device
 from headway.engine.sizes import Sizes
 from headway.kernels.sample import RANDOM
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
@@ -46,12 +48,16 @@ class WarmUp:
     """Makes runners ready.
 
     Args:
+        device: of the runners.
         times: takes the phases "kernels", "rehearsal" and "graphs".
         progress: draw progress bars on a terminal.
     """
 
-    def __init__(self, times: PhaseTimes, progress: bool) -> None:
+    def __init__(self, device: Device, times: PhaseTimes, progress: bool) -> None:
         self._times, self._progress = times, progress
+        self._hashing = threading.Thread(target=_hash_compiler, name="headway-hash", daemon=True)
+        if device.compiles_kernels:  # while weights are loaded
+            self._hashing.start()
 
     def rehearse(self, runner: ModelRunner, sizes: Sizes) -> None:
         """Run the largest step there can be, which loads kernels and libraries and shows how much memory it takes.
@@ -109,8 +115,15 @@ class WarmUp:
         start = time.perf_counter()
         bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
         with self._times.phase("kernels"), bar as advance:
+            self._hashing.join()
             compile_kernels(kernels, advance)
         logger.info("compiled or loaded %d kernels in %.1f s", len(kernels), time.perf_counter() - start)
+
+
+def _hash_compiler() -> None:
+    from headway.kernels.triton_precompile import hash_compiler  # late, as above
+
+    hash_compiler()
 
 
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:

@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from headway.kernels.triton_precompile import compile_kernels, launches_noted
+from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
 
@@ -101,6 +102,13 @@ def the_disk_keeps_what_an_ordinary_launch_finds(launched: list[str]) -> None:
     assert found == [True]
 
 
+def the_compiler_is_hashed_once(launched: list[str]) -> None:
+    triton_key.cache_clear()
+    hash_compiler()
+    launch(16)
+    assert triton_key.cache_info().misses == 1
+
+
 def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
@@ -121,6 +129,7 @@ def main() -> None:
         other_threads_launch_as_ever,
         errors_are_raised,
         the_disk_keeps_what_an_ordinary_launch_finds,
+        the_compiler_is_hashed_once,
         another_triton_compiles_on_use,
     ]
     for check in checks:
