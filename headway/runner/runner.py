@@ -388,7 +388,7 @@ class ModelRunner:
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
-            self._sampler.penalties.rebuild(batch.row_slots, 1)
+            self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()
 
 

@@ -113,15 +113,17 @@ def steps(runner: ModelRunner) -> None:
             range(runner.every_edit + 1), (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)
         ):
             runner.sample_and_advance(batch, logits, Variant(edits, flags, logprobs))
+        listed = [runner._packed[at : at + rows] for at in (4097, 8195)]  # as a step carries lists: aligned to nothing
         for entries in (1, 9, 20):
-            runner._sampler.logprobs.gather_prompt(logits, batch.seq_lens, batch.row_slots, entries)
+            runner._sampler.logprobs.gather_prompt(logits, *listed, entries)
+        runner._sampler.penalties.rebuild(listed[0], runner.config.max_model_len)
 
 
 def main(broken: str = "") -> None:
     driver.set_active(NoDriver())
     recorder, told = Recorder(broken), {}
     args = EngineArgs(
-        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=4096, kv_cache_memory_bytes=2**30
+        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=40960, kv_cache_memory_bytes=2**33
     )
     with ExitStack() as stack:
         for each in patches(recorder):

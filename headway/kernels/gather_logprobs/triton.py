@@ -42,7 +42,7 @@ def _value(logits, row, row_stride, vocab, token):
     return load_logits(logits + row * row_stride + token, (token >= 0) & (token < vocab))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "slots"])  # may be lists inside a packed step
 def chunk_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, row_stride, vocab, num_slots,
     BLOCK: tl.constexpr, PART: tl.constexpr,
@@ -123,7 +123,7 @@ def _most_likely(
             tl.store(logprobs + i, _logprob(last_value, top, log_mass))
 
 
-@triton.jit(do_not_specialize=["max_entries"])
+@triton.jit(do_not_specialize=["max_entries"], do_not_specialize_on_alignment=["token_ids", "slots"])
 def merge_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values, tokens,
     sorted_ids, ids, logprobs, ranks, counts, row_stride, vocab, num_slots, table_width, max_entries, chunks, parts,
