@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -130,8 +130,16 @@ def test_the_engine_starts_before_the_last_prompts_are_added(llm: LLM, monkeypat
     monkeypatch.setattr("headway.api.llm.PART_TOKENS", 3)
     events: list[str] = []
     add, step = core(llm).add, core(llm).step
-    monkeypatch.setattr(core(llm), "add", lambda request: (events.append("add"), add(request)))
-    monkeypatch.setattr(core(llm), "step", lambda: (events.append("step"), step())[1])
+
+    def noted(event: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            events.append(event)
+            return inner(*args)
+
+        return call
+
+    monkeypatch.setattr(core(llm), "add", noted("add", add))
+    monkeypatch.setattr(core(llm), "step", noted("step", step))
     outputs = llm.generate(prompts([97, 98], [97, 98, 99], [97], [97], [97], [98]), seeded(max_tokens=2))
     assert events[:8] == ["add", "add", "step", "add", "add", "add", "step", "add"]
     assert [o.prompt_token_ids for o in outputs] == [[97, 98], [97, 98, 99], [97], [97], [97], [98]]
