@@ -17,6 +17,9 @@ SPLIT_TOKENS = 1024
 """Once the rows fill the device, a row is split only into pieces of at least this many tokens."""
 MAX_SPLITS = 64
 MAX_SPLITS_WHEN_FULL = 8
+HOLD_PROGRAMS = 2
+"""Up to so many rows x KV heads a processor, decode programs fetch a tile before their queries are there. It costs registers:
+168 a thread instead of 128, so three programs a processor instead of four."""
 INTERPRETED_SMS = 4
 """Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
 

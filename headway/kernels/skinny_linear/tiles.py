@@ -34,6 +34,7 @@ class Tile:
             warp along the same rows.
         num_warps: a power of two, a multiple of splits.
         num_stages: passes in flight; 1 leaves loads to the hardware's scheduling.
+        held: passes whose weights are taken into registers before the kernel waits for its activations.
     """
 
     block_n: int
@@ -41,6 +42,12 @@ class Tile:
     splits: int
     num_warps: int
     num_stages: int
+    held: int = 1
+
+    @property
+    def step(self) -> int:
+        """Inputs per pass."""
+        return self.block_k * max(1, self.splits)
 
 
 _HEAD = Tile(32, 64, 2, 2, 4)
@@ -69,7 +76,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, Tile]] = MappingProxyType(
 
 def row_bucket(rows: int) -> int:
     """Rows are padded to it: kernels are compiled per bucket, not per number of rows."""
-    return 16 if 4 < rows <= 16 else next_power_of_2(rows)
+    return next_power_of_2(rows)
 
 
 def fused_rows(kind: Kind, outputs: int, inputs: int) -> int:
