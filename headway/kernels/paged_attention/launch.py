@@ -8,11 +8,11 @@ from headway.core.ints import next_power_of_2
 from headway.kernels.early_launch import launch_early
 from headway.kernels.paged_attention.overlap import choose_overlap, launch_overlapped
 from headway.kernels.paged_attention.tiles import (
-    HOLD_PROGRAMS,
     DecodeTile,
     PrefillTile,
     choose_splits,
     decode_tile,
+    holds_tile,
     num_sms,
     prefill_tile,
 )
@@ -74,7 +74,7 @@ def launch_decode(
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
-    hold = num_rows * kv_heads <= HOLD_PROGRAMS * num_sms(q.device)
+    hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
