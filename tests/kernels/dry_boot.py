@@ -113,10 +113,10 @@ def steps(runner: ModelRunner) -> None:
             range(runner.every_edit + 1), (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)
         ):
             runner.sample_and_advance(batch, logits, Variant(edits, flags, logprobs))
-        listed = [runner._packed[at : at + rows] for at in (4097, 8195)]  # as a step carries lists: aligned to nothing
+        ids, slots = (runner._packed[at : at + rows] for at in (4097, 8195))  # as a step's lists: aligned to nothing
         for entries in (1, 9, 20):
-            runner._sampler.logprobs.gather_prompt(logits, *listed, entries)
-        runner._sampler.penalties.rebuild(listed[0], runner.config.max_model_len)
+            runner._sampler.logprobs.gather_prompt(logits, ids, slots, entries)
+        runner._sampler.penalties.rebuild(slots, runner.config.max_model_len)
 
 
 def main(broken: str = "") -> None:
