@@ -11,6 +11,7 @@ import torch
 
 from headway.core.errors import OutOfMemoryError
 from headway.core.log import logger
+from headway.core.params import MAX_LOGPROB_TOKEN_IDS
 from headway.device.base import Device
 from headway.engine.sizes import Sizes
 from headway.kernels.sample import RANDOM
@@ -81,6 +82,7 @@ class WarmUp:
         """Compile the kernels of steps of all common shapes; ``capture`` them as graphs, and let the runner replay these."""
         decode, prefill = _graphs(runner)
         eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
+        eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
 
         def rehearse() -> None:
             with runner.device.main.active(), torch.inference_mode():

@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
-from headway.kernels.gather_logprobs.triton import CHUNK, MIN_ENTRIES, PART, chunk_kernel, merge_kernel
+from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
 from headway.kernels.grammar_mask.triton import BLOCK, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
@@ -96,9 +96,9 @@ def compile_logprobs(logits: str) -> None:
     compile_kernel(f"logprobs chunk {logits}", chunk_kernel, logits, kind, 8)
     chunks = triton.cdiv(VOCAB, CHUNK)
     merge = {"CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(chunks * CHUNK // PART)}
-    for entries, candidates in ((5, 256), (128, 1024)):
+    for entries, candidates in ((FEW, 256), (MAX_SELECT, 1024)):
         size = {
-            "ENTRIES": triton.next_power_of_2(1 + max(entries, MIN_ENTRIES)),
+            "ENTRIES": triton.next_power_of_2(1 + entries),
             "CANDIDATES": candidates,
             "SORTED": False,
         }

@@ -114,7 +114,7 @@ def steps(runner: ModelRunner) -> None:
         ):
             runner.sample_and_advance(batch, logits, Variant(edits, flags, logprobs))
         ids, slots = (runner._packed[at : at + rows] for at in (4097, 8195))  # as a step's lists: aligned to nothing
-        for entries in (1, 9, 20):
+        for entries in (1, 9, 100):
             runner._sampler.logprobs.gather_prompt(logits, ids, slots, entries)
         runner._sampler.penalties.rebuild(slots, runner.config.max_model_len)
 

@@ -21,8 +21,8 @@ from headway.kernels.triton_math import load_logits, order_key, weight_below
 MAX_SELECT = 128
 CHUNK = 4096
 PART = 128
-MIN_ENTRIES = 64
-"""Fewer entries run as fast as so many, and each further size would be compiled while a request waits."""
+FEW = 64
+"""Up to so many entries, and from there to MAX_SELECT, all numbers share a kernel: no request waits for its own to compile."""
 NO_TOKEN = tl.constexpr(2147483647)
 
 
@@ -195,7 +195,7 @@ def gather_logprobs(
         return ids, logprobs, ranks, counts
     chunks = triton.cdiv(vocab, CHUNK)
     parts = chunks * (CHUNK // PART)
-    candidates = 256 if max_entries <= 64 else 1024
+    entries, candidates = (FEW, 256) if max_entries <= FEW else (max(max_entries, MAX_SELECT), 1024)
     part_top = torch.empty(rows, parts, dtype=torch.float32, device=device)
     chunk_sum = torch.empty(rows, chunks, dtype=torch.float32, device=device)
     chunk_rank = torch.empty(rows, chunks, dtype=torch.int32, device=device)
@@ -215,7 +215,7 @@ def gather_logprobs(
         tokens, sorted_ids, ids, logprobs, ranks, counts, logits.stride(0), vocab, num_slots,
         id_table.numel() // num_slots, max_entries, chunks, parts, CHUNKS=triton.next_power_of_2(chunks),
         PARTS=triton.next_power_of_2(parts), PART=PART,
-        ENTRIES=triton.next_power_of_2(1 + max(max_entries, MIN_ENTRIES)), CANDIDATES=candidates,
-        SORTED=max_entries > MAX_SELECT, num_warps=8,
+        ENTRIES=triton.next_power_of_2(1 + entries), CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT,
+        num_warps=8,
     )  # fmt: skip
     return ids, logprobs, ranks, counts
