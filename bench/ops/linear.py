@@ -4,9 +4,8 @@
 
 Kernels that start early (``kernels.triton_early``) cannot be judged alone: a tile is timed inside whole decoder layers with
 attention, 28 (or 8) of them in one CUDA graph, so that no weight is in the L2 cache. Each tile is first compared with the
-op's reference. The search goes over the layers in turn, from the table's tiles on, until a round brings nothing; the output layer is timed
-alone. The
-lines printed last are the winners, as the table of ``headway/kernels/skinny_linear/tiles.py`` wants them.
+op's reference. The search goes over the layers in turn, from the table's tiles on, until a round brings nothing; the output
+layer is timed alone. The lines printed last are the winners, as the table of ``kernels/skinny_linear/tiles.py`` wants them.
 --chain only times whole layers, with the table's tiles. Compilation is most of the work, so --jobs processes fill Triton's
 cache first.
 """
