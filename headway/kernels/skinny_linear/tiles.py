@@ -65,7 +65,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, Tile]] = MappingProxyType(
         },
         ("linear_add", 1024, 2048): {
             1: Tile(4, 1024, 0, 4, 1, 2), 2: Tile(8, 64, 8, 8, 1, 4), 4: Tile(8, 256, 4, 4, 1, 2),
-            8: Tile(16, 64, 4, 8, 1, 8), 16: Tile(16, 256, 4, 8, 3, 1),
+            8: Tile(8, 128, 8, 8, 1, 2), 16: Tile(16, 256, 4, 8, 3, 1),
         },
         ("linear_add", 1024, 3072): {
             1: Tile(8, 1024, 0, 16, 1, 3), 2: Tile(8, 128, 8, 8, 1, 3), 4: Tile(8, 256, 4, 8, 1, 3),
