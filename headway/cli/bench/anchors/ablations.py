@@ -1,4 +1,4 @@
-"""What each technique buys: the same engine with one thing off at a time, as far as arguments and the environment can say it."""
+"""What each technique buys: one engine with one thing off at a time, as far as arguments and the environment can say it."""
 
 from __future__ import annotations
 
