@@ -235,11 +235,11 @@ def main() -> None:
     chosen: dict[int, Choice] = {}
     for i, rows in enumerate(options.rows):
         chosen[row_bucket(rows)] = descend(rows, begin + options.budget * (i + 1) / len(options.rows))
-    say("\n# winners")
-    for bucket, choice in chosen.items():
-        for name, tile in choice.items():
-            layer = LAYERS[name]
-            say(f'    ("{KINDS[name]}", {layer.outputs}, {layer.inputs}): {bucket}: {shown(tile) if tile else None}')
+    say("\n# winners: (op, N, K): row bucket: tile")
+    for name, layer in LAYERS.items():
+        found = {bucket: choice[name] for bucket, choice in sorted(chosen.items())}
+        tiles = ", ".join(f"{bucket}: {shown(tile)}" for bucket, tile in found.items() if tile)
+        say(f'    ("{KINDS[name]}", {layer.outputs}, {layer.inputs}): {{{tiles}}},')
     spent = {rows: chain(rows, chosen[row_bucket(rows)]) for rows in options.chains if row_bucket(rows) in chosen}
     winners = {b: {n: shown(t) if t else None for n, t in choice.items()} for b, choice in chosen.items()}
     if options.json:
