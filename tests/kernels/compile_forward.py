@@ -26,6 +26,7 @@ from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -86,9 +87,9 @@ def compile_typed(
                 "name": name,
                 "shared": built.metadata.shared,
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
-                "serialized": "C7510" in report,  # products that ptxas makes wait for each other
                 "copies_before_wait": ptx.partition("griddepcontrol.wait")[0].count("cp.async.cg"),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+                "serialized": "C7510" in report,  # products that ptxas makes wait for each other
                 "async_copies": ptx.count("cp.async.cg"),
                 "warpgroup_products": ptx.count("wgmma.mma_async"),
                 "warp_products": ptx.count("mma.sync"),
@@ -123,6 +124,12 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
         compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
+
+
+def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) -> None:
+    constants = {"H": heads, "KH": kv_heads, "D": size, "BS": block_size, "BLOCK_M": 128, "BLOCK_N": 128}
+    name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
+    compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
 
 
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
@@ -161,6 +168,8 @@ def main() -> None:
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
+    compile_overlapped(128, 16, 8, 16)
+    compile_overlapped(64, 32, 4, 256)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES

@@ -145,7 +145,7 @@ def figures(measured: Measured, has_device: bool) -> dict[str, float]:
 def covered_us(events: Iterable[Event]) -> float:
     """Microseconds in which at least one of ``events`` ran.
 
-    Not their sum: kernels that are launched early (``kernels.early_launch``) lie over the kernel they wait for.
+    Not their sum: kernels that are launched early (``kernels.triton_early``) lie over the kernel they wait for.
     """
     total, reached = 0.0, float("-inf")
     for event in sorted(events, key=lambda event: event.start):
