@@ -29,11 +29,11 @@ from linear import EPS, MODELS, Chain, Layer, layers_in_chain, random, say
 from timing import time_calls
 
 from headway.core.ints import cdiv
-from headway.kernels.early_launch import launch_early
 from headway.kernels.mid_linear.launch import launch
 from headway.kernels.mid_linear.tiles import Kind, MidTile, row_block, row_bucket, tile_for
 from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
 from headway.kernels.silu_mul import silu_mul
+from headway.kernels.triton_early import launch_early
 
 KINDS: dict[str, Kind] = {
     "qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import cdiv
-from headway.kernels.early_launch import launch_early
 from headway.kernels.mid_linear.tiles import MidTile, row_block, tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
+from headway.kernels.triton_early import launch_early
 
 
 def mid_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Gluon kernel of the linear layers for 17 to 128 rows: weights are in shared memory before the activations come.
 
 A program owns ``WIDE`` weight rows, over the whole of K or one of its ``splits``. It starts copying its first ``W_AHEAD``
-chunks of weights, then waits for the kernel before it (see ``early_launch``); what is left is to read the activations from
+chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to read the activations from
 the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup product a chunk.
 
 This is Gluon, Triton's lower-level language: Triton itself copies nothing to shared memory ahead of the loop that reads it.
