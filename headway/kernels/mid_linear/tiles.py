@@ -67,7 +67,15 @@ class MidTile:
         )
 
 
-TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType({})
+TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
+    {
+        # Qwen3-0.6B
+        ("mid_linear", 4096, 1024): {32: MidTile(32, 128, 1, 4, 4, 4), 64: MidTile(32, 128, 1, 8, 8, 4)},
+        ("mid_gate_up", 6144, 1024): {32: MidTile(64, 64, 1, 8, 5, 4), 64: MidTile(32, 64, 1, 8, 8, 4)},
+        ("linear_parts", 1024, 2048): {32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 64, 4, 8, 8, 4)},
+        ("linear_parts", 1024, 3072): {32: MidTile(64, 64, 4, 12, 12, 4), 64: MidTile(32, 128, 3, 8, 8, 4)},
+    }
+)
 """(op, N, K) -> row bucket -> tile; buckets that are absent lost."""
 
 
