@@ -88,7 +88,8 @@ class DecoderModel(nn.Module):
         self._chain = self._link()
         self._few: list[FewTokens] = []
         self._mid: list[MidTokens] = []
-        self._few_tokens = self._mid_tokens = self._head_rows = 0  # until ``fuse``
+        self._few_tokens = self._head_rows = 0  # until ``fuse``
+        self._mid_tokens = range(0)  # until ``start_early``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
@@ -102,12 +103,14 @@ class DecoderModel(nn.Module):
             [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
         """
         residual = self.embedding.forward(batch.input_ids)
-        if residual.shape[0] <= self._few_tokens:
+        num_tokens = residual.shape[0]
+        early = num_tokens in self._mid_tokens
+        if num_tokens <= self._few_tokens and not early:
             for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
                 few.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
-        if residual.shape[0] <= self._mid_tokens:
+        if early:
             for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
                 x = mid.forward(x, residual, batch, k_cache, v_cache)
             return x
@@ -156,7 +159,10 @@ class DecoderModel(nn.Module):
         self._head_rows = rows("skinny_linear", *self.head.weight.shape)
 
     def start_early(self, rows: MidRows) -> None:
-        """Run steps of more tokens, but not many, with linear layers that start early, each up to the rows it is given."""
+        """Run steps of some tokens with linear layers that start early, each for the numbers of rows it is given.
+
+        Where these are few enough for ``fuse`` too, they start early.
+        """
         links = self._chain
         self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
-        self._mid_tokens = max(mid.max_tokens for mid in self._mid)
+        self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes

@@ -21,7 +21,6 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.mid_linear.tiles import Kind as MidKind
-from headway.kernels.mid_linear.tiles import row_block
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
@@ -150,9 +149,9 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
 def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int) -> None:
     tile = mid_tile_for(kind, rows, outputs, inputs)
     silu = kind == "mid_gate_up"
-    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": row_block(rows), "WIDE": tile.wide}
+    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
-    constants |= {"X_AHEAD": tile.x_ahead, "BIAS": False, "SILU": silu}
+    constants |= {"X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "BIAS": False, "SILU": silu}
     types = {"out_ptr": "*fp32"} if kind == "linear_parts" else {}
     compile_typed(f"mid {kind} {rows}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps})
 

@@ -1,4 +1,4 @@
-"""The linear layers for 17 to 128 rows: where they are used, and on a Hopper GPU the kernel against the references (no
+"""The linear layers for 9 to 256 rows: where they are used, and on a Hopper GPU the kernel against the references (no
 interpreter runs Gluon)."""
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch.nn.functional as F
 
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
 from headway.kernels.mid_linear.tiles import (
+    BUCKETS,
     MAX_ROWS,
     TABLE,
     Kind,
     MidTile,
     has_warpgroups,
     mid_rows,
-    row_block,
     row_bucket,
     tile_for,
 )
 from headway.kernels.testing import assert_close, make_random
 
-SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768)]
+SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768), (250, 130, 1024)]
 """(T, N, K), N even for gate and up; programs, products and copies that are not full."""
 KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "linear_parts")
 
@@ -86,9 +86,10 @@ def test_copies_and_products_keep_their_order(splits: int) -> None:
     chunks = 6 // splits
     for w_ahead in range(1, chunks + 1):
         for x_ahead in range(1, w_ahead + 1):
-            out = torch.empty(splits, 3, 20)
-            launch(x, weight, None, out, MidTile(16, 64, splits, w_ahead, x_ahead, 4))
-            torch.testing.assert_close(out.sum(0), expected, atol=1e-4, rtol=1e-4)
+            for trailing in (0, 1):
+                out = torch.empty(splits, 3, 20)
+                launch(x, weight, None, out, MidTile(16, 64, splits, w_ahead, x_ahead, 4, 64, trailing))
+                torch.testing.assert_close(out.sum(0), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu
@@ -108,18 +109,19 @@ def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype:
 TILES = sorted({tile for found in TABLE.values() for tile in found.values()}, key=repr)
 ODD_TILES = [
     MidTile(16, 64, 2, 3, 2, 4), MidTile(32, 128, 1, 4, 4, 4), MidTile(64, 64, 4, 1, 1, 8), MidTile(128, 64, 1, 6, 3, 8),
+    MidTile(128, 64, 2, 6, 3, 4, 64, 1), MidTile(64, 64, 2, 9, 4, 8, 128, 1), MidTile(128, 64, 3, 5, 3, 8, 128),
 ]  # fmt: skip
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [*TILES, *ODD_TILES], ids=repr)
-@pytest.mark.parametrize("rows", [24, 64])
+@pytest.mark.parametrize("rows", [9, 24, 64, 150, 256])
 def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     """Rows of x that are strided; bit for bit the same whatever other rows there are; nothing is written beside it."""
     from headway.kernels.mid_linear.launch import launch
 
     size = 3072
-    if not tile.fits(rows, size):
+    if not tile.fits(size):
         size = tile.block_k * tile.splits * tile.w_ahead
     wide, weight, bias = (
         make_random(rows, size + 64, dtype=torch.bfloat16, device=hopper),
@@ -133,8 +135,9 @@ def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     )
     assert bool(out[0].isnan().all()) and bool(out[-1].isnan().all())
     fewer = torch.empty(tile.splits, 5, 70, device=hopper)
-    launch(x[3:8], weight, bias, fewer, tile)
-    assert torch.equal(fewer, out[1:-1, 3:8])
+    for first in (3, rows - 5):
+        launch(x[first : first + 5], weight, bias, fewer, tile)
+        assert torch.equal(fewer, out[1:-1, first : first + 5])
 
 
 @pytest.mark.gpu
@@ -170,34 +173,37 @@ def test_parts_meet_in_the_norm(hopper: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_table_has_no_holes() -> None:
-    """Rows up to the largest bucket that won are used, so every smaller bucket has a tile; all fit the kernel."""
+    """All rows between the smallest and the largest bucket that won are used, so each has a tile; all fit the kernel."""
     for (kind, outputs, size), found in TABLE.items():
-        assert sorted(found) == [32, 64, 128][: len(found)]
-        assert mid_rows(kind, outputs, size) == max(found)
-        for bucket, tile in found.items():
-            assert tile.fits(bucket, size) and (tile.splits == 1 or kind == "linear_parts")
+        first = BUCKETS.index(min(found))
+        assert sorted(found) == list(BUCKETS[first : first + len(found)])
+        used = mid_rows(kind, outputs, size)
+        assert {row_bucket(rows) for rows in used} == set(found)
+        assert used.stop == max(found) + 1 and used.start == (9 if first == 0 else BUCKETS[first - 1] + 1)
+        for tile in found.values():
+            assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_shape_has_a_tile(kind: Kind) -> None:
-    for rows in (1, 17, 32, 33, 64, 65, MAX_ROWS):
-        assert rows <= row_bucket(rows) and rows <= row_block(rows)
+    for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, MAX_ROWS):
+        assert rows <= row_bucket(rows)
         for outputs, size in ((16, 64), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
             tile = tile_for(kind, rows, outputs, size)
-            assert tile.fits(rows, size), (rows, outputs, size, tile)
+            assert tile.fits(size), (rows, outputs, size, tile)
             assert tile.splits == 1 or kind == "linear_parts"
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="K a multiple of 64"):
         tile_for("mid_linear", 20, 64, 1000)
-    with pytest.raises(ValueError, match="up to 128 rows"):
-        tile_for("mid_linear", 129, 64, 1024)
-    assert mid_rows("mid_linear", 4096, 1000) == 0
-    assert not MidTile(32, 64, 3, 4, 4, 4).fits(64, 1024), "K does not divide"
-    assert not MidTile(64, 64, 1, 16, 16, 4).fits(64, 1024), "256 KB"
-    assert not MidTile(32, 64, 1, 4, 5, 4).fits(64, 1024), "activations of a chunk whose weights are not there"
-    assert not MidTile(16, 64, 1, 4, 4, 16).fits(64, 1024), "products are 8 columns wide"
+    with pytest.raises(ValueError, match="up to 256 rows"):
+        tile_for("mid_linear", 257, 64, 1024)
+    assert not mid_rows("mid_linear", 4096, 1000)
+    assert not MidTile(32, 64, 3, 4, 4, 4).fits(1024), "K does not divide"
+    assert not MidTile(64, 64, 1, 16, 16, 4).fits(1024), "256 KB"
+    assert not MidTile(32, 64, 1, 4, 5, 4).fits(1024), "activations of a chunk whose weights are not there"
+    assert not MidTile(16, 64, 1, 4, 4, 16).fits(1024), "products are 8 columns wide"
 
 
 def test_meta_gives_shapes() -> None:

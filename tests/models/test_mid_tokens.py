@@ -8,7 +8,8 @@ import torch
 import headway.kernels.linear
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import Kind, MidTile
-from headway.models.layers.mid_tokens import starting_early
+from headway.models.layers.few_tokens import FewTokens
+from headway.models.layers.mid_tokens import MidTokens, starting_early
 from tests.models.harness import Machine, Row
 from tests.models.tiny import TINY, hf_model, ours
 
@@ -36,7 +37,7 @@ def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monk
 
     oracle = hf_model(TINY[name])
     plain, early = Machine(ours(oracle)), Machine(ours(oracle))
-    early.model.start_early(lambda kind, outputs, inputs: last.get(kind, 16))
+    early.model.start_early(lambda kind, outputs, inputs: range(1, last.get(kind, 16) + 1))
     steps = [
         [Row(1, TOKENS[:17])],
         [Row(1, TOKENS[17:18], 17)],
@@ -57,3 +58,25 @@ def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert (starting_early(cuda, torch.bfloat16) is not None) is starts
         assert starting_early(cuda, torch.float32) is None and starting_early(cpu, torch.bfloat16) is None
+
+
+def test_early_steps_go_before_fused_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both are for a number of tokens, layers start early; below it they are fused."""
+    monkeypatch.setattr(headway.kernels.linear, "_can_pack", lambda *_: False)
+    monkeypatch.setattr(reference, "tile_for", lambda *_: MidTile(16, 64, 2, 1, 1, 4))
+    used: list[str] = []
+    for layer, name in ((FewTokens, "few"), (MidTokens, "mid")):
+
+        def noted(*args: object, run: object = layer.forward, name: str = name) -> object:
+            used.append(name)
+            assert callable(run)
+            return run(*args)
+
+        monkeypatch.setattr(layer, "forward", noted)
+    machine = Machine(ours(hf_model(TINY["qwen3"])))
+    machine.model.fuse(lambda *_: 16)
+    machine.model.start_early(lambda *_: range(9, 17))
+    for tokens, name in ((8, "few"), (9, "mid"), (16, "mid"), (17, None)):
+        used.clear()
+        machine.step([Row(0, TOKENS[:tokens])])
+        assert set(used) == ({name} if name else set()), tokens

@@ -1,10 +1,10 @@
-"""Linear layers for 17 to 128 rows on Hopper, launched early.
+"""Linear layers for 9 to 256 rows on Hopper, launched early.
 
 At these sizes a product's floor is still the bytes of its weight, and the norm of its rows is no longer small enough for
 every program to compute anew. So norms stay kernels of their own, and these three start early instead: weights are in
 shared memory before the activations come.
 
-    x         [T, K] activations (bf16, f16), T <= 128, rows begin at multiples of 32 bytes
+    x         [T, K] activations (bf16, f16), T <= 256, rows begin at multiples of 32 bytes
     weight    [N, K] contiguous, x's dtype, K a multiple of 64;   bias [N] or None
 
 mid_linear(x, weight, bias) -> y [T, N]          x W^T + b

@@ -1,11 +1,11 @@
-"""Launches the kernel of the linear layers for 17 to 128 rows."""
+"""Launches the kernel of the linear layers for 9 to 256 rows."""
 
 from __future__ import annotations
 
 import torch
 
 from headway.core.ints import cdiv
-from headway.kernels.mid_linear.tiles import MidTile, row_block, tile_for
+from headway.kernels.mid_linear.tiles import MidTile, tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.triton_early import launch_early
 
@@ -45,13 +45,13 @@ def launch(
     assert x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0, "rows begin at 32 bytes"
     assert weight.shape == ((2 if silu else 1) * outputs, inputs) and weight.is_contiguous() and out.is_contiguous()
     assert weight.data_ptr() % 16 == 0 and out.data_ptr() % 16 == 0
-    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.fits(rows, inputs), tile
+    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.fits(inputs), tile
     if rows == 0:
         return
     block_n = tile.wide // 2 if silu else tile.wide
-    mid_linear_kernel[(cdiv(outputs, block_n), tile.splits)](
+    mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out, rows, x.stride(0),
-        N=outputs, K=inputs, ROWS=row_block(rows), WIDE=tile.wide, BLOCK_K=tile.block_k, CHUNKS=tile.chunks(inputs),
-        W_AHEAD=tile.w_ahead, X_AHEAD=tile.x_ahead, BIAS=bias is not None, SILU=silu,
+        N=outputs, K=inputs, ROWS=tile.rows, WIDE=tile.wide, BLOCK_K=tile.block_k, CHUNKS=tile.chunks(inputs),
+        W_AHEAD=tile.w_ahead, X_AHEAD=tile.x_ahead, TRAILING=tile.trailing, BIAS=bias is not None, SILU=silu,
         num_warps=tile.num_warps, **launch_early(x.device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where the linear layers for 17 to 128 rows are used, and with which tile. Imports no Triton.
+"""Where the linear layers for 9 to 256 rows are used, and with which tile. Imports no Triton.
 
 ``TABLE`` holds what ``bench/ops/mid_linear.py`` measured on one H200 in bfloat16: the tiles that made whole layers fastest,
 where they beat layers of separate kernels. Other shapes are left to ``F.linear``; nothing is tuned while serving.
@@ -18,8 +18,14 @@ from headway.core.ints import cdiv
 Kind = Literal["mid_linear", "mid_gate_up", "linear_parts"]
 """The op's name."""
 
-MAX_ROWS = 128
-"""More rows would not fit into a program's shared memory with enough copies in flight."""
+BUCKETS = (16, 32, 64, 128, 192, 256)
+"""What the table counts rows in."""
+
+LEAST_ROWS = 9
+"""With fewer, the fused layers of ``skinny_linear`` are faster."""
+
+MAX_ROWS = BUCKETS[-1]
+"""Nobody measured more; every block of rows reads all weights from the L2 cache once more."""
 
 SHARED_LIMIT = 227 * 1024
 
@@ -34,7 +40,9 @@ class MidTile:
         splits: parts of K that different programs sum; 1 but for ``linear_parts``.
         w_ahead: chunks of weights that are copied before the kernel waits for its activations.
         x_ahead: chunks of activations in flight, at most w_ahead.
-        num_warps: 4 or 8, and 8 for more than 64 rows.
+        num_warps: 4 or 8, and 8 for 128 rows.
+        rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
+        trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
     """
 
     wide: int
@@ -43,27 +51,29 @@ class MidTile:
     w_ahead: int
     x_ahead: int
     num_warps: int
+    rows: int = 64
+    trailing: int = 0
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
         return inputs // (self.block_k * self.splits)
 
-    def shared_bytes(self, rows: int, inputs: int) -> int:
+    def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
-        chunks = self.chunks(inputs)
-        weights, activations = min(self.w_ahead + 1, chunks), min(self.x_ahead + 1, chunks)
-        return 2 * self.block_k * (weights * self.wide + activations * row_block(rows))
+        chunks, more = self.chunks(inputs), 1 + self.trailing
+        weights, activations = min(self.w_ahead + more, chunks), min(self.x_ahead + more, chunks)
+        return 2 * self.block_k * (weights * self.wide + activations * self.rows)
 
-    def fits(self, rows: int, inputs: int) -> bool:
+    def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
         whole = inputs % (self.block_k * self.splits) == 0
-        columns = self.wide * min(self.num_warps, row_block(rows) // 16) // self.num_warps
+        columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
         return (
             whole
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
             and columns >= 8
-            and self.shared_bytes(rows, inputs) <= SHARED_LIMIT
+            and self.shared_bytes(inputs) <= SHARED_LIMIT
         )
 
 
@@ -80,18 +90,17 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
 
 
 def row_bucket(rows: int) -> int:
-    """What the table counts rows in: 32, 64 or 128."""
-    return 32 if rows <= 32 else 64 if rows <= 64 else 128
+    """The smallest of ``BUCKETS`` that holds ``rows``, at most 256."""
+    return next(bucket for bucket in BUCKETS if rows <= bucket)
 
 
-def row_block(rows: int) -> int:
-    """Rows of the kernel's products; those beyond T cost no bytes."""
-    return 64 if rows <= 64 else 128
-
-
-def mid_rows(kind: Kind, outputs: int, inputs: int) -> int:
-    """The largest number of rows for which ``kind`` beats the separate kernels on a 16-bit weight [N, K]; 0: none."""
-    return max(TABLE.get((kind, outputs, inputs), {}), default=0)
+def mid_rows(kind: Kind, outputs: int, inputs: int) -> range:
+    """The numbers of rows for which ``kind`` beats other kernels on a 16-bit weight [N, K]; empty: none."""
+    found = TABLE.get((kind, outputs, inputs))
+    if not found:
+        return range(0)
+    first = BUCKETS.index(min(found))
+    return range(BUCKETS[first - 1] + 1 if first else LEAST_ROWS, max(found) + 1)
 
 
 def has_warpgroups(device: torch.device) -> bool:
@@ -103,20 +112,21 @@ def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     """The tile for [rows, K] x [N, K]^T, wanted by ``mid_rows`` or not.
 
     Raises:
-        ValueError: K is no multiple of 64, or there are more than 128 rows.
+        ValueError: K is no multiple of 64, or there are more than 256 rows.
     """
     if inputs % 64 or rows > MAX_ROWS:
         raise ValueError(f"{kind} takes up to {MAX_ROWS} rows and K a multiple of 64, not {rows} and K={inputs}")
     found = TABLE.get((kind, outputs, inputs), {}).get(row_bucket(rows))
-    return found or _default_tile(kind, row_block(rows), outputs, inputs)
+    return found or _default_tile(kind, rows, outputs, inputs)
 
 
-def _default_tile(kind: Kind, block: int, outputs: int, inputs: int) -> MidTile:
-    """32 weight rows a program, and enough splits that most processors have one."""
+def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
+    """32 weight rows a program, or 64 with several blocks of rows, and enough splits that most processors have one."""
+    blocks = cdiv(rows, 64)
+    wide = 32 if blocks == 1 else 64
     splits = 1
     if kind == "linear_parts":
-        while splits < 8 and cdiv(outputs, 32) * splits < 128 and inputs % (128 * splits) == 0:
+        while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
     chunks = inputs // (64 * splits)
-    ahead = min(chunks, 5 if block == 64 else 3)
-    return MidTile(32, 64, splits, min(chunks, 16), ahead, block // 16)
+    return MidTile(wide, 64, splits, min(chunks, 512 // wide), min(chunks, 5), 4)

@@ -1,6 +1,7 @@
-"""Gluon kernel of the linear layers for 17 to 128 rows: weights are in shared memory before the activations come.
+"""Gluon kernel of the linear layers for 9 to 256 rows: weights are in shared memory before the activations come.
 
-A program owns ``WIDE`` weight rows, over the whole of K or one of its ``splits``. It starts copying its first ``W_AHEAD``
+A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its ``splits``. Programs
+that share weights run at the same time, so memory gives them once and the L2 cache the other times. It starts copying its first ``W_AHEAD``
 chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to read the activations from
 the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup product a chunk.
 
@@ -68,11 +69,14 @@ def mid_linear_kernel(
     CHUNKS: gl.constexpr,
     W_AHEAD: gl.constexpr,
     X_AHEAD: gl.constexpr,
+    TRAILING: gl.constexpr,
     BIAS: gl.constexpr,
     SILU: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each. X_AHEAD <= W_AHEAD <= CHUNKS."""
+    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS.
+
+    TRAILING (0 or 1) products may still run when the next one starts."""
     if EARLY:
         gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
@@ -81,8 +85,8 @@ def mid_linear_kernel(
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     PAIR: gl.constexpr = 2 if SILU else 1
     BLOCK_N: gl.constexpr = WIDE // PAIR
-    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1, CHUNKS)
-    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1, CHUNKS)
+    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
+    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
     first = gl.program_id(0) * BLOCK_N
     split = gl.program_id(1)
     turn = gl.program_id(0) % CHUNKS
@@ -90,7 +94,8 @@ def mid_linear_kernel(
     wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
     unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
     weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
-    token = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    start_row = gl.program_id(2) * ROWS
+    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
     keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
     weights = ()
@@ -110,8 +115,8 @@ def mid_linear_kernel(
 
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
     for i in gl.static_range(CHUNKS):
-        if i > 0 and i + X_AHEAD < CHUNKS:  # the last product's buffers are filled anew below
-            acc = warpgroup_mma_wait(0, deps=[acc])
+        if i > TRAILING and i + X_AHEAD < CHUNKS:  # an earlier product's buffers are filled anew below
+            acc = warpgroup_mma_wait(TRAILING, deps=[acc])
         async_copy.wait_group(X_AHEAD - 1)
         gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
         fence_async_shared()
@@ -138,7 +143,7 @@ def mid_linear_kernel(
         y = (silu * up).to(dtype)
     STORE: gl.constexpr = store_layout(BLOCK_N, WARPS)
     y = gl.convert_layout(y, STORE)
-    row = split * num_rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+    row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
     col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
-    keep = gl.expand_dims(row < (split + 1) * num_rows, 1) & gl.expand_dims(col < N, 0)
-    gl.store(out_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
+    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
+    gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)

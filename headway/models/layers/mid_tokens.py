@@ -1,4 +1,4 @@
-"""A decoder layer for steps of 17 to 128 tokens: linear layers that start early, norms of their own.
+"""A decoder layer for steps of 9 to 256 tokens: linear layers that start early, norms of their own.
 
 The one place that decides where the ops of ``mid_linear`` run; what they are worth is in that op's ``tiles``.
 """
@@ -20,8 +20,8 @@ from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.state.batch import StepBatch
 
-MidRows = Callable[[Kind, int, int], int]
-"""(op, N, K) -> the largest number of rows it is used for, 0 for never."""
+MidRows = Callable[[Kind, int, int], range]
+"""(op, N, K) -> the numbers of rows it is used for."""
 
 
 def starting_early(device: torch.device, dtype: torch.dtype) -> MidRows | None:
@@ -33,7 +33,7 @@ class MidTokens:
     """The layer of these parts. Made when weights are in place, which then stay where they are.
 
     Attributes:
-        max_tokens: the largest T any of its ops is for; above it, and when 0, this is a layer of separate kernels.
+        tokens: the T from the least to the largest that any of its ops is for; empty for layers of separate kernels.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class MidTokens:
         self._out_rows = rows("linear_parts", *attention.out.weight.shape)
         self._gate_up_rows = rows("mid_gate_up", *mlp.gate_up.weight.shape)
         self._down_rows = rows("linear_parts", *mlp.down.weight.shape)
-        self.max_tokens = max(self._qkv_rows, self._out_rows, self._gate_up_rows, self._down_rows)
+        used = [found for found in (self._qkv_rows, self._out_rows, self._gate_up_rows, self._down_rows) if found]
+        self.tokens = range(min(found.start for found in used), max(found.stop for found in used)) if used else range(0)
 
     def forward(
         self,
@@ -60,18 +61,18 @@ class MidTokens:
         """
         num_tokens, attention, mlp = x.shape[0], self.attention, self.mlp
         linear = attention.qkv
-        if num_tokens <= self._qkv_rows:
+        if num_tokens in self._qkv_rows:
             qkv = cast(torch.Tensor, mid_linear(x, linear.weight, linear.bias))
         else:
             qkv = linear.forward(x)
         heads = attention.heads(qkv, batch, k_cache, v_cache)
-        x = _add(heads, attention.out, residual, self.post_norm, num_tokens <= self._out_rows)
+        x = _add(heads, attention.out, residual, self.post_norm, num_tokens in self._out_rows)
         linear = mlp.gate_up
-        if num_tokens <= self._gate_up_rows:
+        if num_tokens in self._gate_up_rows:
             inner = cast(torch.Tensor, mid_gate_up(x, linear.weight, linear.bias))
         else:
             inner = cast(torch.Tensor, silu_mul(linear.forward(x)))
-        return _add(inner, mlp.down, residual, self.next_norm, num_tokens <= self._down_rows)
+        return _add(inner, mlp.down, residual, self.next_norm, num_tokens in self._down_rows)
 
 
 def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, early: bool) -> torch.Tensor:
