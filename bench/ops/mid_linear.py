@@ -1,11 +1,13 @@
-"""Chooses the tiles of the linear layers for 17 to 128 rows on one Hopper card, beside ``F.linear`` and separate kernels.
+"""Chooses the tiles of the linear layers for 9 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
 
     python bench/ops/mid_linear.py [--rows 64 32] [--chains 24 32 48 64] [--budget 60] [--jobs 14]
+    python bench/ops/mid_linear.py --rows 256 128 192 16 --chains 8 12 16 96 128 192 256
 
 As in ``linear.py``: a tile is first compared with the reference, then timed inside whole decoder layers with attention, 28 of
 them in one CUDA graph. The search goes over the layers in turn; a second turn takes only what was good in the first. Then
 each op is put back to ``F.linear`` and its separate kernels where that is faster. The lines printed last are the winners, as
-the table of ``headway/kernels/mid_linear/tiles.py`` wants them, and layers of the winners at other numbers of rows.
+the table of ``headway/kernels/mid_linear/tiles.py`` wants them, and layers of the winners at other numbers of rows, up to 16
+beside the fused layers of ``skinny_linear``: tiles for 16 rows belong into the table only where they beat those.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,10 +31,10 @@ from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.mid_linear.launch import launch
-from headway.kernels.mid_linear.tiles import Kind, MidTile, row_block, row_bucket, tile_for
+from headway.kernels.mid_linear.tiles import SHARED_LIMIT, TABLE, Kind, MidTile, row_bucket, tile_for
 from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
 from headway.kernels.silu_mul import silu_mul
-from headway.kernels.triton_early import launch_early
+from headway.kernels.skinny_linear.tiles import MAX_ROWS as FEW_ROWS
 
 KINDS: dict[str, Kind] = {
     "qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts",
@@ -41,11 +42,16 @@ KINDS: dict[str, Kind] = {
 MODEL = "qwen3-0.6b"
 LAYERS = {layer.name: layer for layer in MODELS[MODEL][:4]}
 ORDER = ("gate_up", "qkv", "down", "o")
+PROCESSORS = 132
 Choice = dict[str, MidTile | None]
 """Layer -> its tile, None for ``F.linear`` and separate kernels."""
 
 
 def candidates(layer: Layer, rows: int) -> Iterator[MidTile]:
+    yield from one_block(layer, rows) if rows <= 64 else many_blocks(layer, rows)
+
+
+def one_block(layer: Layer, rows: int) -> Iterator[MidTile]:
     """Tiles that occupy most processors once or twice, with some or all of their copies in flight."""
     kind, inputs = KINDS[layer.name], layer.inputs
     parts = kind == "linear_parts"
@@ -63,8 +69,30 @@ def candidates(layer: Layer, rows: int) -> Iterator[MidTile]:
                 if (warps == 8 and (not whole or block_k == 128)) or (parts and not whole and x_ahead != 4):
                     continue
                 tile = MidTile(wide, block_k, splits, w_ahead, x_ahead, warps)
-                if tile.fits(rows, inputs) and (inputs <= 3072 or (block_k == 128 and x_ahead < chunks)):
+                if tile.fits(inputs) and (rows > 16 or (whole and warps == 4)):
                     yield tile
+
+
+def many_blocks(layer: Layer, rows: int) -> Iterator[MidTile]:
+    """Tiles whose programs are spread evenly; as many weights ahead as there is room for when programs share processors."""
+    inputs, parts = layer.inputs, KINDS[layer.name] == "linear_parts"
+    shapes = ((64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
+    flights = ((64, 3, 0), (64, 3, 1), (64, 6, 1), (128, 2, 0), (128, 2, 1), *(() if parts else ((128, 4, 0),)))
+    for (block, wide, warps), splits in product(shapes, (1, 2, 3, 4, 6) if parts else (1,)):
+        programs = cdiv(layer.outputs, wide) * splits * cdiv(rows, block)
+        each = cdiv(programs, PROCESSORS)
+        if programs < (0.7 if parts else 0.54) * PROCESSORS * each or each > 3:
+            continue
+        found = set()
+        for (block_k, x_ahead, trailing), sharing in product(
+            flights, {each, each + 1} if parts else {1, each, each + 1}
+        ):
+            for w_ahead in range(inputs // (block_k * splits), x_ahead - 1, -1):
+                tile = MidTile(wide, block_k, splits, w_ahead, x_ahead, warps, block, trailing)
+                if tile.fits(inputs) and (tile.shared_bytes(inputs) + 1024) * sharing <= SHARED_LIMIT + 1024:
+                    found.add(tile)
+                    break
+        yield from sorted(found, key=repr)
 
 
 def make_out(layer: Layer, tile: MidTile, rows: int) -> torch.Tensor:
@@ -95,29 +123,30 @@ def check(layer: Layer, x: torch.Tensor, weight: torch.Tensor, tile: MidTile) ->
         raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
 
 
-def compile_tiles(name: str, rows: int, part: int, parts: int) -> None:
-    """Fill Triton's cache with some of one layer's tiles."""
+def compile_tiles(name: str, tiles: list[MidTile]) -> None:
+    """Fill Triton's cache with some of one layer's tiles, which are compiled alike for every number of rows."""
     layer = LAYERS[name]
     weight = torch.zeros(layer.outputs, layer.inputs, dtype=torch.bfloat16, device="cuda")
-    x = random(rows, layer.inputs)
-    for i, tile in enumerate(candidates(layer, rows)):
-        if i % parts == part:
-            with contextlib.suppress(Exception):  # the sweep reports it
-                run(layer, x, weight, tile)
+    x = random(16, layer.inputs)
+    for tile in tiles:
+        with contextlib.suppress(Exception):  # the sweep reports it
+            run(layer, x, weight, tile)
     torch.cuda.synchronize()
 
 
 def compile_all(all_rows: list[int], jobs: int) -> None:
     begin = time.monotonic()
-    blocks = {row_block(rows): rows for rows in sorted(all_rows, reverse=True)}.values()  # fewer rows have more tiles
+    tiles = {name: {t: None for rows in all_rows for t in candidates(LAYERS[name], rows)} for name in ORDER}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [
-            pool.submit(compile_tiles, name, rows, part, 8) for name, rows, part in product(ORDER, blocks, range(8))
+            pool.submit(compile_tiles, name, list(found)[i : i + 8])
+            for name, found in tiles.items()
+            for i in range(0, len(found), 8)
         ]
         for done in work:
             if done.exception():
                 say(f"compiling: {done.exception()}")
-    say(f"compiled in {time.monotonic() - begin:.0f} s")
+    say(f"compiled {sum(map(len, tiles.values()))} in {time.monotonic() - begin:.0f} s")
 
 
 class MidChain(Chain):
@@ -125,9 +154,7 @@ class MidChain(Chain):
 
     def __init__(self, rows: int) -> None:
         super().__init__(MODEL, rows, layers_in_chain(MODEL), {})
-        self.choice: Choice = {}
-        for name, layer in LAYERS.items():
-            self.choice[name] = tile_for(KINDS[name], rows, layer.outputs, layer.inputs)
+        self.choice = first_tiles(rows)
 
     def product(self, name: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tile = self.choice[name]
@@ -156,12 +183,16 @@ class MidChain(Chain):
     def spent_separate(self) -> float:
         return time_calls([partial(self.separate, True)], 1) / len(self.weights)
 
+    def spent_fused(self) -> float:
+        return time_calls([partial(self.fused, True)], 1) / len(self.weights)
 
-def descend(rows: int, until: float) -> Choice:
-    """The fastest tiles found for ``rows``; prints each layer's best and worst."""
+
+def descend(rows: int, start: Choice, until: float) -> Choice:
+    """The fastest tiles found for ``rows``, beginning with ``start``; prints each layer's best and worst."""
     made = MidChain(rows)
+    made.choice |= {name: tile for name, tile in start.items() if tile is not None}
     separate, best = made.spent_separate(), made.spent()
-    say(f"\nM={rows}: separate {separate:.2f}, with default tiles {best:.2f} us a layer")
+    say(f"\nM={rows}: separate {separate:.2f}, with first tiles {best:.2f} us a layer")
     good: dict[str, list[MidTile]] = {}
     for again in (False, True):
         for name in ORDER:
@@ -197,21 +228,25 @@ def descend(rows: int, until: float) -> Choice:
     return made.choice
 
 
+def first_tiles(rows: int) -> Choice:
+    return {name: tile_for(KINDS[name], rows, layer.outputs, layer.inputs) for name, layer in LAYERS.items()}
+
+
 def shown(tile: MidTile) -> str:
     """As in the table."""
     t = tile
-    return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps})"
+    more = f", {t.rows}, {t.trailing}" if t.trailing else f", {t.rows}" if t.rows != 64 else ""
+    return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps}{more})"
 
 
 def chain(rows: int, choice: Choice) -> dict[str, float]:
-    """Microseconds per layer: separate kernels, and ``choice`` with and without early launch."""
+    """Microseconds per layer: separate kernels, fused layers of few rows, and ``choice``."""
     made = MidChain(rows)
     made.choice = dict(choice)
     spent = {"separate": made.spent_separate()}
-    for early in ("0", "1"):
-        os.environ["HEADWAY_EARLY_LAUNCH"] = early
-        launch_early.cache_clear()
-        spent[f"mid, early {early}"] = made.spent(replays=5)
+    if rows <= FEW_ROWS:
+        spent["fused"] = made.spent_fused()
+    spent["mid"] = made.spent(replays=5)
     figures = "  ".join(f"{name} {us:.2f}" for name, us in spent.items())
     say(f"chain M={rows} with rope and attention: us per layer: {figures}")
     return spent
@@ -234,12 +269,14 @@ def main() -> None:
     begin = time.monotonic()
     chosen: dict[int, Choice] = {}
     for i, rows in enumerate(options.rows):
-        chosen[row_bucket(rows)] = descend(rows, begin + options.budget * (i + 1) / len(options.rows))
+        start = chosen.get(256, {}) if rows > 64 else first_tiles(32) if rows <= 16 else {}
+        chosen[row_bucket(rows)] = descend(rows, start, begin + options.budget * (i + 1) / len(options.rows))
     say("\n# winners: (op, N, K): row bucket: tile")
     for name, layer in LAYERS.items():
-        found = {bucket: choice[name] for bucket, choice in sorted(chosen.items())}
-        tiles = ", ".join(f"{bucket}: {shown(tile)}" for bucket, tile in found.items() if tile)
-        say(f'    ("{KINDS[name]}", {layer.outputs}, {layer.inputs}): {{{tiles}}},')
+        key = (KINDS[name], layer.outputs, layer.inputs)
+        found = {**TABLE.get(key, {}), **{bucket: choice[name] for bucket, choice in chosen.items()}}
+        tiles = ", ".join(f"{bucket}: {shown(tile)}" for bucket, tile in sorted(found.items()) if tile)
+        say(f'    ("{key[0]}", {key[1]}, {key[2]}): {{{tiles}}},')
     spent = {rows: chain(rows, chosen[row_bucket(rows)]) for rows in options.chains if row_bucket(rows) in chosen}
     winners = {b: {n: shown(t) if t else None for n, t in choice.items()} for b, choice in chosen.items()}
     if options.json:

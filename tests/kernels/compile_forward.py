@@ -21,6 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.mid_linear.tiles import Kind as MidKind
+from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
@@ -146,8 +147,8 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
 
-def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int) -> None:
-    tile = mid_tile_for(kind, rows, outputs, inputs)
+def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile: MidTile | None = None) -> None:
+    tile = tile or mid_tile_for(kind, rows, outputs, inputs)
     silu = kind == "mid_gate_up"
     constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
@@ -164,6 +165,8 @@ def main() -> None:
     compile_linear("skinny_linear", 16, 151936, 1024)
     compile_mid_linear("mid_linear", 128, 4096, 1024)
     compile_mid_linear("mid_gate_up", 64, 6144, 1024)
+    compile_mid_linear("mid_gate_up", 256, 6144, 1024)
+    compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)

@@ -66,7 +66,7 @@ class Later:
 class Program:
     """One program's asynchronous state; its methods stand for the language."""
 
-    place: tuple[int, int, int]
+    place: tuple[int, ...]
     buffers: list[Buffer] = field(default_factory=list)
     open: list[Any] = field(default_factory=list)
     groups: list[list[Any]] = field(default_factory=list)

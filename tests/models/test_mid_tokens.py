@@ -76,7 +76,7 @@ def test_early_steps_go_before_fused_ones(monkeypatch: pytest.MonkeyPatch) -> No
     machine = Machine(ours(hf_model(TINY["qwen3"])))
     machine.model.fuse(lambda *_: 16)
     machine.model.start_early(lambda *_: range(9, 17))
-    for tokens, name in ((8, "few"), (9, "mid"), (16, "mid"), (17, None)):
+    for tokens, name in ((8, "few"), (9, "mid"), (16, "mid"), (17, "")):
         used.clear()
         machine.step([Row(0, TOKENS[:tokens])])
         assert set(used) == ({name} if name else set()), tokens

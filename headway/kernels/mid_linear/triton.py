@@ -1,9 +1,9 @@
 """Gluon kernel of the linear layers for 9 to 256 rows: weights are in shared memory before the activations come.
 
-A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its ``splits``. Programs
-that share weights run at the same time, so memory gives them once and the L2 cache the other times. It starts copying its first ``W_AHEAD``
-chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to read the activations from
-the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup product a chunk.
+A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its ``splits``. It starts
+copying its first ``W_AHEAD`` chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to
+read the activations from the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup
+product a chunk. With several blocks of rows each reads the weights: they run together, one from memory, others from the cache.
 
 This is Gluon, Triton's lower-level language: Triton itself copies nothing to shared memory ahead of the loop that reads it.
 """
