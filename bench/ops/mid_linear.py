@@ -2,6 +2,7 @@
 
     python bench/ops/mid_linear.py [--rows 64 32] [--chains 24 32 48 64] [--budget 60] [--jobs 14]
     python bench/ops/mid_linear.py --rows 256 128 192 16 --chains 8 12 16 96 128 192 256
+    python bench/ops/mid_linear.py --model llama-8b --rows 64 32 128 256 --chains 24 32 64 128 256
 
 As in ``linear.py``: a tile is first compared with the reference, then timed inside whole decoder layers with attention, 28 of
 them in one CUDA graph. The search goes over the layers in turn; a second turn takes only what was good in the first. Then
@@ -39,8 +40,6 @@ from headway.kernels.skinny_linear.tiles import MAX_ROWS as FEW_ROWS
 KINDS: dict[str, Kind] = {
     "qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts",
 }  # fmt: skip
-MODEL = "qwen3-0.6b"
-LAYERS = {layer.name: layer for layer in MODELS[MODEL][:4]}
 ORDER = ("gate_up", "qkv", "down", "o")
 PROCESSORS = 132
 Choice = dict[str, MidTile | None]
@@ -48,7 +47,10 @@ Choice = dict[str, MidTile | None]
 
 
 def candidates(layer: Layer, rows: int) -> Iterator[MidTile]:
-    yield from one_block(layer, rows) if rows <= 64 else many_blocks(layer, rows)
+    if layer.inputs >= 4096:
+        yield from long_loops(layer, rows)
+    else:
+        yield from one_block(layer, rows) if rows <= 64 else many_blocks(layer, rows)
 
 
 def one_block(layer: Layer, rows: int) -> Iterator[MidTile]:
@@ -95,6 +97,24 @@ def many_blocks(layer: Layer, rows: int) -> Iterator[MidTile]:
         yield from sorted(found, key=repr)
 
 
+def long_loops(layer: Layer, rows: int) -> Iterator[MidTile]:
+    """Tiles for K that no unrolled loop holds, with a hundred or two hundred KB of buffers."""
+    parts = KINDS[layer.name] == "linear_parts"
+    shapes = ((64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
+    rings = product((4, 7, 8, 14, 16), (1, 2, 4), (0, 1))
+    for (block, wide, warps), splits, ring in product(shapes, (1, 2, 4, 8) if parts else (1,), list(rings)):
+        weights, activations, trailing = ring[0], ring[0] // ring[1], ring[2]
+        programs = cdiv(layer.outputs, wide) * splits * cdiv(rows, block)
+        if ring[0] % ring[1] or activations < 3 + trailing or programs < 96 or (parts and programs > 1100):
+            continue
+        if block > 64 and rows <= 64:
+            continue
+        tile = MidTile(wide, 64, splits, weights - 1 - trailing, activations - 1 - trailing, warps, block, trailing)
+        full = any(0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2))
+        if full and tile.fits(layer.inputs) and tile.ring(layer.inputs) == weights:
+            yield tile
+
+
 def make_out(layer: Layer, tile: MidTile, rows: int) -> torch.Tensor:
     kind = KINDS[layer.name]
     if kind == "linear_parts":
@@ -123,9 +143,8 @@ def check(layer: Layer, x: torch.Tensor, weight: torch.Tensor, tile: MidTile) ->
         raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
 
 
-def compile_tiles(name: str, tiles: list[MidTile]) -> None:
+def compile_tiles(layer: Layer, tiles: list[MidTile]) -> None:
     """Fill Triton's cache with some of one layer's tiles, which are compiled alike for every number of rows."""
-    layer = LAYERS[name]
     weight = torch.zeros(layer.outputs, layer.inputs, dtype=torch.bfloat16, device="cuda")
     x = random(16, layer.inputs)
     for tile in tiles:
@@ -134,13 +153,13 @@ def compile_tiles(name: str, tiles: list[MidTile]) -> None:
     torch.cuda.synchronize()
 
 
-def compile_all(all_rows: list[int], jobs: int) -> None:
+def compile_all(model: str, all_rows: list[int], jobs: int) -> None:
     begin = time.monotonic()
-    tiles = {name: {t: None for rows in all_rows for t in candidates(LAYERS[name], rows)} for name in ORDER}
+    tiles = {layer: {t: None for rows in all_rows for t in candidates(layer, rows)} for layer in layers_of(model)}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         work = [
-            pool.submit(compile_tiles, name, list(found)[i : i + 8])
-            for name, found in tiles.items()
+            pool.submit(compile_tiles, layer, list(found)[i : i + 8])
+            for layer, found in tiles.items()
             for i in range(0, len(found), 8)
         ]
         for done in work:
@@ -152,14 +171,15 @@ def compile_all(all_rows: list[int], jobs: int) -> None:
 class MidChain(Chain):
     """The layers of ``Chain`` with linear layers that start early, or those of them that have a tile."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(MODEL, rows, layers_in_chain(MODEL), {})
-        self.choice = first_tiles(rows)
+    def __init__(self, model: str, rows: int) -> None:
+        super().__init__(model, rows, layers_in_chain(model), {})
+        self.layers = {layer.name: layer for layer in layers_of(model)}
+        self.choice = first_tiles(model, rows)
 
     def product(self, name: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tile = self.choice[name]
         if tile is not None:
-            return run(LAYERS[name], x, weight, tile)
+            return run(self.layers[name], x, weight, tile)
         y = F.linear(x, weight)
         return silu_mul(y) if name == "gate_up" else y
 
@@ -187,16 +207,16 @@ class MidChain(Chain):
         return time_calls([partial(self.fused, True)], 1) / len(self.weights)
 
 
-def descend(rows: int, start: Choice, until: float) -> Choice:
+def descend(model: str, rows: int, start: Choice, until: float) -> Choice:
     """The fastest tiles found for ``rows``, beginning with ``start``; prints each layer's best and worst."""
-    made = MidChain(rows)
+    made = MidChain(model, rows)
     made.choice |= {name: tile for name, tile in start.items() if tile is not None}
     separate, best = made.spent_separate(), made.spent()
     say(f"\nM={rows}: separate {separate:.2f}, with first tiles {best:.2f} us a layer")
     good: dict[str, list[MidTile]] = {}
     for again in (False, True):
         for name in ORDER:
-            layer, kept = LAYERS[name], made.choice[name]
+            layer, kept = made.layers[name], made.choice[name]
             found: list[tuple[float, MidTile]] = []
             x, weight = random(rows, layer.inputs), made.weights[0][name]
             for tile in good[name] if again else candidates(layer, rows):
@@ -228,8 +248,13 @@ def descend(rows: int, start: Choice, until: float) -> Choice:
     return made.choice
 
 
-def first_tiles(rows: int) -> Choice:
-    return {name: tile_for(KINDS[name], rows, layer.outputs, layer.inputs) for name, layer in LAYERS.items()}
+def layers_of(model: str) -> list[Layer]:
+    """gate_up, qkv, o and down."""
+    return MODELS[model][:4]
+
+
+def first_tiles(model: str, rows: int) -> Choice:
+    return {x.name: tile_for(KINDS[x.name], rows, x.outputs, x.inputs) for x in layers_of(model)}
 
 
 def shown(tile: MidTile) -> str:
@@ -239,9 +264,9 @@ def shown(tile: MidTile) -> str:
     return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps}{more})"
 
 
-def chain(rows: int, choice: Choice) -> dict[str, float]:
+def chain(model: str, rows: int, choice: Choice) -> dict[str, float]:
     """Microseconds per layer: separate kernels, fused layers of few rows, and ``choice``."""
-    made = MidChain(rows)
+    made = MidChain(model, rows)
     made.choice = dict(choice)
     spent = {"separate": made.spent_separate()}
     if rows <= FEW_ROWS:
@@ -261,23 +286,31 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of searching")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path, help="write figures and winners there")
+    parser.add_argument("--model", choices=list(MODELS), default="qwen3-0.6b")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    compile_all(options.rows, options.jobs)
+    compile_all(options.model, options.rows, options.jobs)
     begin = time.monotonic()
     chosen: dict[int, Choice] = {}
     for i, rows in enumerate(options.rows):
-        start = chosen.get(256, {}) if rows > 64 else first_tiles(32) if rows <= 16 else {}
-        chosen[row_bucket(rows)] = descend(rows, start, begin + options.budget * (i + 1) / len(options.rows))
+        start = chosen.get(256, {}) if rows > 64 else first_tiles(options.model, 32) if rows <= 16 else {}
+        chosen[row_bucket(rows)] = descend(
+            options.model, rows, start, begin + options.budget * (i + 1) / len(options.rows)
+        )
     say("\n# winners: (op, N, K): row bucket: tile")
-    for name, layer in LAYERS.items():
+    for layer in layers_of(options.model):
+        name = layer.name
         key = (KINDS[name], layer.outputs, layer.inputs)
         found = {**TABLE.get(key, {}), **{bucket: choice[name] for bucket, choice in chosen.items()}}
         tiles = ", ".join(f"{bucket}: {shown(tile)}" for bucket, tile in sorted(found.items()) if tile)
         say(f'    ("{key[0]}", {key[1]}, {key[2]}): {{{tiles}}},')
-    spent = {rows: chain(rows, chosen[row_bucket(rows)]) for rows in options.chains if row_bucket(rows) in chosen}
+    spent = {
+        rows: chain(options.model, rows, chosen[row_bucket(rows)])
+        for rows in options.chains
+        if row_bucket(rows) in chosen
+    }
     winners = {b: {n: shown(t) if t else None for n, t in choice.items()} for b, choice in chosen.items()}
     if options.json:
         options.json.write_text(json.dumps({"us_per_layer": spent, "tiles": winners}, indent=1))

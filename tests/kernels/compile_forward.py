@@ -152,7 +152,13 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
     silu = kind == "mid_gate_up"
     constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
-    constants |= {"X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "BIAS": False, "SILU": silu}
+    constants |= {
+        "X_AHEAD": tile.x_ahead,
+        "TRAILING": tile.trailing,
+        "RING": tile.ring(inputs),
+        "BIAS": False,
+        "SILU": silu,
+    }
     types = {"out_ptr": "*fp32"} if kind == "linear_parts" else {}
     compile_typed(f"mid {kind} {rows}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps})
 
@@ -168,6 +174,7 @@ def main() -> None:
     compile_mid_linear("mid_gate_up", 256, 6144, 1024)
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
+    compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     compile_overlapped(128, 16, 8, 16)

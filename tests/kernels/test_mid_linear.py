@@ -92,6 +92,23 @@ def test_copies_and_products_keep_their_order(splits: int) -> None:
                 torch.testing.assert_close(out.sum(0), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("trailing", [0, 1])
+@pytest.mark.parametrize(("weights", "activations"), [(2, 2), (4, 2), (4, 4), (8, 4)])
+def test_long_loops_reuse_their_buffers_in_order(weights: int, activations: int, trailing: int) -> None:
+    from headway.kernels.mid_linear.launch import launch
+
+    x, weight, _ = inputs((3, 20, 64 * 56), "cpu", False, torch.float16)
+    ahead = (weights - 1 - trailing, activations - 1 - trailing)
+    if min(ahead) < 1:
+        pytest.skip("no copies in flight")
+    tile = MidTile(16, 64, 1, *ahead, 4, 64, trailing)
+    assert tile.ring(64 * 56) == weights
+    out = torch.empty(1, 3, 20)
+    launch(x, weight, None, out, tile)
+    torch.testing.assert_close(out[0], F.linear(x.float(), weight.float()), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("bias", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -108,19 +125,25 @@ def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype:
 
 TILES = sorted({tile for found in TABLE.values() for tile in found.values()}, key=repr)
 ODD_TILES = [
-    MidTile(16, 64, 2, 3, 2, 4), MidTile(32, 128, 1, 4, 4, 4), MidTile(64, 64, 4, 1, 1, 8), MidTile(128, 64, 1, 6, 3, 8),
-    MidTile(128, 64, 2, 6, 3, 4, 64, 1), MidTile(64, 64, 2, 9, 4, 8, 128, 1), MidTile(128, 64, 3, 5, 3, 8, 128),
-]  # fmt: skip
+    MidTile(16, 64, 2, 3, 2, 4),
+    MidTile(32, 128, 1, 4, 4, 4),
+    MidTile(64, 64, 4, 1, 1, 8),
+    MidTile(128, 64, 1, 6, 3, 8),
+    MidTile(128, 64, 2, 6, 3, 4, 64, 1),
+    MidTile(64, 64, 2, 9, 4, 8, 128, 1),
+    MidTile(128, 64, 3, 5, 3, 8, 128),
+]
+LONG = [MidTile(64, 64, 1, 7, 3, 4), MidTile(128, 64, 1, 6, 6, 8, 64, 1), MidTile(64, 128, 1, 3, 3, 8, 128)]  # fmt: skip
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", [*TILES, *ODD_TILES], ids=repr)
+@pytest.mark.parametrize("tile", [*TILES, *ODD_TILES, *LONG], ids=repr)
 @pytest.mark.parametrize("rows", [9, 24, 64, 150, 256])
 def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     """Rows of x that are strided; bit for bit the same whatever other rows there are; nothing is written beside it."""
     from headway.kernels.mid_linear.launch import launch
 
-    size = 3072
+    size = 14336 if tile in LONG else 3072
     if not tile.fits(size):
         size = tile.block_k * tile.splits * tile.w_ahead
     wide, weight, bias = (

@@ -52,6 +52,7 @@ def launch(
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out, rows, x.stride(0),
         N=outputs, K=inputs, ROWS=tile.rows, WIDE=tile.wide, BLOCK_K=tile.block_k, CHUNKS=tile.chunks(inputs),
-        W_AHEAD=tile.w_ahead, X_AHEAD=tile.x_ahead, TRAILING=tile.trailing, BIAS=bias is not None, SILU=silu,
+        W_AHEAD=tile.w_ahead, X_AHEAD=tile.x_ahead, TRAILING=tile.trailing, RING=tile.ring(inputs),
+        BIAS=bias is not None, SILU=silu,
         num_warps=tile.num_warps, **launch_early(x.device),
     )  # fmt: skip

@@ -27,6 +27,9 @@ LEAST_ROWS = 9
 MAX_ROWS = BUCKETS[-1]
 """Nobody measured more; every block of rows reads all weights from the L2 cache once more."""
 
+UNROLLED = 48
+"""Chunks up to which the kernel's loop is unrolled whole."""
+
 SHARED_LIMIT = 227 * 1024
 
 
@@ -58,10 +61,20 @@ class MidTile:
         """Chunks per program for K = ``inputs``."""
         return inputs // (self.block_k * self.splits)
 
+    def buffers(self, inputs: int) -> tuple[int, int]:
+        """Chunks of weights and of activations that a program has room for."""
+        chunks, more = self.chunks(inputs), 1 + self.trailing
+        return min(self.w_ahead + more, chunks), min(self.x_ahead + more, chunks)
+
+    def ring(self, inputs: int) -> int:
+        """Chunks per turn of the kernel's loop: with many, one use of each buffer where that comes out even, else all."""
+        chunks, (weights, activations) = self.chunks(inputs), self.buffers(inputs)
+        even = chunks % weights == 0 and weights % activations == 0
+        return weights if chunks > UNROLLED and even else chunks
+
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
-        chunks, more = self.chunks(inputs), 1 + self.trailing
-        weights, activations = min(self.w_ahead + more, chunks), min(self.x_ahead + more, chunks)
+        weights, activations = self.buffers(inputs)
         return 2 * self.block_k * (weights * self.wide + activations * self.rows)
 
     def fits(self, inputs: int) -> bool:
@@ -129,4 +142,6 @@ def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
     chunks = inputs // (64 * splits)
+    if chunks > UNROLLED:
+        return MidTile(wide, 64, splits, 7, 3, 4)
     return MidTile(wide, 64, splits, min(chunks, 512 // wide), min(chunks, 5), 4)

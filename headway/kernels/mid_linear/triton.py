@@ -69,14 +69,13 @@ def mid_linear_kernel(
     CHUNKS: gl.constexpr,
     W_AHEAD: gl.constexpr,
     X_AHEAD: gl.constexpr,
-    TRAILING: gl.constexpr,
+    TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
+    RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
     BIAS: gl.constexpr,
     SILU: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS.
-
-    TRAILING (0 or 1) products may still run when the next one starts."""
+    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS."""
     if EARLY:
         gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
@@ -92,6 +91,7 @@ def mid_linear_kernel(
     turn = gl.program_id(0) % CHUNKS
     lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
     wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
+    keep_w = gl.expand_dims(wide < WIDE, 1)
     unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
     weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
     start_row = gl.program_id(2) * ROWS
@@ -114,21 +114,27 @@ def mid_linear_kernel(
         async_copy.commit_group()
 
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
-    for i in gl.static_range(CHUNKS):
-        if i > TRAILING and i + X_AHEAD < CHUNKS:  # an earlier product's buffers are filled anew below
-            acc = warpgroup_mma_wait(TRAILING, deps=[acc])
-        async_copy.wait_group(X_AHEAD - 1)
-        gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
-        fence_async_shared()
-        acc = warpgroup_mma(xs[i % X_BUFFERS], weights[i % W_BUFFERS].permute((1, 0)), acc, is_async=True)
-        if i + X_AHEAD < CHUNKS:
-            start = chunk_start(i + X_AHEAD, turn, CHUNKS, BLOCK_K)
-            async_copy.async_copy_global_to_shared(xs[(i + X_AHEAD) % X_BUFFERS], x_at + start, mask=keep_x)
-        if i + W_AHEAD < CHUNKS:
-            start = chunk_start(i + W_AHEAD, turn, CHUNKS, BLOCK_K)
-            async_copy.async_copy_global_to_shared(weights[(i + W_AHEAD) % W_BUFFERS], weight_at + start)
-        async_copy.commit_group()
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    for ring in range(CHUNKS // RING):  # once when all chunks are unrolled
+        for j in gl.static_range(RING):
+            chunk = ring * RING + j
+            if j > TRAILING and (
+                RING < CHUNKS or j + X_AHEAD < CHUNKS
+            ):  # an earlier product's buffers are filled anew below
+                acc = warpgroup_mma_wait(TRAILING, deps=[acc])
+            async_copy.wait_group(X_AHEAD - 1)
+            gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
+            fence_async_shared()
+            acc = warpgroup_mma(xs[j % X_BUFFERS], weights[j % W_BUFFERS].permute((1, 0)), acc, is_async=True)
+            if RING < CHUNKS or j + X_AHEAD < CHUNKS:
+                start = chunk_start(chunk + X_AHEAD, turn, CHUNKS, BLOCK_K)
+                keep = keep_x & (chunk + X_AHEAD < CHUNKS)
+                async_copy.async_copy_global_to_shared(xs[(j + X_AHEAD) % X_BUFFERS], x_at + start, mask=keep)
+            if RING < CHUNKS or j + W_AHEAD < CHUNKS:
+                start = chunk_start(chunk + W_AHEAD, turn, CHUNKS, BLOCK_K)
+                keep = keep_w & (chunk + W_AHEAD < CHUNKS)
+                async_copy.async_copy_global_to_shared(weights[(j + W_AHEAD) % W_BUFFERS], weight_at + start, mask=keep)
+            async_copy.commit_group()
+        acc = warpgroup_mma_wait(0, deps=[acc])
 
     if BIAS:
         wide_bias = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
