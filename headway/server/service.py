@@ -132,8 +132,10 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 def _check(output: RequestOutput) -> None:
-    """Raises RequestFailedError for one that did not end as requests do."""
+    """Raises InvalidRequestError or RequestFailedError for one that did not end as requests do."""
     if output.error is not None:
+        if output.error_parameter is not None:
+            raise InvalidRequestError(output.error, output.error_parameter)
         raise RequestFailedError(output.error)
     for completion in output.outputs:
         if completion.finish_reason == "abort":

@@ -30,7 +30,7 @@ def case(seed: int, ring: int = 1) -> tuple[list[torch.Tensor], dict[int, torch.
             state[slot] = made.walk(slot, tokens[row]) if 0 <= tokens[row] < 97 else 0
             broken = state[slot] == 0
         if broken:
-            after[ring, row, 2], alive[slot] = int(Finish.GRAMMAR), 0
+            after[ring, row, 2], alive[slot] = int(Finish.NO_TOKEN), 0
     on, info, before, table, vocabulary = made.tables()
     packed = ints([0, 0, 0, 0, 0, ring, 0, 0])
     args = [packed, ints(slots), ints(tokens), on, info, before, table, vocabulary, ints([1] * 7), results]

@@ -9,7 +9,7 @@ import triton.language as tl
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.grammar_mask.triton import next_state
 
-NONE, EOS, LENGTH, GRAMMAR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
+NONE, EOS, LENGTH, NO_TOKEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
 """core.plan.Finish."""
 
 
@@ -46,7 +46,7 @@ def grammar_advance_kernel(
                 tl.store(grammar_state + slot, state)
                 broken = state == 0
             if broken:
-                tl.store(result + 2, GRAMMAR)
+                tl.store(result + 2, NO_TOKEN)
                 tl.store(alive + slot, 0)
 
 

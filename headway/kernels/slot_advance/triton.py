@@ -44,7 +44,9 @@ def slot_advance_kernel(
             sampled = 1
             token = tl.load(token_ids + row)
             finish = _finish_code(token, total, slot, length, min_total, max_total, stop_counts, stop_ids, width, STOPS)
-            tl.store(history + slot * length + total, token, mask=(total >= 0) & (total < length))
+            finish = tl.where(token < 0, 4, finish)
+            written = tl.maximum(token, 0)
+            tl.store(history + slot * length + total, written, mask=(total >= 0) & (total < length))
             counted = (tl.load(count_on + slot) != 0) & (token >= 0) & (token < vocab)
             count = tl.load(counts + slot * vocab + token, mask=counted, other=0).to(tl.int32)
             counted = counted & ((count & 32767) != 32767)
@@ -52,6 +54,7 @@ def slot_advance_kernel(
             total += 1
             tl.store(num_tokens + slot, total)
             tl.store(alive + slot, 0, mask=finish != 0)
+            token = written
     place = results + ring.to(tl.int64) * ring_stride + 4 * row
     inside = (ring >= 0) & (ring < ring_size)
     tl.store(place, sampled, mask=inside)
