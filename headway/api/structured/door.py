@@ -38,8 +38,16 @@ class StructuredDoor:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
-    def prepare(self, params: SamplingParams) -> Outcome:
+    def known(self, params: SamplingParams) -> Outcome | None:
+        """What ``prepare`` would use if it is known already. Raises InvalidRequestError as that does."""
+        wanted = params.structured_outputs
+        return None if self._compiler is None or wanted is None else self._compiler.known(wanted)
+
+    def prepare(self, params: SamplingParams, known: Outcome | None = None) -> Outcome:
         """``params.structured_outputs``, compiled: an automaton or a grammar for the host's matcher.
+
+        Args:
+            known: of ``known``: nothing is compiled.
 
         Raises:
             InvalidRequestError: it cannot be served, alone or with the other parameters.
@@ -49,7 +57,7 @@ class StructuredDoor:
         if params.ignore_eos or not self._info.eos_token_ids:
             reason = "ignore_eos is set" if params.ignore_eos else "the model has no end-of-sequence token"
             raise InvalidRequestError(f"{WHERE} end with the end-of-sequence token, but {reason}", WHERE)
-        outcome = self._ready().compile(wanted)
+        outcome = known or self._ready().compile(wanted)
         automaton = outcome.automaton
         if params.min_tokens > 0 and automaton is not None and not automaton.can_go_on:
             raise InvalidRequestError(
