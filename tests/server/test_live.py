@@ -206,10 +206,18 @@ def test_no_check_goes_away_with_assertions() -> None:
 def test_too_many_connections() -> None:
     with live_parrot(max_connections=3) as live, contextlib.ExitStack() as stack:
         live.wait_ready()
-        for _ in range(3):
+        for _ in range(2):
             stack.enter_context(raw(live))
+        last = stack.enter_context(live.client())
+        assert last.get("/health").status_code == 200, "the last one that may be"
         with live.client() as client:
+            answer = client.get("/health")
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["code"] == "too_many_connections" and "--max-connections" in answer.text
+            assert answer.headers["x-request-id"] and answer.headers["connection"] == "close"
             assert client.get("/health").status_code == 503
+            live.wait_for("--max-connections")
+            assert sum("--max-connections" in line for line in live.lines) == 1, "one line, however many are refused"
             stack.close()
             statuses = iter(lambda: client.get("/health").status_code, 200)
             assert set(statuses) <= {503}, "and it ends"
