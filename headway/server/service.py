@@ -22,6 +22,7 @@ from headway.server.lifecycle import Lifecycle
 from headway.server.protocol import Sampling
 from headway.server.settings import ServerSettings
 from headway.server.templates import Templates
+from headway.server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
     from headway.api.async_llm import AsyncLLM
@@ -40,7 +41,10 @@ class Service:
     Attributes:
         names: model names clients may use; the first one is shown.
         created: Unix time at which the model was loaded.
+        throughput: is told when there is work; None where nobody wants its lines.
     """
+
+    throughput: ThroughputLog | None = None
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
         self.llm = llm
@@ -92,6 +96,8 @@ class Service:
                 "n",
             )
         self.lifecycle.admit(count)
+        if self.throughput is not None:
+            self.throughput.wake()
         try:
             yield
         finally:
