@@ -131,7 +131,7 @@ def test_the_server_wakes_it_unless_it_is_turned_off(make_client: MakeClient) ->
         with make_client(disable_log_stats=off) as client:
             service = client.app.state.service  # type: ignore[attr-defined]
             assert (service.throughput is None) == off
-            woken = []
+            woken: list[int] = []
             if not off:
                 service.throughput.wake = lambda woken=woken: woken.append(1)
             assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
