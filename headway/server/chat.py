@@ -17,8 +17,8 @@ from headway.server.messages import for_template
 from headway.server.protocol import ChatRequest
 from headway.server.report import Usage, chat_logprobs, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
-from headway.server.service import Service, log_usage, time_limit, until_gone
-from headway.server.sse import Chunks, EventStream, encode
+from headway.server.service import Service, log_usage
+from headway.server.sse import Chunks, encode, respond
 from headway.server.tool_parsers import PlainParser, ToolParser
 from headway.server.tools import parser_form, tool_plan
 
@@ -29,18 +29,7 @@ async def chat(service: Service, request: Request) -> Response:
     """Answer one request; ApiError and InvalidRequestError go to the handlers of the app."""
     body = await service.body.read(request, ChatRequest)
     job = ChatJob(service, body, request.scope)
-    if body.stream:
-        if body.prompt_logprobs is not None:
-            raise refuse("log-probabilities of the prompt need stream: false", "prompt_logprobs")
-        return EventStream(job.events(), service.settings.request_timeout)
-    if body.stream_options is not None:
-        raise refuse("stream_options needs stream: true", "stream_options")
-
-    async def whole() -> Response:
-        async with time_limit(service.settings.request_timeout):
-            return await job.whole()
-
-    return await until_gone(request.receive, whole())
+    return await respond(request, job, body.stream, service.settings.request_timeout)
 
 
 def max_tokens(body: ChatRequest) -> int | None:
@@ -115,6 +104,7 @@ class ChatJob:
         self._body = body
         self._scope = scope
         self._model = service.check_common(body)
+        service.check_stream(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
         self._plan = tool_plan(body, parser_form(service.settings.tool_call_parser, service.templates.tool_source))

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.types import Receive, Scope
 
@@ -19,7 +19,7 @@ from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
 from headway.server.errors import ApiError, refuse
 from headway.server.lifecycle import Lifecycle
-from headway.server.protocol import Sampling
+from headway.server.protocol import PromptSampling, Sampling
 from headway.server.settings import ServerSettings
 from headway.server.templates import Templates
 from headway.server.throughput import ThroughputLog
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
 T = TypeVar("T")
+NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
 class ClientGoneError(Exception):
@@ -84,6 +85,14 @@ class Service:
         if body.store:
             raise refuse("store: answers are not kept here; send false, or leave it out", "store")
         return self.check_model(body.model)
+
+    @staticmethod
+    def check_stream(body: PromptSampling) -> None:
+        """Raises ApiError for what goes only with a stream, or never with one."""
+        if body.stream and body.prompt_logprobs is not None:
+            raise refuse(NO_STREAM, "prompt_logprobs")
+        if body.stream_options is not None and not body.stream:
+            raise refuse("stream_options needs stream: true", "stream_options")
 
     @contextlib.contextmanager
     def room(self, num_prompts: int, n: int) -> Iterator[None]:
