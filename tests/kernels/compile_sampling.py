@@ -39,6 +39,8 @@ def compile_kernel(
     name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int, **options: int
 ) -> None:
     """Compile with the types the launchers pass; pointers and the vocabulary are 16-aligned."""
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
     signature, constexprs, attributes = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
+from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
 
 BLOCK, WARPS = 512, 4
 PROGRAMS = 1152
@@ -33,8 +34,9 @@ def following_state(table, state, group, walks, num_states, num_classes, table_i
 def grammar_mask_kernel(
     logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
     num_rows, row_stride, vocab, num_slots, table_ints, num_words, stop_width, CLASS_INTS: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = token < vocab
     column = vocabulary + token
@@ -79,7 +81,9 @@ def grammar_mask_kernel(
             four = tl.load(column + (done // 4) * vocab, mask=goes_on, other=0)
             group = tl.load(table + (four & 255), mask=goes_on, other=0)
         allowed = tl.where(is_eos, ends, state != 0)
+        wait_for_inputs(EARLY)  # only the logits come from the kernel before
         tl.store(logits + row * row_stride + token, float("-inf"), mask=real & ~allowed)
+    wait_for_inputs(EARLY)
 
 
 def grammar_mask(
@@ -107,4 +111,5 @@ def grammar_mask(
         logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
         num_rows, logits.stride(0), vocab, num_slots, grammar_table.shape[1], vocabulary.shape[0] - 1,
         stop_ids.numel() // num_slots, CLASS_INTS=CLASS_INTS, BLOCK=block, ROWS=widest, num_warps=WARPS,
+        **launch_early(logits.device),
     )  # fmt: skip

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.kernels.early_launch import launch_early, start_next
+
 
 @triton.jit
 def _finish_code(token, before, slot, length, min_total, max_total, stop_counts, stop_ids, width, STOPS: tl.constexpr):
@@ -25,8 +27,9 @@ def _finish_code(token, before, slot, length, min_total, max_total, stop_counts,
 def slot_advance_kernel(
     packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
     stop_counts, stop_ids, results, packed_size, num_slots, length, vocab, width, ring_size, ring_stride,
-    STOPS: tl.constexpr,
+    STOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
@@ -86,5 +89,6 @@ def slot_advance(
     slot_advance_kernel[(row_slots.numel(),)](
         packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
         stop_counts, stop_ids, results, packed.numel(), num_slots, length, counts.shape[1], width, results.shape[0],
-        results.shape[1] * results.shape[2], STOPS=triton.next_power_of_2(width), num_warps=1,
+        results.shape[1] * results.shape[2], STOPS=triton.next_power_of_2(width), EARLY=launch_early(packed.device)["EARLY"],
+        num_warps=1,
     )  # fmt: skip
