@@ -232,6 +232,12 @@ def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
     assert received.index(b'"first"') < received.index(b'"second"')
 
 
+def test_lines_of_all_processes_have_one_form(server: Live) -> None:
+    awake = json.loads(server.wait_for("the parrot is awake").string)
+    assert (awake["level"], awake["message"]) == ("info", "the parrot is awake"), "of the engine's process"
+    assert json.loads(server.wait_for("ready on").string)["logger"] == "headway"
+
+
 def test_the_port_is_taken(server: Live) -> None:
     with live_parrot(port=server.port) as second:
         assert second.wait() != 0
