@@ -23,6 +23,15 @@ GRAMMARS: list[tuple[Any, Any, str]] = [
     ("json", {"enum": ["abc", 12, None]}, json.dumps({"enum": ["abc", 12, None]})),
 ]
 
+STARVED: list[tuple[dict[str, Any], list[str]]] = [
+    # Token 0 reads "{": legal for the grammar, and what a row without any choice used to draw.
+    ({"automaton": automaton("regex", r"\{+"), "bad_words_ids": [[0]]}, ["structured_outputs", "bad_words"]),
+    ({"allowed_token_ids": [0, 9], "bad_words_ids": [[0], [9]]}, ["allowed_token_ids", "bad_words"]),
+    ({"allowed_token_ids": EOS, "min_tokens": 3}, ["allowed_token_ids", "min_tokens"]),
+    ({"allowed_token_ids": [4], "bad_words_ids": [[4, 4]], "temperature": 1.0, "top_k": 3}, ["allowed_token_ids"]),
+]
+"""Demands that leave no token, and the fields the error names."""
+
 
 def prompt(rng: random.Random) -> list[int]:
     return [rng.randrange(97) for _ in range(rng.randrange(1, 40))]
@@ -132,16 +141,7 @@ def test_demands_that_leave_no_token_fail_alone(make_engine: MakeEngine, params:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize(
-    ("params", "fields"),
-    [
-        # Token 0 reads "{": legal for the grammar, and what a row without any choice used to draw.
-        ({"automaton": automaton("regex", r"\{+"), "bad_words_ids": [[0]]}, ["structured_outputs", "bad_words"]),
-        ({"allowed_token_ids": [0, 9], "bad_words_ids": [[0], [9]]}, ["allowed_token_ids", "bad_words"]),
-        ({"allowed_token_ids": EOS, "min_tokens": 3}, ["allowed_token_ids", "min_tokens"]),
-        ({"allowed_token_ids": [4], "bad_words_ids": [[4, 4]], "temperature": 1.0, "top_k": 3}, ["allowed_token_ids"]),
-    ],
-)
+@pytest.mark.parametrize(("params", "fields"), STARVED)
 def test_a_banned_token_is_never_drawn_for_want_of_another(
     make_engine: MakeEngine, params: dict[str, Any], fields: list[str], depth: int
 ) -> None:
