@@ -93,6 +93,8 @@ class Service:
             raise refuse(NO_STREAM, "prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise refuse("stream_options needs stream: true", "stream_options")
+        if body.stream_options is not None and body.stream_options.include_obfuscation:
+            raise refuse("the sizes of events are not obfuscated; leave it out", "stream_options.include_obfuscation")
 
     @contextlib.contextmanager
     def room(self, num_prompts: int, n: int) -> Iterator[None]:

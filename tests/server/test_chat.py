@@ -116,6 +116,7 @@ def test_a_message_to_be_continued(client: TestClient) -> None:
         (said("x", tools=[WEATHER], response_format={"type": "json_object"}), "response_format"),
         (said("x", functions=[]), "functions"),
         (said("x", modalities=["audio"]), "modalities"),
+        (said("x", stream=True, stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation"),
         (said("x", audio={}), "audio"),
         (said("x", reasoning_effort="low"), "reasoning_effort"),
         (said("x", response_format={"type": "json_schema"}), "response_format.json_schema"),

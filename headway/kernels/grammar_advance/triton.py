@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
-from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
 from headway.kernels.grammar_mask.triton import following_state
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 NONE, EOS, LENGTH, NO_TOKEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
 """core.plan.Finish."""

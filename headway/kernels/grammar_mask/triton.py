@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
-from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 BLOCK, WARPS = 512, 4
 PROGRAMS = 1152

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headway.kernels.early_launch import launch_early, start_next
+from headway.kernels.triton_early import launch_early, start_next
 
 
 @triton.jit
