@@ -15,7 +15,7 @@ from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.door import vocabulary_of
 from headway.api.tokenizer import from_gguf
 from headway.core.automaton import Automaton, Vocabulary
-from headway.core.errors import InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.params import SamplingParams, StructuredOutputsParams
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
 from tests.engine.fake_core import model_info
@@ -127,11 +127,22 @@ def test_no_process_outlives_its_compiler() -> None:
 def test_closing_does_not_wait_for_what_is_being_compiled() -> None:
     made = GrammarCompiler(EVERY, seconds=3600.0)
     with ThreadPoolExecutor(1) as pool:
-        bomb = pool.submit(refusal, made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}")
+        bomb = pool.submit(made.compile, StructuredOutputsParams(regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"))
         while not made._pool._busy:
             os.sched_yield()
         made.close()
-        assert "compile" in bomb.result()
+        with pytest.raises(EngineDeadError):
+            bomb.result()
+    with pytest.raises(EngineDeadError):
+        made.compile(StructuredOutputsParams(regex="a"))
+
+
+def test_a_closed_door_starts_no_processes() -> None:
+    made = door(Engine())
+    made._structured_door()
+    made.close()
+    with pytest.raises(EngineDeadError):
+        made.prepare("ab", params())
 
 
 def test_hostile_grammars_are_answered_with_an_error(grammars: GrammarCompiler) -> None:

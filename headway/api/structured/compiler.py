@@ -17,7 +17,7 @@ import msgspec
 
 from headway.api.structured.compile import Outcome, Task
 from headway.api.structured.worker import HEADER
-from headway.core.errors import HeadwayError, InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.params import StructuredOutputsParams
 
 MAX_SPEC_BYTES = 64 * 1024
@@ -95,7 +95,7 @@ class _Pool:
         with self._room:
             with self._lock:
                 if self._closed:
-                    raise HeadwayError("the grammar compiler is closed")
+                    raise EngineDeadError("the engine is shut down")
                 worker = self._idle.pop() if self._idle else _Worker()
                 self._busy.add(worker)
             outcome = None
@@ -109,6 +109,8 @@ class _Pool:
                         self._idle.append(worker)
                 if not keep:
                     worker.kill()
+        if outcome is None and self._closed:
+            raise EngineDeadError("the engine is shut down")
         return outcome
 
     def close(self) -> None:
@@ -143,6 +145,7 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: it is wrong, not supported, or takes too much to compile.
+            EngineDeadError: the compiler was closed.
         """
         task = make_task(wanted, self._usable)
         outcome = self._recall(task)
@@ -177,7 +180,7 @@ class GrammarCompiler:
                 self._known_bytes -= _size(*self._known.popitem(last=False))
 
     def close(self) -> None:
-        """End the processes; what they compile is refused. Safe to call twice."""
+        """End the processes; whoever waits for one gets EngineDeadError. Safe to call twice."""
         self._finalizer()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.api.structured.compile import Outcome
 from headway.api.structured.compiler import WHERE, GrammarCompiler
 from headway.core.automaton import Vocabulary
-from headway.core.errors import InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import ModelInfo
 from headway.core.params import SamplingParams
 
@@ -37,6 +37,7 @@ class StructuredDoor:
         self._info, self._tokenizer, self._teach = info, tokenizer, teach
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
+        self._closed = False
 
     def known(self, params: SamplingParams) -> Outcome | None:
         """What ``prepare`` would use if it is known already. Raises InvalidRequestError as that does."""
@@ -68,6 +69,8 @@ class StructuredDoor:
 
     def _ready(self) -> GrammarCompiler:
         with self._lock:
+            if self._closed:
+                raise EngineDeadError("the engine is shut down")
             if self._compiler is None:
                 vocabulary = vocabulary_of(self._tokenizer, self._info.vocab_size)
                 self._teach(vocabulary)
@@ -76,5 +79,7 @@ class StructuredDoor:
 
     def close(self) -> None:
         """End the compiling processes. Safe to call twice."""
+        with self._lock:
+            self._closed = True
         if self._compiler is not None:
             self._compiler.close()
