@@ -88,7 +88,7 @@ def play(body: Coroutine[Any, Any, None]) -> None:
 
 
 def test_it_logs_while_there_is_work_and_then_sleeps(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="headway")
 
     async def body() -> None:
         made = Clockwork()
@@ -113,7 +113,7 @@ def test_it_logs_while_there_is_work_and_then_sleeps(caplog: pytest.LogCaptureFi
 
 
 def test_a_dead_engine_ends_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="headway")
 
     async def body() -> None:
         made = Clockwork()
