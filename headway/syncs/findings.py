@@ -143,11 +143,13 @@ class Log:
     Attributes:
         probes: the probes that were attached, with what each watches: an empty log is only worth these.
         waits: the first MAX_WAITS waits, in order of arrival.
+        unkept: how many more there were.
     """
 
     def __init__(self, probes: Iterable[str] = ()) -> None:
         self.probes = list(probes)
         self.waits: list[Wait] = []
+        self.unkept = 0
         self._findings: dict[tuple[Site, Kind, str, str | None], Finding] = {}
         self._lock = threading.Lock()
 
@@ -162,6 +164,8 @@ class Log:
             finding.add(wait, count)
             if len(self.waits) < MAX_WAITS:
                 self.waits.append(wait)
+            else:
+                self.unkept += 1
 
     @property
     def findings(self) -> list[Finding]:

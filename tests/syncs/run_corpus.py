@@ -92,9 +92,10 @@ def torch_mode() -> Iterator[list[str]]:
 def profiler() -> Iterator[list[str]]:
     """torch.profiler's CUPTI records."""
     kinds: list[str] = []
-    with ProfilerRun(with_stack=False) as run:
+    with ProfilerRun() as run:
         yield kinds
-    kinds.extend(str(wait.kind) for wait in run.require_proof().waits)
+    trace = run.require_proof()
+    kinds.extend(str(wait.kind) for wait in trace.waits + trace.outside)
 
 
 Detector = Callable[[], contextlib.AbstractContextManager[list[str]]]
