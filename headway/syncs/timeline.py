@@ -67,7 +67,7 @@ def build(waits: list[Wait], streams: Spans, start: float, wall: float) -> dict[
         "streams": [{"name": row, "spans": spans} for row, spans in rows.items()],
         "names": list(names),
         "hidden": {row: len(spans) - len(_thinned(spans)) for row, spans in every if len(spans) > MAX_SPANS},
-        "gaps": _thinned([[round(at - start, 1), round(duration, 1)] for at, duration in holes]),
+        "gaps": [[round(at - start, 1), round(duration, 1)] for at, duration in _thinned(holes)],
         "idle_micros": round(sum(duration for _, duration in holes), 1) if streams else None,
         "busy_micros": round(sum(end - at for at, end in union), 1) if streams else None,
     }
