@@ -89,9 +89,10 @@ def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (('old = "return -(-a // b)"', 'old = "return 7"'), "0 lines of headway/core/ints.py"),
         (('name = "not-python"', 'name = "not-python"\ncheck = "none"'), "there is no check 'none'"),
-        (("headway/core/ints.py", "headway/core/nowhere.py"), "nowhere.py"),
+        (('file = "headway/core/ints.py"', 'file = "headway/core/nowhere.py"'), "nowhere.py"),
+        (('["compileall"', '["headway.nowhere"'), "'syntax' fails on the clean tree"),
     ],
-    ids=["line", "check", "file"],
+    ids=["line", "check", "file", "clean tree"],
 )
 def test_a_catalogue_that_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: tuple[str, str], words: str
