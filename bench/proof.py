@@ -52,6 +52,7 @@ class Part:
 def corpus_verdict(result: dict[str, Any]) -> str:
     """Every label confirmed, nothing missed by the modes that promise everything."""
     wrong = [f"wrong labels: {result['wrong_labels']}"] if result.get("wrong_labels") else []
+    wrong += [] if result.get("results") else ["no detector ran"]
     for name, line in result.get("results", {}).items():
         if "failed" in line or line["errors"]:
             wrong.append(f"{name}: {line.get('failed') or line['errors']}")
@@ -62,7 +63,7 @@ def corpus_verdict(result: dict[str, Any]) -> str:
 
 def calls_verdict(result: dict[str, Any]) -> str:
     """No wait in a launch, one copy each way."""
-    wrong = []
+    wrong = [] if result.get("features") else ["no feature was measured"]
     for feature, line in result.get("features", {}).items():
         if "error" in line:
             wrong.append(f"{feature}: {line['error']}")

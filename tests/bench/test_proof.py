@@ -97,6 +97,7 @@ def test_the_other_verdicts() -> None:
     assert not corpus_verdict({"results": {"torch": CORPUS | {"missed": ["x"]}}})
     assert "taken" in corpus_verdict({"results": {"cupti": {"failed": "taken"}}})
     assert "wrong labels" in corpus_verdict({"wrong_labels": ["x"]})
+    assert "no detector ran" in corpus_verdict({}) and "no feature" in calls_verdict({"features": {}})
     assert "no wait" in page_verdict({"totals": {"unsanctioned": 0}})
     assert not page_verdict({"totals": {"unsanctioned": 4}, "gpu": {"busy_percent": 3}})
 
@@ -119,8 +120,8 @@ def reports(folder: Path, *, gpu: bool) -> list[str]:
         "scenarios": {"number": 10, "cpu_seconds": 2.0},
     }  # fmt: skip
     planted = [
-        {"caught": True, "as_meant": True, "seconds": 60.0},
-        {"caught": False, "as_meant": False, "seconds": 60.0},
+        {"fault": "staging-without-fence", "caught": True, "as_meant": True, "seconds": 60.0},
+        {"fault": "ring-of-one", "caught": False, "as_meant": False, "seconds": 60.0},
     ]
     about = {"gpu": "NVIDIA H200", "torch": "2.11", "cupti_python": "13.0.1", "wrong_labels": []}
     found = {
