@@ -142,7 +142,7 @@ def run_check(folder: Path, check: Sequence[str]) -> str | None:
 def copy_tree(folder: Path) -> None:
     """What the checks need of the checkout."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
-    for part in ("headway", "tests", "tools"):
+    for part in ("headway", "tests", "tools", "bench"):
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)
 
