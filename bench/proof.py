@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ TAIL = 1500
 """Characters kept of what a part printed."""
 MIN_SECONDS = 5.0
 """Less than this is not worth beginning for."""
+_PACKAGES = re.compile(r"/[\w./+-]*/(?:site|dist)-packages/")
 MAX_PAGE_BYTES = 1_000_000
 """Of the report page that is committed."""
 
@@ -126,10 +128,13 @@ def run(part: Part, page: Path | None, seconds: float) -> dict[str, Any]:
             status, printed = done.returncode, done.stdout + done.stderr
         except subprocess.TimeoutExpired as expired:
             status, printed = -1, f"took more than {seconds:.0f} s\n{_text(expired.stdout)}{_text(expired.stderr)}"
-        result = json.loads(out.read_text()) if out.exists() else {}
-        size = made.stat().st_size if made.exists() else None
-        if page is not None and size is not None:  # one that is too large is kept, but not under the committed name
-            (page if size <= MAX_PAGE_BYTES else page.with_suffix(".large.html")).write_bytes(made.read_bytes())
+        result = json.loads(placeless(out.read_text())) if out.exists() else {}
+        html = placeless(made.read_text()) if made.exists() else None
+        size = None if html is None else len(html.encode())
+        if (
+            page is not None and html is not None and size is not None
+        ):  # too large: kept, but not under the committed name
+            (page if size <= MAX_PAGE_BYTES else page.with_suffix(".large.html")).write_text(html)
     result.pop("timeline", None)  # it is in the page
     wants_result = "OUT" in part.command
     wrong = part.verdict(result) if result else "no result" if wants_result else ""
@@ -140,9 +145,14 @@ def run(part: Part, page: Path | None, seconds: float) -> dict[str, Any]:
         "status": status,
         "wrong": wrong,
         "page_bytes": size,
-        "printed": printed[-TAIL:],
+        "printed": placeless(printed)[-TAIL:],
         "result": result,
     }
+
+
+def placeless(text: str) -> str:
+    """``text`` without the folders in which this machine keeps packages and this checkout."""
+    return _PACKAGES.sub("", text).replace(f"{ROOT}/", "")
 
 
 def _text(output: str | bytes | None) -> str:
