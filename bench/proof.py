@@ -164,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--html", type=Path, help="where the page on transformers' generate goes")
-    parser.add_argument("--part", action="append", help="only these")
+    parser.add_argument("--part", action="append", choices=[part.name for part in parts()], help="only these")
     parser.add_argument(
         "--seconds", type=float, default=360, help="for all parts; those that come too late are left out"
     )

@@ -259,6 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     try:
         faults, checks = load(options.faults)
+        unknown = set(options.names) - {fault.name for fault in faults}
+        if unknown:
+            raise ValueError(f"{options.faults} has no fault {', '.join(sorted(unknown))}")
         for fault in faults:
             fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

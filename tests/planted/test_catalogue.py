@@ -82,6 +82,8 @@ def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFix
     assert "**1 of 2 caught**" in text and "rounds down, which a look at the syntax does not tell. Only running" in text
     assert (ROOT / "headway/core/ints.py").read_text() == before, "the tree itself is left alone"
     assert tool().main(["not-python", "--faults", str(catalogue), "--from", str(outcomes)]) == 0
+    assert tool().main(["not-pyhton", "--faults", str(catalogue), "--from", str(outcomes)]) == 2
+    assert "has no fault not-pyhton" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
     dom: Any = browse("--dump-dom")
     assert 'data-ready="1"' in dom and "owned" not in dom.partition("<title>")[2].partition("</title>")[0]
-    assert "59.1 %</b><span class=\"soft\">from its first to its last work" in dom, "195 of 330 us"
+    assert '59.1 %</b><span class="soft">from its first to its last work' in dom, "195 of 330 us"
     assert "readback ring" in dom and "39 %" in dom and "allowed: end" in dom and 'id="children"' in dom
     browse(f"--screenshot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
