@@ -120,7 +120,7 @@ class ModelRunner:
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
         self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
-        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
+        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, kv.num_kv_heads)
         self._results = torch.zeros(
             config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
         )

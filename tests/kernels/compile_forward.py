@@ -18,8 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from headway.core.ints import next_power_of_2
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
-from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -34,13 +35,24 @@ TYPES = {
     "soft_cap": "fp32",
     "eps": "fp32",
 }
-INT_POINTERS = ("tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr")
+INT_POINTERS = (
+    "tables_ptr",
+    "row_slots_ptr",
+    "query_start_ptr",
+    "seq_lens_ptr",
+    "positions_ptr",
+    "kv_slots_ptr",
+    "arrivals_ptr",
+)
 SMS = 132
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
     """Compile with the types the launchers pass; activations are bf16, activation pointers and strides 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
+        options["launch_pdl"] = True
     for index, argument in enumerate(kernel.arg_names):
         pointer = argument.endswith("_ptr")
         if argument in constants:
@@ -86,10 +98,11 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
+    blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
-    reduce = {"H": heads, "HEADS": 1, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
-    compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
+    for hold in (False, True):
+        more = {"GROUP": heads // kv_heads, "HOLD": hold}
+        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
@@ -99,11 +112,15 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
 
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
-    bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
-    constants = {"N": outputs // 2 if mode == SILU else outputs, "K": inputs, "ROWS": bucket, "SPLITS": tile.splits}
+    constants = {
+        "N": outputs // 2 if mode == SILU else outputs,
+        "K": inputs,
+        "ROWS": row_bucket(rows),
+        "SPLITS": tile.splits,
+    }
     constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
-    constants |= {"NORM": kind.startswith("norm"), "BIAS": False}
+    constants |= {"NORM": kind.startswith("norm"), "BIAS": False, "HELD": min(tile.held, -(-inputs // tile.step))}
     way = "add" if tile.splits == 0 else "dot"
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
