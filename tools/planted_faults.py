@@ -142,7 +142,7 @@ def run_check(folder: Path, check: Sequence[str]) -> str | None:
 def copy_tree(folder: Path) -> None:
     """What the checks need of the checkout."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
-    for part in ("headway", "tests", "tools", "bench"):
+    for part in ("headway", "tests", "tools", "bench", "docs"):
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)
 
@@ -186,12 +186,12 @@ def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Check
     """docs/planted-faults.md."""
     ran = [fault for fault in faults if fault.name in outcomes]
     caught = [fault for fault in ran if outcomes[fault.name].caught]
-    minutes = sum(outcome.seconds for outcome in outcomes.values()) / 60
+    minutes = sum(outcomes[fault.name].seconds for fault in ran) / 60  # several run at a time
     lines = [
         "# Planted faults",
         "",
         "Written by `tools/planted_faults.py`; do not edit. Each fault is one wrong line, put into a copy of the tree; the",
-        f"check that is meant to catch it runs first. **{len(caught)} of {len(ran)} caught**, in {minutes:.0f} minutes.",
+        f"check meant to catch it runs first. **{len(caught)} of {len(ran)} caught**, in {minutes:.0f} minutes of work.",
         "",
         "```",
         "python tools/planted_faults.py                    all of tests/planted/faults.toml (make faults)",
