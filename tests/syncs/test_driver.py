@@ -51,6 +51,27 @@ def test_a_torch_calls_driver_wait_counts_once(cupti: FakeCupti) -> None:
     assert [(f.call, f.count) for f in log.findings] == [("Tensor.item", 1)]
 
 
+def test_an_extensions_wait_is_not_charged_to_another_threads_call(cupti: FakeCupti) -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    found: list[tuple[str, int]] = []
+
+    def extension() -> None:
+        with syncs.record(probes=(CuptiProbe(),)) as log:
+            cupti.call("cudaStreamSynchronize")
+        found.extend((finding.call, finding.count) for finding in log.findings)
+
+    def sync() -> None:  # inside of item(): the other thread runs from begin to end meanwhile
+        other = threading.Thread(target=extension)
+        other.start()
+        other.join()
+
+    with syncs.record(probes=(live,)) as log:
+        runtime.sync = sync  # type: ignore[method-assign]
+        x.item()
+    assert found == [("cudaStreamSynchronize", 1)] and not log.findings
+
+
 def test_a_forbidden_wait_in_a_callback_is_raised_outside_the_driver(cupti: FakeCupti) -> None:
     with pytest.raises(syncs.SyncError), syncs.forbid(probes=(CuptiProbe(),)):
         cupti.call("cudaStreamSynchronize")

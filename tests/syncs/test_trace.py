@@ -75,7 +75,12 @@ def test_records_are_read() -> None:
 
 
 def test_records_without_the_proof_are_unproven() -> None:
-    assert not trace_of(call("cudaDeviceSynchronize", 1, 8), FakeEvent("aten::add", 0, 1)).proven
+    run = ProfilerRun()
+    run.trace = trace_of(call("cudaDeviceSynchronize", 1, 8), FakeEvent("aten::add", 0, 1))
+    with pytest.raises(syncs.ProbeError, match="not even a deliberate wait"):
+        run.require_proof()
+    run.trace = trace_of(*PROOFS)
+    assert not run.require_proof().waits
 
 
 def test_the_innermost_line_counts() -> None:
