@@ -2,7 +2,7 @@
 
     python bench/ops/linear.py [--rows 1 8] [--model qwen3-0.6b] [--budget 60] [--jobs 14] [--chain]
 
-Kernels that start early (``kernels.early_launch``) cannot be judged alone: a tile is timed inside whole decoder layers with
+Kernels that start early (``kernels.triton_early``) cannot be judged alone: a tile is timed inside whole decoder layers with
 attention, 28 (or 8) of them in one CUDA graph, so that no weight is in the L2 cache. Each tile is first compared with the
 op's reference. The search goes over the layers in turn, twice, keeping what is fastest; the output layer is timed alone. The
 lines printed last are the winners, as the table of ``headway/kernels/skinny_linear/tiles.py`` wants them.
@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from timing import time_calls
 
 from headway.core.ints import cdiv
-from headway.kernels.early_launch import launch_early
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -37,6 +36,7 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import Kind, Tile, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
+from headway.kernels.triton_early import launch_early
 
 BYTES_PER_US = 4.44e6
 EPS = 1e-6

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, N positions whose log
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -16,6 +17,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
+from headway.models.layers.many_tokens import MANY_TOKENS, ManyTokens
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.models.rope import cos_sin_table
@@ -86,6 +88,7 @@ class DecoderModel(nn.Module):
         self.head = Linear(hidden, {"lm_head": vocab}, bias=False, dtype=dtype, device=device, tied=tied)
         self._chain = self._link()
         self._few: list[FewTokens] = []
+        self._many: list[ManyTokens] = []
         self._few_tokens = self._head_rows = 0  # until ``fuse``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
@@ -100,9 +103,12 @@ class DecoderModel(nn.Module):
             [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
         """
         residual = self.embedding.forward(batch.input_ids)
+        special: Sequence[FewTokens | ManyTokens] = self._many if residual.shape[0] >= MANY_TOKENS else ()
         if residual.shape[0] <= self._few_tokens:
-            for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
-                few.forward(residual, batch, k_cache, v_cache)
+            special = self._few
+        if special:
+            for each, k_cache, v_cache in zip(special, kv.keys, kv.values, strict=True):
+                each.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
         for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
@@ -140,8 +146,10 @@ class DecoderModel(nn.Module):
             self.fuse(rows)
 
     def fuse(self, rows: FusedRows) -> None:
-        """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
+        """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given, and steps of many
+        with products that add to the residual."""
         layers = [layer for layer, _ in self._chain]
+        self._many = [ManyTokens(x.input_norm, x.attention, x.post_norm, x.mlp) for x in layers]
         self._few = [FewTokens(x.input_norm, x.attention, x.post_norm, x.mlp, rows) for x in layers]
         self._few_tokens = min(few.max_tokens for few in self._few)
         self._head_rows = rows("skinny_linear", *self.head.weight.shape)

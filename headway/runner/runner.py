@@ -381,15 +381,16 @@ class ModelRunner:
         with self.device.main.active(), torch.inference_mode():
             self._packed.zero_()
             self._apply_edits(1)
-            batch = self._buffers.unpack(
-                self._packed,
-                num_tokens=num_tokens,
-                num_rows=num_rows,
-                num_decode_rows=0,
-                max_query_len=num_tokens,
-                max_seq_len_bound=num_tokens,
-            )
-            logits = self.row_logits(batch, self._model(batch, self._kv))
+            for rows in dict.fromkeys((1, num_rows)):  # long prompts may run on other kernels than many short ones
+                batch = self._buffers.unpack(
+                    self._packed,
+                    num_tokens=num_tokens,
+                    num_rows=rows,
+                    num_decode_rows=0,
+                    max_query_len=num_tokens,
+                    max_seq_len_bound=num_tokens,
+                )
+                logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))

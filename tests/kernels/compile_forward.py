@@ -17,10 +17,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -63,7 +65,8 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
             signature[argument] = TYPES.get(argument, "*bf16" if pointer else "i32")
             if pointer or argument.endswith("_stride"):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
     report = assembler_report(ptx)
@@ -74,6 +77,7 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
                 "shared": built.metadata.shared,
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+                "serialized": "C7510" in report,  # products that ptxas makes wait for each other
                 "async_copies": ptx.count("cp.async.cg"),
                 "warpgroup_products": ptx.count("wgmma.mma_async"),
                 "warp_products": ptx.count("mma.sync"),
@@ -110,6 +114,12 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
         compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
 
 
+def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) -> None:
+    constants = {"H": heads, "KH": kv_heads, "D": size, "BS": block_size, "BLOCK_M": 128, "BLOCK_N": 128}
+    name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
+    compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
+
+
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
@@ -133,6 +143,8 @@ def main() -> None:
     compile_linear("skinny_linear", 16, 151936, 1024)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
+    compile_overlapped(128, 16, 8, 16)
+    compile_overlapped(64, 32, 4, 256)
     for add in (False, True):
         compile_kernel(
             "rms_norm", rms_norm_kernel, {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add}, num_warps=8

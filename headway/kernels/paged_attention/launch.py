@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
-from headway.kernels.early_launch import launch_early
+from headway.kernels.paged_attention.overlap import choose_overlap, launch_overlapped
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
     PrefillTile,
@@ -16,6 +16,7 @@ from headway.kernels.paged_attention.tiles import (
     prefill_tile,
 )
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.triton_early import launch_early
 
 
 def paged_attention(
@@ -44,7 +45,11 @@ def paged_attention(
         launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
     if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
         spans = (block_tables, row_slots, query_start, seq_lens)
-        launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+        overlap = choose_overlap(q, k_cache, numbers, num_decode_rows, row_slots.shape[0], max_query_len)
+        if overlap is None:
+            launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+        else:
+            launch_overlapped(q, k_cache, v_cache, out, spans, scale, num_decode_rows, max_query_len, overlap)
     return out
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.early_launch import start_next, wait_for_inputs
+from headway.kernels.triton_early import start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROW_SEARCH = tl.constexpr(256)
@@ -220,19 +220,9 @@ def decode_kernel(
     tables_ptr,  # [S, table_width]
     row_slots_ptr,
     seq_lens_ptr,
-    num_rows,
-    num_slots,
-    num_blocks,
-    table_width,
-    num_splits,
-    min_tiles,
-    scale,
-    window,
-    soft_cap,
-    q_stride,
-    block_stride,
-    offset_stride,
-    head_stride,
+    num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
+    scale, window, soft_cap,
+    q_stride, block_stride, offset_stride, head_stride,
     H: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -240,13 +230,13 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MEMBERS: tl.constexpr,
+    MEMBERS: tl.constexpr,  # GROUP, rounded up
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
     HOLD: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
     the program that is done last weighs them all; their order does not depend on which it is.
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 MANY_ROWS = 2048
 """From this many rows on, a program takes several short rows: fewer, larger programs stream better."""

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -2,7 +2,7 @@
 
 A program owns some weight rows over their whole length, so nothing is reduced between programs and every result has one
 order of summation. It takes its first ``HELD`` passes of weights into registers before it waits for the kernel before it
-(see ``early_launch``): when the activations are there, what is left is short. With few rows (``SPLITS`` 0) products are
+(see ``triton_early``): when the activations are there, what is left is short. With few rows (``SPLITS`` 0) products are
 plain multiply-adds, summed within a thread, across threads once at the end. With more, tensor cores multiply: the warps of a
 program take different parts of each pass over K (the batch dimension of the product) and their sums meet at the end.
 
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv
-from headway.kernels.early_launch import launch_early, start_next, wait_for_inputs
 from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 STORE, SILU, ADD = 0, 1, 2
@@ -44,7 +44,8 @@ def hold(at, lane, keep, K: tl.constexpr, STEP: tl.constexpr, HELD: tl.constexpr
     """The first ``HELD`` passes along a row, in registers; a tuple."""
     held = ()
     for i in tl.static_range(HELD):
-        held = held + (load_columns(at, i * STEP + lane, keep, K, STEP),)  # noqa: RUF005  Triton knows no unpacking
+        part = load_columns(at, i * STEP + lane, keep, K, STEP)
+        held = held + (part,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
     return held
 
 
