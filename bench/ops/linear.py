@@ -4,8 +4,8 @@
 
 Kernels that start early (``kernels.triton_early``) cannot be judged alone: a tile is timed inside whole decoder layers with
 attention, 28 (or 8) of them in one CUDA graph, so that no weight is in the L2 cache. Each tile is first compared with the
-op's reference. The search goes over the layers in turn, twice, keeping what is fastest; the output layer is timed alone. The
-lines printed last are the winners, as the table of ``headway/kernels/skinny_linear/tiles.py`` wants them.
+op's reference. The search goes over the layers in turn, from the table's tiles on, until a round brings nothing; the output
+layer is timed alone. The lines printed last are the winners, as the table of ``kernels/skinny_linear/tiles.py`` wants them.
 --chain only times whole layers, with the table's tiles. Compilation is most of the work, so --jobs processes fill Triton's
 cache first.
 """
@@ -222,7 +222,9 @@ def descend(model: str, rows: int, until: float) -> Tiles:
 
     best = spent()
     say(f"\n{model} M={rows}: {best:.2f} us a layer with the table's tiles")
-    for _ in range(2):
+    before = float("inf")
+    while best < before - 0.02:
+        before = best
         for layer in MODELS[model][:4]:
             key = (row_bucket(rows), layer.outputs, layer.inputs)
             kept = made.tiles.get(key)
