@@ -25,6 +25,8 @@ SANCTION = "back-pressure: the oldest of the steps in flight is not done"
 class Ticket:
     """A readback under way."""
 
+    __slots__ = ("_buffer", "_done", "_owner", "_source")
+
     def __init__(self, owner: Readback, source: torch.Tensor, buffer: torch.Tensor, done: Event) -> None:
         self._owner, self._source, self._buffer, self._done = owner, source, buffer, done
 
@@ -44,8 +46,8 @@ class Ticket:
         return view
 
     def release(self) -> None:
-        """Give the buffer back; views from ``wait`` must not be used any more."""
-        self._owner.recycle(self._buffer)
+        """Give the buffer back; views from ``wait`` must not be used any more, nor may the ticket."""
+        self._owner.recycle(self._buffer, self._done)
 
 
 class Readback:
@@ -58,7 +60,7 @@ class Readback:
 
     def __init__(self, device: Device, num_ints: int) -> None:
         self._device, self._num_ints = device, num_ints
-        self._free: list[torch.Tensor] = []
+        self._free: list[tuple[torch.Tensor, Event]] = []
         self.back_pressure, self.unpinned = WaitCounter(), WaitCounter()
 
     def start(self, source: torch.Tensor, produced: Event | None = None) -> Ticket:
@@ -66,8 +68,8 @@ class Readback:
 
         ``produced``: the event to mark that work with, when the caller wants to keep it.
         """
-        buffer = self._free.pop() if self._free else self._device.host_ints(self._num_ints)
-        produced, done = produced or self._device.new_event(), self._device.new_event()
+        buffer, done = self._free.pop() if self._free else self._new_buffer()
+        produced = produced or self._device.new_event()
         produced.record(self._device.main)
         self._device.copies.wait_event(produced)
         with self._device.copies.active(), self.unpinned.copying(self._device):
@@ -75,6 +77,9 @@ class Readback:
         done.record(self._device.copies)
         return Ticket(self, source, buffer, done)
 
-    def recycle(self, buffer: torch.Tensor) -> None:
-        """Take back the buffer of a released ticket."""
-        self._free.append(buffer)
+    def recycle(self, buffer: torch.Tensor, done: Event) -> None:
+        """Take back what a released ticket had."""
+        self._free.append((buffer, done))
+
+    def _new_buffer(self) -> tuple[torch.Tensor, Event]:
+        return self._device.host_ints(self._num_ints), self._device.new_event()

@@ -32,11 +32,12 @@ class ResultLayout:
     prompt_entries: int = -1
 
 
-def pack_results(rows: torch.Tensor, parts: list[LogprobTensors]) -> torch.Tensor:
-    """One contiguous int32 tensor of the row records [R, 4] and of every log-probability part."""
+def pack_results(records: torch.Tensor, num_rows: int, parts: list[LogprobTensors]) -> torch.Tensor:
+    """One contiguous int32 tensor of the first ``num_rows`` records (int32 [n * 4]) and of every log-probability part."""
+    rows = records[: num_rows * RESULT_INTS]
     if not parts:
-        return rows.reshape(-1)
-    flat = [rows.reshape(-1)]
+        return rows
+    flat = [rows]
     for ids, logprobs, ranks, counts in parts:
         flat += [ids.reshape(-1), logprobs.view(torch.int32).reshape(-1), ranks, counts]
     return torch.cat(flat)

@@ -33,6 +33,8 @@ from headway.state.kv_pool import KVPool
 from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
 from headway.state.slots import SlotArena
 
+NO_LIST = (0, 0)
+"""Position and length of a list of nothing."""
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
@@ -124,6 +126,7 @@ class ModelRunner:
         self._results = torch.zeros(
             config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
         )
+        self._result_ring = self._results.view(config.max_in_flight, -1).unbind(0)
         most_entries = max(config.max_logprobs, 128)
         packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
         self.readback = Readback(device, packet)
@@ -165,14 +168,15 @@ class ModelRunner:
         assert self._num_in_flight < self.config.max_in_flight, "collect a step before launching another"
         staging = self._staging.acquire()
         packed = PackedStep(staging.ints, plan, plan.step % self.config.max_in_flight)
-        new_counted = self._write_admissions(packed, plan)
+        new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
-        prompt = self._prompt_positions(packed, plan)
+        only_decode = plan.num_decode_rows == plan.num_rows
+        prompt = None if only_decode else self._prompt_positions(packed, plan)
         variant = self._sampler.variant(plan.slots)
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), torch.inference_mode():
@@ -212,8 +216,8 @@ class ModelRunner:
         for admission in plan.admissions:
             self.admissions.write(packed, admission)
             self._requests[admission.slot] = admission.request
-        in_use = self._sampler.penalties.in_use
-        counted = [admission.slot for admission in plan.admissions if in_use[admission.slot]]
+        wanted = self._sampler.penalties.wanted
+        counted = [admission.slot for admission in plan.admissions if wanted(admission.request)]
         return packed.list_at(np.array(counted, np.int32)), len(counted)
 
     def _prompt_positions(self, packed: PackedStep, plan: StepPlan) -> PromptPositions | None:
@@ -264,14 +268,14 @@ class ModelRunner:
         layout: ResultLayout,
     ) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back."""
-        ring = self._results[plan.step % self.config.max_in_flight]
+        ring = self._result_ring[plan.step % self.config.max_in_flight]
         if prompt is None:
             replayed = self._replay(plan, packed, variant)
             if replayed is not None:
                 done, layout.padded_rows = replayed
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
-                return pack_results(ring[: layout.padded_rows], done.parts)
+                return pack_results(ring, layout.padded_rows, done.parts)
         self._apply_late_edits(plan, packed)
         batch = self._buffers.unpack(
             self._packed,
@@ -286,7 +290,7 @@ class ModelRunner:
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
             parts.append(self._prompt_logprobs(hidden, prompt))
-        return pack_results(ring[: plan.num_rows], parts)
+        return pack_results(ring, plan.num_rows, parts)
 
     def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[Replayed, int] | None:
         """Run the step as graphs, if some fit: what they gave, and padded rows."""
@@ -392,7 +396,7 @@ class ModelRunner:
             logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
-                pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
+                pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, 1)
         self.device.wait_idle()
 

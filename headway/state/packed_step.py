@@ -92,5 +92,6 @@ class PackedStep:
         """Write the edit descriptors; returns the ints in use, the length of the copy."""
         self._ints[0] = self.num_edits
         if self._edits:
-            self._ints[1] = self.list_at(np.concatenate(self._edits).reshape(-1))
+            edits = self._edits[0] if len(self._edits) == 1 else np.concatenate(self._edits)
+            self._ints[1] = self.list_at(edits.reshape(-1))
         return self._end
