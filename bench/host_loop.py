@@ -24,13 +24,13 @@ import torch
 
 from bench.paced_device import PacedClock, PacedDevice
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, StepUpdates
 from headway.core.params import SamplingParams
 from headway.engine import channel
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 
-PROMPT, SETTLE, STEPS, ROUNDS = 24, 60, 300, 7
+PROMPT, SETTLE, STEPS, ROUNDS = 24, 60, 64, 40
 TOKEN = 7
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 16,
@@ -54,7 +54,7 @@ def engine(folder: Path, max_rows: int, device: PacedDevice, run_ahead: str) -> 
 
 def fake_tokens(core: EngineCore) -> None:
     """Every row of every result from now on has sampled ``TOKEN`` and goes on."""
-    results = core._runner._results
+    results = core._runner._results  # noqa: SLF001 - where a device would write
     results.zero_()
     results[:, :, 0], results[:, :, 1] = 1, TOKEN
 
@@ -65,7 +65,9 @@ def start(core: EngineCore, rows: int) -> None:
     for row in range(rows):
         params = SamplingParams(temperature=0.0, max_tokens=3900, ignore_eos=True, detokenize=False)
         prompt = [rng.randrange(64) for _ in range(PROMPT + row % 16)]  # block boundaries spread over the steps
-        core.add(AddRequest(request_id=f"{rows}-{row}", prompt_token_ids=prompt, params=params, seed=row, eos_token_ids=[]))
+        core.add(
+            AddRequest(request_id=f"{rows}-{row}", prompt_token_ids=prompt, params=params, seed=row, eos_token_ids=[])
+        )
     fake_tokens(core)
     while core.stats().num_waiting or core.stats().num_running < rows:
         core.step()
@@ -82,10 +84,10 @@ def stop(core: EngineCore, rows: int) -> None:
         core.step()
 
 
-def one_round(core: EngineCore) -> tuple[dict[str, float], list[RequestUpdate]]:
+def one_round(core: EngineCore) -> tuple[dict[str, float], StepUpdates]:
     """Microseconds per step, by part; and the last step's updates."""
     before, begin = core.stats(), time.perf_counter()
-    updates: list[RequestUpdate] = []
+    updates = StepUpdates()
     for _ in range(STEPS):
         updates = core.step()
     wall = time.perf_counter() - begin
@@ -99,7 +101,7 @@ def one_round(core: EngineCore) -> tuple[dict[str, float], list[RequestUpdate]]:
     return {"step": total, **parts, "rest": total - sum(parts.values())}, updates
 
 
-def encode_us(updates: list[RequestUpdate]) -> float:
+def encode_us(updates: StepUpdates) -> float:
     """Microseconds to encode a step's updates."""
     report = channel.Updates(updates)
     begin = time.perf_counter()
@@ -112,7 +114,7 @@ def measure(core: EngineCore, rows: int, profiled: int) -> dict[str, float]:
     """The best of several rounds at ``rows`` rows."""
     start(core, rows)
     rounds = []
-    updates: list[RequestUpdate] = []
+    updates = StepUpdates()
     for _ in range(ROUNDS):
         found, updates = one_round(core)
         rounds.append(found)

@@ -6,6 +6,7 @@ R is the number of rows in the step (one row = the tokens of one request in this
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NewType
@@ -84,7 +85,7 @@ class StepPlan:
     block_edit_indices: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     block_edit_ids: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     masks: list[tuple[int, Int32s]] = field(default_factory=list)
-    owners: list[object] = field(default_factory=list)
+    owners: Sequence[object] = ()
 
     @property
     def num_rows(self) -> int:
@@ -92,7 +93,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.query_lens.sum())
+        rows = len(self.slots)
+        return rows if rows == self.num_decode_rows else int(self.query_lens.sum())
 
 
 @dataclass(slots=True)

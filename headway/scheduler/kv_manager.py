@@ -69,6 +69,13 @@ class KVManager:
         request.block_ids += new
         return new
 
+    def grow_by_one(self, requests: list[Request]) -> list[int]:
+        """Gives each request one block more; returns the blocks. Room has been checked."""
+        new = [self.pool.take() for _ in requests]
+        for request, block_id in zip(requests, new, strict=True):
+            request.block_ids.append(block_id)
+        return new
+
     def register(self, request: Request, tokens: Int32s, num_written: int) -> None:
         """Names the request's full blocks among its first ``num_written`` tokens.
 

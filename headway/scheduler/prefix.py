@@ -38,9 +38,10 @@ class PrefixIndex:
         """Appends to ``digests`` until it names the first ``num_blocks`` full blocks of ``tokens`` (int32 [n])."""
         bs = self._block_size
         parent = digests[-1] if digests else self._root(salt)
-        for index in range(len(digests), num_blocks):
-            data = parent + tokens[index * bs : (index + 1) * bs].tobytes()
-            parent = blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()
+        data = tokens[len(digests) * bs : num_blocks * bs].tobytes()
+        width = bs * tokens.itemsize
+        for start in range(0, len(data), width):
+            parent = blake2b(parent + data[start : start + width], digest_size=DIGEST_BYTES, key=self._key).digest()
             digests.append(parent)
 
     def find(self, digest: bytes) -> int | None:

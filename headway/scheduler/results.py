@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
-from headway.core.messages import RequestUpdate, TokenLogprobsRow
-from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
+from headway.core.messages import RequestUpdate, StepUpdates, TokenLogprobsRow
+from headway.core.plan import Bools, Finish, LogprobsResult, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import Rows
@@ -30,6 +33,15 @@ def logprobs_row(result: LogprobsResult, i: int) -> TokenLogprobsRow:
     )
 
 
+def _nonzero(values: npt.NDArray[Any]) -> list[int]:
+    """Where ``values`` are not zero; usually nowhere, which counting finds out at a fraction of the cost."""
+    return np.flatnonzero(values).tolist() if np.count_nonzero(values) else []
+
+
+def _token_update(request_id: str, token: int) -> RequestUpdate:
+    return RequestUpdate(request_id=request_id, new_token_ids=[token])
+
+
 class Collector:
     """Applies results to the requests and makes their updates."""
 
@@ -39,33 +51,35 @@ class Collector:
         self.prompt_tokens = 0
         self.generation_tokens = 0
 
-    def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> list[RequestUpdate]:
-        """Updates in row order; then those of rows whose request no longer owns the row's slot, in row order.
+    def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> StepUpdates:
+        """Updates in row order; then failures, and those of rows whose request no longer owns the row's slot.
 
         Rows of finished requests are ignored: zombies, and rows of requests aborted meanwhile.
         """
-        updates: list[RequestUpdate] = []
+        others: list[RequestUpdate] = []
         for row in sorted(result.prompt_logprobs):
             request = rows.requests[row]
             if request.status is not Status.FINISHED:
                 try:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
-                    updates.append(self.fail(request, str(error)))
+                    others.append(self.fail(request, str(error)))
         live = self._table.epoch[rows.index] == rows.epochs
-        live_rows = np.arange(len(rows)) if live.all() else np.flatnonzero(live)
-        self._table.in_flight[rows.index[live_rows]] -= 1
-        missing = plan.samples[live_rows] & ~result.sampled[live_rows]
-        if missing.any():
-            for row in live_rows[missing].tolist():
-                updates.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
-            live_rows = live_rows[~missing]
-        updates += self._apply_live(rows, result, live_rows[plan.samples[live_rows]])
-        if not live.all():
+        index = rows.index if np.count_nonzero(live) == len(rows) else rows.index[live]
+        self._table.in_flight[index] -= 1
+        picked = live & plan.samples
+        missing = picked & ~result.sampled
+        if np.count_nonzero(missing):
+            for row in np.flatnonzero(missing).tolist():
+                others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
+            picked &= ~missing
+        updates = self._apply_live(rows, result, picked)
+        if index is not rows.index:
             for row in np.flatnonzero(~live).tolist():
                 update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
                 if update is not None:
-                    updates.append(update)
+                    others.append(update)
+        updates.add(others)
         return updates
 
     def fail(self, request: Request, message: str) -> RequestUpdate:
@@ -81,36 +95,34 @@ class Collector:
 
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 
-    def _apply_live(self, rows: Rows, result: StepResult, picked: npt.NDArray[np.int64]) -> list[RequestUpdate]:
-        """``picked``: int64 [n], rows that sampled, ascending."""
-        if not len(picked):
-            return []
-        table = self._table
-        whole = len(picked) == len(rows)
-        slots = rows.index if whole else rows.index[picked]
-        tokens = result.token_ids if whole else result.token_ids[picked]
+    def _apply_live(self, rows: Rows, result: StepResult, picked: Bools) -> StepUpdates:
+        """``picked``: bool [R], rows that sampled."""
+        table, num = self._table, int(np.count_nonzero(picked))
+        if not num:
+            return StepUpdates()
+        slots, ids, requests, tokens, finish = rows.index, rows.ids, rows.requests, result.token_ids, result.finish
+        order: Sequence[int] = range(num)
+        if num < len(rows):
+            order = np.flatnonzero(picked).tolist()
+            slots, tokens, finish = slots[picked], tokens[picked], finish[picked]
+            ids, requests = [ids[row] for row in order], [requests[row] for row in order]
         known = table.known[slots]
         table.history[slots, known] = tokens
         table.known[slots] = known + 1
-        order = picked.tolist()
-        ids = rows.ids if whole else [rows.ids[row] for row in order]
-        updates = [
-            RequestUpdate(request_id=request_id, new_token_ids=[token])
-            for request_id, token in zip(ids, tokens.tolist(), strict=True)
-        ]
-        self.generation_tokens += len(updates)
+        updates = StepUpdates(ids, tokens.tolist())
+        self.generation_tokens += num
         if self._life.kv.caching:
             # The new token's own KV is not written yet: ``known`` tokens are, the one before it included.
-            for i in np.flatnonzero(known % self._life.kv.block_size == 0).tolist():
-                request = rows.requests[order[i]]
-                self._life.kv.register(request, table.history[request.slot], int(known[i]))
-        for i in np.flatnonzero(table.special[slots]).tolist():
-            request = rows.requests[order[i]]
-            updates[i] = self._decorate(request, updates[i], result, order[i])
-            table.special[slots[i]] = request.wants_logprobs
-        finish = result.finish if whole else result.finish[picked]
-        for i in np.flatnonzero(finish).tolist():
-            self._end(rows.requests[order[i]], updates[i], int(finish[i]))
+            for i in _nonzero(known % self._life.kv.block_size == 0):
+                self._life.kv.register(requests[i], table.history[requests[i].slot], int(known[i]))
+        more = updates.more
+        for i in _nonzero(table.special[slots]):
+            more[i] = self._decorate(requests[i], _token_update(ids[i], updates.token_ids[i]), result, order[i])
+            table.special[slots[i]] = requests[i].says_more
+        for i in _nonzero(finish):
+            if i not in more:
+                more[i] = _token_update(ids[i], updates.token_ids[i])
+            self._end(requests[i], more[i], int(finish[i]))
         return updates
 
     # -- rows whose request was preempted, is draining or is over --------------------------------------------------
@@ -126,7 +138,7 @@ class Collector:
         token = int(result.token_ids[row])
         request.tokens = np.append(request.tokens, np.int32(token))
         self.generation_tokens += 1
-        update = RequestUpdate(request_id=request.request_id, new_token_ids=[token])
+        update = _token_update(request.request_id, token)
         if request.wants_logprobs or not request.reported:
             update = self._decorate(request, update, result, row)
         finish = int(result.finish[row])

@@ -52,7 +52,7 @@ class SlotTable:
         self.last[slot] = request.max_total - 1
         self.capacity[slot] = 0
         self.in_flight[slot] = 0
-        self.special[slot] = request.wants_logprobs or not request.reported
+        self.special[slot] = request.says_more or not request.reported
         self.history[slot, :known] = request.tokens
         request.slot = slot
         return slot
