@@ -7,6 +7,7 @@ digest is keyed with random bytes drawn at start, so nobody outside can construc
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from headway.core.plan import Int32s
@@ -20,6 +21,7 @@ class PrefixIndex:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._key = secrets.token_bytes(32)
+        self._keyed = blake2b(digest_size=DIGEST_BYTES, key=self._key)
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
@@ -41,18 +43,21 @@ class PrefixIndex:
         data = tokens[len(digests) * bs : num_blocks * bs].tobytes()
         width = bs * tokens.itemsize
         for start in range(0, len(data), width):
-            parent = blake2b(parent + data[start : start + width], digest_size=DIGEST_BYTES, key=self._key).digest()
+            state = self._keyed.copy()  # half the price of a new one
+            state.update(parent + data[start : start + width])
+            parent = state.digest()
             digests.append(parent)
 
     def find(self, digest: bytes) -> int | None:
         """The block that holds the prefix named ``digest``."""
         return self._block_of.get(digest)
 
-    def register(self, digest: bytes, block_id: int) -> None:
-        """Names ``block_id``, unless another block already holds the same prefix: the first one stays."""
-        if digest not in self._block_of:
-            self._block_of[digest] = block_id
-            self._digest_of[block_id] = digest
+    def register(self, digests: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Names each block, unless another one already holds the same prefix: the first one stays."""
+        for digest, block_id in zip(digests, block_ids, strict=True):
+            if digest not in self._block_of:
+                self._block_of[digest] = block_id
+                self._digest_of[block_id] = digest
 
     def forget(self, block_id: int) -> None:
         """``block_id`` is about to hold something else."""
