@@ -60,7 +60,8 @@ class StepPlan:
 
     Attributes:
         step: consecutive number, from 0.
-        slots: int32 [R], row -> slot.
+        slots: int32 [R], row -> slot. The very array of the step before says that the step has the same rows of the same
+            requests, all of them decode rows.
         query_lens: int32 [R], tokens of the row in this step, >= 1.
         starts_bound: int32 [R], position of the row's first token: exact on rows inside their known tokens (prefill),
             a bound on decode rows (the device may already have ended them).

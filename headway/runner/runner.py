@@ -30,7 +30,7 @@ from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
-from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
+from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedRows, PackedStep
 from headway.state.slots import SlotArena
 
 NO_LIST = (0, 0)
@@ -132,6 +132,9 @@ class ModelRunner:
         self.readback = Readback(device, packet)
         self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight = 0
+        self._last_slots: Int32s | None = None  # of these are the two below
+        self._head: PackedRows
+        self._variant = Variant()
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
 
@@ -167,7 +170,10 @@ class ModelRunner:
         """
         assert self._num_in_flight < self.config.max_in_flight, "collect a step before launching another"
         staging = self._staging.acquire()
-        packed = PackedStep(staging.ints, plan, plan.step % self.config.max_in_flight)
+        changed = plan.slots is not self._last_slots
+        if changed:
+            self._head = PackedRows(plan)
+        packed = PackedStep(staging.ints, self._head, plan.step % self.config.max_in_flight)
         new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
@@ -177,7 +183,9 @@ class ModelRunner:
             packed.write(self._arena.position("allowed_bits", slot), words)
         only_decode = plan.num_decode_rows == plan.num_rows
         prompt = None if only_decode else self._prompt_positions(packed, plan)
-        variant = self._sampler.variant(plan.slots)
+        if changed:
+            self._variant, self._last_slots = self._sampler.variant(plan.slots), plan.slots
+        variant = self._variant
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), torch.inference_mode():
             events = self.clock.submit()
