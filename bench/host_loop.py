@@ -1,4 +1,4 @@
-"""Host time of the engine's loop per decode step, over a device that computes nothing (``bench.paced_device``).
+"""Host time of the engine's loop per decode step, over a device that computes nothing (``tests.engine.paced_device``).
 
     python -m bench.host_loop [rows ...] [--step-us 900] [--profile 30] [--json FILE]
 
@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 
-from bench.paced_device import PacedClock, PacedDevice
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats, StepUpdates
 from headway.core.params import SamplingParams
 from headway.engine import channel
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from tests.engine.paced_device import PacedClock, PacedDevice
 
 PROMPT, SETTLE, STEPS, ROUNDS = 24, 60, 64, 40
 TOKEN = 7

@@ -30,10 +30,6 @@ class Ticket:
     def __init__(self, owner: Readback, source: torch.Tensor, buffer: torch.Tensor, done: Event) -> None:
         self._owner, self._source, self._buffer, self._done = owner, source, buffer, done
 
-    def ready(self) -> bool:
-        """Whether ``wait`` would return at once. Never blocks."""
-        return self._done.query()
-
     def wait(self) -> npt.NDArray[np.int32]:
         """The copied integers, a view that is valid until ``release``. Blocks until they have arrived; the wait is counted."""
         if not self._done.query():

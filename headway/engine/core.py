@@ -145,7 +145,6 @@ class EngineCore:
             self._meter.begin()
             plan = self._scheduler.schedule()
             if plan is not None:
-                self._observe_headway()
                 self._launch(plan)
         if self._in_flight and (plan is None or len(self._in_flight) > self._pacer.depth):
             return self._apply_oldest()
@@ -169,15 +168,11 @@ class EngineCore:
         result = self._runner.collect(step)
         arrived = perf_counter()
         updates = self._scheduler.apply(step.plan, result)
-        self._meter.applied(step, asked, arrived)
+        trace = self._meter.applied(step, asked, arrived)
+        if trace.idle_us is not None and trace.headway_us is not None and trace.busy_us is not None:
+            host_us = trace.schedule_us + trace.launch_us + trace.apply_us
+            self._pacer.observe(trace.headway_us, trace.busy_us, host_us)
         return updates
-
-    def _observe_headway(self) -> None:
-        """Tell the pacer how much work the device still had when this step was about to be launched."""
-        if self._pacer.is_adaptive and self._in_flight:
-            ran_dry = self._in_flight[-1].ticket.ready()
-            had_spare = len(self._in_flight) > 1 and not self._in_flight[-2].ticket.ready()
-            self._pacer.observe(ran_dry, had_spare)
 
     def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
         """A step could not be launched: its requests fail, the others and the engine live on.

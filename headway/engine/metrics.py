@@ -106,8 +106,8 @@ class StepMeter:
         self._rows.observe(rows)
         self._tokens.observe(tokens)
 
-    def applied(self, step: InFlight, asked: float, arrived: float) -> None:
-        """The oldest step is over.
+    def applied(self, step: InFlight, asked: float, arrived: float) -> StepTrace:
+        """The oldest step is over; returns all its times.
 
         Args:
             asked, arrived: ``perf_counter`` when its result was asked for, and when it was there.
@@ -126,6 +126,7 @@ class StepMeter:
         else:
             self._recent[self._place] = trace
             self._place = (self._place + 1) % TRACED_STEPS
+        return trace
 
     def _time_device(self, step: InFlight, trace: StepTrace, rested: bool) -> None:
         assert step.events is not None

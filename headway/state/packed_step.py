@@ -43,14 +43,12 @@ class PackedRows:
     def __init__(self, plan: StepPlan) -> None:
         num_rows = plan.num_rows
         self.num_tokens = plan.num_tokens
-        self.ints: Int32s = np.empty(HEADER_INTS + ROW_INTS * num_rows, np.int32)
-        self.ints[:HEADER_INTS] = 0
+        self.ints: Int32s = np.zeros(HEADER_INTS + ROW_INTS * num_rows, np.int32)
         self.ints[2], self.ints[3], self.ints[4] = num_rows, self.num_tokens, HEADER_INTS
         rows = self.ints[HEADER_INTS:].reshape(num_rows, ROW_INTS)
         rows[:, 0] = plan.slots
         rows[:, 1] = plan.query_lens
         np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
-        rows[0:1, 2] = 0
         rows[:, 3] = plan.samples
 
 

@@ -85,12 +85,12 @@ class PacedEvent:
 class PacedGraph:
     """Takes ``device.step_seconds``, and does nothing."""
 
-    def __init__(self, device: PacedDevice) -> None:
-        self._device = device
+    def __init__(self, device: PacedDevice, stream: PacedStream) -> None:
+        self._device, self._stream = device, stream
 
     def replay(self) -> None:
         """Queue it. A graph of a split step's tail is counted like a step."""
-        self._device.main.work(self._device.step_seconds)
+        self._stream.work(self._device.step_seconds)
 
 
 class PacedDevice:
@@ -108,9 +108,10 @@ class PacedDevice:
         self.torch_device = torch.device("cpu")
         self.step_seconds = step_seconds
         self.time = clock or PacedClock()
-        self.main: PacedStream = PacedStream(self.time)
-        self.copies: PacedStream = PacedStream(self.time)
-        self.clock: PacedStream | None = PacedStream(self.time)
+        self._main, self._copies = PacedStream(self.time), PacedStream(self.time)
+        self.main: Stream = self._main
+        self.copies: Stream = self._copies
+        self.clock: Stream | None = PacedStream(self.time)
         self.notes: list[str] = []
 
     def new_event(self, timing: bool = False) -> Event:
@@ -124,7 +125,7 @@ class PacedDevice:
     def capture(self, body: Callable[[], object]) -> Graph:
         """``body`` runs once: its results have their shapes, and never change."""
         body()
-        return PacedGraph(self)
+        return PacedGraph(self, self._main)
 
     def memory_bytes(self) -> tuple[int, int]:
         """A small card, always empty."""
@@ -139,4 +140,4 @@ class PacedDevice:
 
     def wait_idle(self) -> None:
         """The clock moves on."""
-        self.time.wait_until(max(self.main.free_at, self.copies.free_at))
+        self.time.wait_until(max(self._main.free_at, self._copies.free_at))
