@@ -6,7 +6,7 @@ from headway.core.config import RunAhead
 
 MAX_ADAPTIVE_DEPTH = 4
 MARGIN = 1.5
-"""The headway to keep, in host times of a step: a step's own, which the next launch needs, and half of one for what comes between."""
+"""The headway to keep, in host times of a step: what the next launch needs, and half as much for what comes between."""
 WINDOW = 32
 """Steps that are judged together."""
 MOST_LOW = 6
