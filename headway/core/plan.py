@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NewType
+from typing import Final, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from headway.core.messages import AddRequest
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
+
+NO_INTS: Final[Int32s] = np.empty(0, np.int32)
 
 Exact = NewType("Exact", int)
 """A host number equal to the device's."""
@@ -82,9 +84,9 @@ class StepPlan:
     samples: Bools
     num_decode_rows: int
     admissions: list[Admission] = field(default_factory=list)
-    block_edit_slots: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
-    block_edit_indices: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
-    block_edit_ids: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    block_edit_slots: Int32s = field(default_factory=lambda: NO_INTS)
+    block_edit_indices: Int32s = field(default_factory=lambda: NO_INTS)
+    block_edit_ids: Int32s = field(default_factory=lambda: NO_INTS)
     masks: list[tuple[int, Int32s]] = field(default_factory=list)
     owners: Sequence[object] = ()
 

@@ -90,7 +90,7 @@ class KVManager:
             return
         if len(digests) < full:
             self._index.extend(digests, request.message.cache_salt, tokens, full)
-        self._index.register(digests[first:full], request.block_ids[first:full])
+        self._index.register(digests, request.block_ids, first, full)
         request.num_registered = full
 
     def release(self, request: Request) -> None:

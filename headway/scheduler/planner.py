@@ -126,11 +126,11 @@ class Planner:
         """A free block for each of the ``picked`` rows; there are enough."""
         table, kv = self._table, self._life.kv
         slots = rows.index[picked]
-        held = table.capacity[slots] // kv.block_size
+        capacity = table.capacity[slots]
         new = kv.grow_by_one([rows.requests[i] for i in picked.tolist()])
-        table.capacity[slots] += kv.block_size
+        table.capacity[slots] = capacity + kv.block_size
         draft.edit_slots += slots.tolist()
-        draft.edit_indices += held.tolist()
+        draft.edit_indices += (capacity // kv.block_size).tolist()
         draft.edit_ids += new
 
     # -- rows that lag -------------------------------------------------------------------------------------------

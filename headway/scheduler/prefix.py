@@ -7,7 +7,6 @@ digest is keyed with random bytes drawn at start, so nobody outside can construc
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from hashlib import blake2b
 
 from headway.core.plan import Int32s
@@ -52,11 +51,13 @@ class PrefixIndex:
         """The block that holds the prefix named ``digest``."""
         return self._block_of.get(digest)
 
-    def register(self, digests: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Names each block, unless another one already holds the same prefix: the first one stays."""
-        for digest, block_id in zip(digests, block_ids, strict=True):
+    def register(self, digests: list[bytes], block_ids: list[int], first: int, end: int) -> None:
+        """Names blocks ``first`` to ``end`` of a chain, each unless another one already holds the same prefix: the first
+        one stays."""
+        for index in range(first, end):
+            digest = digests[index]
             if digest not in self._block_of:
-                self._block_of[digest] = block_id
+                self._block_of[digest] = block_id = block_ids[index]
                 self._digest_of[block_id] = digest
 
     def forget(self, block_id: int) -> None:

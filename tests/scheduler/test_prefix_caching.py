@@ -112,7 +112,7 @@ def test_the_least_recently_used_prefix_is_recycled_first_from_its_end() -> None
     digests: list[bytes] = []
     index.extend(digests, None, np.arange(8, dtype=np.int32), 4)
     held = pool.take(4)
-    index.register(digests, held)
+    index.register(digests, held, 0, 4)
     pool.release(reversed(held))
     assert pool.take(1)[0] not in held  # blank blocks go first
     pool.share(held[3])
