@@ -51,8 +51,9 @@ def logprob_ints(num_positions: int, entries: int) -> int:
 def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
     """The step's result; all arrays are copies, so the packet's buffer may be reused at once."""
     end = layout.padded_rows * RESULT_INTS
-    rows = packet[:end].reshape(layout.padded_rows, RESULT_INTS)[: layout.num_rows].copy()
-    result = StepResult(sampled=rows[:, 0] != 0, token_ids=rows[:, 1], finish=rows[:, 2])
+    rows = packet[: layout.num_rows * RESULT_INTS].reshape(layout.num_rows, RESULT_INTS)
+    sampled, token_ids, finish, _ = rows.T.copy()
+    result = StepResult(sampled != 0, token_ids, finish)
     if layout.logprob_entries >= 0:
         part, end = _logprobs(packet, end, layout.padded_rows, layout.logprob_entries)
         result.logprobs = _rows_of(part, 0, layout.num_rows)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
 from headway.core.messages import RequestUpdate, StepUpdates, TokenLogprobsRow
-from headway.core.plan import Bools, Finish, LogprobsResult, StepPlan, StepResult
+from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
-from headway.scheduler.slots import Rows
+from headway.scheduler.slots import Int64s, Rows
 
 FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length"}
 
@@ -64,21 +64,13 @@ class Collector:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
                     others.append(self.fail(request, str(error)))
-        live = self._table.epoch[rows.index] == rows.epochs
-        index = rows.index if np.count_nonzero(live) == len(rows) else rows.index[live]
-        self._table.in_flight[index] -= 1
-        picked = live & plan.samples
-        missing = picked & ~result.sampled
-        if np.count_nonzero(missing):
-            for row in np.flatnonzero(missing).tolist():
-                others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
-            picked &= ~missing
-        updates = self._apply_live(rows, result, picked)
-        if index is not rows.index:
-            for row in np.flatnonzero(~live).tolist():
-                update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
-                if update is not None:
-                    others.append(update)
+        if rows.num_closed == self._table.num_closed and plan.num_decode_rows == np.count_nonzero(
+            result.sampled
+        ) == len(rows):
+            self._table.in_flight[rows.index] -= 1
+            updates = self._apply_live(rows, result, None)  # as almost always: all rows are live, and have sampled
+        else:
+            updates = self._apply_mixed(plan, rows, result, others)
         updates.add(others)
         return updates
 
@@ -93,24 +85,36 @@ class Collector:
             num_cached_tokens=0 if request.reported else request.cached_tokens or 0,
         )
 
+    def _apply_mixed(self, plan: StepPlan, rows: Rows, result: StepResult, others: list[RequestUpdate]) -> StepUpdates:
+        """Rows that sampled and whose request still owns the slot; those of the others' are added to ``others``."""
+        live = self._table.epoch[rows.index] == rows.epochs
+        self._table.in_flight[rows.index[live]] -= 1
+        picked = live & plan.samples
+        for row in _nonzero(picked & ~result.sampled):
+            others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
+        updates = self._apply_live(rows, result, np.flatnonzero(picked & result.sampled))
+        for row in _nonzero(~live):
+            update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
+            if update is not None:
+                others.append(update)
+        return updates
+
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 
-    def _apply_live(self, rows: Rows, result: StepResult, picked: Bools) -> StepUpdates:
-        """``picked``: bool [R], rows that sampled."""
-        table, num = self._table, int(np.count_nonzero(picked))
-        if not num:
-            return StepUpdates()
+    def _apply_live(self, rows: Rows, result: StepResult, picked: Int64s | None) -> StepUpdates:
+        """``picked``: int64 [n], rows that sampled, ascending; None: all."""
+        table = self._table
         slots, ids, requests, tokens, finish = rows.index, rows.ids, rows.requests, result.token_ids, result.finish
-        order: Sequence[int] = range(num)
-        if num < len(rows):
-            order = np.flatnonzero(picked).tolist()
+        order: Sequence[int] = range(len(rows))
+        if picked is not None:
+            order = picked.tolist()
             slots, tokens, finish = slots[picked], tokens[picked], finish[picked]
             ids, requests = [ids[row] for row in order], [requests[row] for row in order]
         known = table.known[slots]
         table.history[slots, known] = tokens
         table.known[slots] = known + 1
         updates = StepUpdates(ids, tokens.tolist())
-        self.generation_tokens += num
+        self.generation_tokens += len(ids)
         if self._life.kv.caching:
             # The new token's own KV is not written yet: ``known`` tokens are, the one before it included.
             for i in _nonzero(known % self._life.kv.block_size == 0):
