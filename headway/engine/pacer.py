@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headway.core.config import RunAhead
 
-MAX_ADAPTIVE_DEPTH = 4
+MAX_ADAPTIVE_DEPTH, HOST_BOUND_DEPTH = 4, 2
+"""Deepest queue; and where the host is slower than the device, which no depth helps but for an uneven step now and then."""
 MARGIN = 1.5
 """The headway to keep, in host times of a step: what the next launch needs, and half as much for what comes between."""
 WINDOW = 32
@@ -22,7 +23,7 @@ class Pacer:
     queue would make newcomers wait: their prompt runs behind all steps in flight.
 
     With d steps in flight the headway is about d device times of a step less the host's own time. So a step less in flight
-    means a step's device time less of headway, and where the host is slower than the device no depth gives any.
+    means a step's device time less of headway.
 
     Args:
         run_ahead: a fixed depth, or "auto".
@@ -57,11 +58,11 @@ class Pacer:
         self._seen += 1
         self._low += headway_us < margin
         self._tight += headway_us - self._device_us < margin
-        device_bound = self._device_us > self._host_us
-        if self._low > MOST_LOW and device_bound and self.depth < MAX_ADAPTIVE_DEPTH:
+        deepest = MAX_ADAPTIVE_DEPTH if self._device_us > self._host_us else HOST_BOUND_DEPTH
+        if self._low > MOST_LOW and self.depth < deepest:
             self._move(1)
         elif self._seen == WINDOW:
-            self._calm_windows = self._calm_windows + 1 if self._tight <= MOST_LOW or not device_bound else 0
+            self._calm_windows = self._calm_windows + 1 if self._tight <= MOST_LOW or self.depth > deepest else 0
             if self._calm_windows == CALM_WINDOWS and self.depth > 1:
                 self._move(-1)
             else:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from headway.core.automaton import Vocabulary
-from headway.core.messages import AddRequest
-from headway.core.plan import Int32s, StepPlan, StepResult
+from headway.core.plan import NO_INTS, Int32s, StepPlan, StepResult
 from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
 from headway.device.staging import StagingRing
@@ -116,7 +115,7 @@ class ModelRunner:
         self.device, self.config = device, config
         self._model, self._sampler, self._arena, self._kv = model, sampler, arena, kv
         self.admissions = AdmissionWriter(arena, sampler)
-        self._requests: list[AddRequest | None] = [None] * config.max_num_seqs
+        self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
@@ -223,7 +222,7 @@ class ModelRunner:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
         for admission in plan.admissions:
             self.admissions.write(packed, admission)
-            self._requests[admission.slot] = admission.request
+            self._prompts[admission.slot] = admission.token_ids[: len(admission.request.prompt_token_ids)]
         wanted = self._sampler.penalties.wanted
         counted = [admission.slot for admission in plan.admissions if wanted(admission.request)]
         return packed.list_at(np.array(counted, np.int32)), len(counted)
@@ -236,17 +235,15 @@ class ModelRunner:
         starts = np.cumsum(plan.query_lens) - plan.query_lens
         rows: list[tuple[int, int]] = []
         indices: list[Int32s] = []
-        targets: list[int] = []
+        targets: list[Int32s] = []
         for row in np.flatnonzero(asked >= 0):
-            request = self._requests[plan.slots[row]]
-            assert request is not None
-            prompt = request.prompt_token_ids
+            prompt = self._prompts[plan.slots[row]]
             first = int(plan.starts_bound[row])
             count = min(first + int(plan.query_lens[row]), len(prompt) - 1) - first
             if count > 0:
                 rows.append((int(row), count))
                 indices.append(np.arange(starts[row], starts[row] + count, dtype=np.int32))
-                targets += prompt[first + 1 : first + 1 + count]
+                targets.append(prompt[first + 1 : first + 1 + count])
         if not rows:
             return None
         slots = np.repeat(plan.slots[[row for row, _ in rows]], [count for _, count in rows])
@@ -254,7 +251,7 @@ class ModelRunner:
         return PromptPositions(
             rows=rows,
             indices_at=packed.list_at(np.concatenate(indices)),
-            targets_at=packed.list_at(np.array(targets, np.int32)),
+            targets_at=packed.list_at(np.concatenate(targets)),
             slots_at=packed.list_at(slots.astype(np.int32)),
             entries=entries,
         )

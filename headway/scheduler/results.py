@@ -23,14 +23,18 @@ NO_TOKEN_LEFT = (
 )
 
 
-def logprobs_row(result: LogprobsResult, i: int) -> TokenLogprobsRow:
-    """Position ``i`` of a result, cut to its valid entries. Raises HeadwayError when it has none."""
-    count = int(result.counts[i])
-    if count < 1:
-        raise HeadwayError("the step brought no log-probabilities for a row that asked for them")
-    return TokenLogprobsRow(
-        result.token_ids[i, :count].tolist(), result.logprobs[i, :count].tolist(), int(result.ranks[i])
-    )
+NO_LOGPROBS = "the step brought no log-probabilities for a row that asked for them"
+
+
+def logprobs_rows(result: LogprobsResult | None, positions: list[int]) -> list[TokenLogprobsRow | None]:
+    """Positions of a result, each cut to its valid entries; None for one that has none."""
+    if result is None or not positions:
+        return [None] * len(positions)
+    columns = (result.token_ids, result.logprobs, result.ranks, result.counts)
+    return [
+        TokenLogprobsRow(ids[:count], values[:count], rank) if count > 0 else None
+        for ids, values, rank, count in zip(*(column[positions].tolist() for column in columns), strict=True)
+    ]
 
 
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:
@@ -120,8 +124,11 @@ class Collector:
             for i in _nonzero(known % self._life.kv.block_size == 0):
                 self._life.kv.register(requests[i], table.history[requests[i].slot], int(known[i]))
         more = updates.more
-        for i in _nonzero(table.special[slots]):
-            more[i] = self._decorate(requests[i], _token_update(ids[i], updates.token_ids[i]), result, order[i])
+        special = _nonzero(table.special[slots])
+        asking = [i for i in special if requests[i].wants_logprobs]
+        told = dict(zip(asking, logprobs_rows(result.logprobs, [order[i] for i in asking]), strict=True))
+        for i in special:
+            more[i] = self._decorate(requests[i], _token_update(ids[i], updates.token_ids[i]), told.get(i))
             table.special[slots[i]] = requests[i].says_more
         for i in _nonzero(finish):
             if i not in more:
@@ -144,7 +151,7 @@ class Collector:
         self.generation_tokens += 1
         update = _token_update(request.request_id, token)
         if request.wants_logprobs or not request.reported:
-            update = self._decorate(request, update, result, row)
+            update = self._decorate(request, update, logprobs_rows(result.logprobs, [row])[0])
         finish = int(result.finish[row])
         if finish:
             self._end(request, update, finish)
@@ -168,13 +175,13 @@ class Collector:
             update.stop_token_id = update.new_token_ids[0]
         self._life.finish(request)
 
-    def _decorate(self, request: Request, update: RequestUpdate, result: StepResult, row: int) -> RequestUpdate:
+    def _decorate(self, request: Request, update: RequestUpdate, told: TokenLogprobsRow | None) -> RequestUpdate:
         """Adds what a first update or log-probabilities bring; a request this raises for fails alone."""
         try:
             if request.wants_logprobs:
-                if result.logprobs is None:
-                    raise HeadwayError("the step brought no log-probabilities although a row asked for them")
-                update.new_logprobs = [logprobs_row(result.logprobs, row)]
+                if told is None:
+                    raise HeadwayError(NO_LOGPROBS)
+                update.new_logprobs = [told]
             if not request.reported:
                 update.num_cached_tokens = request.cached_tokens or 0
                 update.new_prompt_logprobs = self._whole_prompt(request)
@@ -198,6 +205,8 @@ class Collector:
         done = len(rows)
         if start > done:
             raise HeadwayError(f"prompt log-probabilities of positions {done + 1}..{start} never came")
-        for i in range(done - start, len(result.counts)):
-            if len(rows) < request.prompt_len - 1:
-                rows.append(logprobs_row(result, i))
+        end = min(len(result.counts), request.prompt_len - 1 - start)
+        for told in logprobs_rows(result, list(range(done - start, end))):
+            if told is None:
+                raise HeadwayError(NO_LOGPROBS)
+            rows.append(told)

@@ -11,7 +11,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.engine.boot import build_engine
-from headway.engine.pacer import CALM_WINDOWS, MARGIN, MAX_ADAPTIVE_DEPTH, WINDOW, Pacer
+from headway.engine.pacer import CALM_WINDOWS, HOST_BOUND_DEPTH, MARGIN, MAX_ADAPTIVE_DEPTH, WINDOW, Pacer
 from tests.engine.harness import request
 from tests.engine.paced_device import PacedClock, PacedDevice
 
@@ -83,11 +83,14 @@ def test_the_depth_is_the_least_that_keeps_the_margin(
     assert depth == 1 or (depth - 1) * device_us - host_us < MARGIN * host_us
 
 
-def test_a_host_slower_than_the_device_gains_nothing_by_depth() -> None:
+def test_a_host_slower_than_the_device_gains_little_by_depth() -> None:
     pacer = auto()
-    loop = Loop(pacer, device_us=200, host_us=300, jitter=0.3)
+    loop = Loop(pacer, device_us=350, host_us=300)
+    loop.run(400)
+    assert pacer.depth == 3
+    loop.device_us = 200
     loop.run(3000)
-    assert pacer.depth == 1
+    assert pacer.depth == HOST_BOUND_DEPTH
 
 
 def test_the_depth_comes_down_again_when_steps_get_longer() -> None:
