@@ -36,8 +36,7 @@ class Ticket:
             start = time.perf_counter()
             with allowed(SANCTION):
                 self._done.synchronize()
-            self._owner.back_pressure.waits += 1
-            self._owner.back_pressure.seconds += time.perf_counter() - start
+            self._owner.back_pressure.add(start)
         view: npt.NDArray[np.int32] = self._buffer.numpy()[: self._source.numel()]  # host: after the copy's event
         return view
 
@@ -68,8 +67,10 @@ class Readback:
         produced = produced or self._device.new_event()
         produced.record(self._device.main)
         self._device.copies.wait_event(produced)
-        with self._device.copies.active(), self.unpinned.copying(self._device):
+        start = time.perf_counter()
+        with self._device.copies.active():
             buffer[: source.numel()].copy_(source, non_blocking=True)
+        self.unpinned.copied(self._device, start)
         done.record(self._device.copies)
         return Ticket(self, source, buffer, done)
 

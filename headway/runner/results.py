@@ -52,8 +52,8 @@ def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
     """The step's result; all arrays are copies, so the packet's buffer may be reused at once."""
     end = layout.padded_rows * RESULT_INTS
     rows = packet[: layout.num_rows * RESULT_INTS].reshape(layout.num_rows, RESULT_INTS)
-    sampled, token_ids, finish, _ = rows.T.copy()
-    result = StepResult(sampled != 0, token_ids, finish)
+    columns = rows.T.copy()
+    result = StepResult(columns[0] != 0, columns[1], columns[2])
     if layout.logprob_entries >= 0:
         part, end = _logprobs(packet, end, layout.padded_rows, layout.logprob_entries)
         result.logprobs = _rows_of(part, 0, layout.num_rows)

@@ -131,6 +131,7 @@ class ModelRunner:
         self.readback = Readback(device, packet)
         self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight = 0
+        self._inference = torch.inference_mode()
         self._last_slots: Int32s | None = None  # of these are the two below
         self._head: PackedRows
         self._variant = Variant()
@@ -186,7 +187,7 @@ class ModelRunner:
             self._variant, self._last_slots = self._sampler.variant(plan.slots), plan.slots
         variant = self._variant
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
-        with self.device.main.active(), torch.inference_mode():
+        with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
             if _edits_first(plan):

@@ -8,7 +8,7 @@ import numpy as np
 
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError
-from headway.core.plan import Admission, Bools, Int32s, StepPlan
+from headway.core.plan import NO_INTS, Admission, Bools, Int32s, StepPlan
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request
 from headway.scheduler.slots import Int64s, Rows
@@ -85,18 +85,16 @@ class Planner:
         table, running = self._table, self._life.running
         rows = running.decode_rows().first(draft.tokens_left)
         starts = table.scheduled[rows.index]
-        short = starts >= table.capacity[rows.index]
-        if np.count_nonzero(short):
-            count = self._grow_decode(draft, rows, np.flatnonzero(short))
+        (short,) = (starts >= table.capacity[rows.index]).nonzero()
+        if len(short):
+            count = self._grow_decode(draft, rows, short)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts = rows.first(count), starts[:count]
         ends = starts + 1
         table.scheduled[rows.index] = ends
         table.in_flight[rows.index] += 1
-        over = ends == table.last[rows.index]
-        if np.count_nonzero(over):
-            for i in np.flatnonzero(over).tolist():
-                draft.drained.append(rows.requests[i])
+        for i in (ends == table.last[rows.index]).nonzero()[0].tolist():
+            draft.drained.append(rows.requests[i])
         draft.tokens_left -= len(rows)
         return rows, starts
 
@@ -266,11 +264,14 @@ class Planner:
             query_lens = np.concatenate((query_lens, np.array(draft.query_lens, np.int32)))
             samples = np.concatenate((samples, np.array(draft.samples, np.bool_)))
             starts = np.concatenate((starts, np.array(draft.starts, np.int32)))
-        plan = StepPlan(step, rows.slots, query_lens, starts, samples, n, draft.admissions)
+        edits = (NO_INTS, NO_INTS, NO_INTS)
         if draft.edit_ids:
-            plan.block_edit_slots = np.array(draft.edit_slots, np.int32)
-            plan.block_edit_indices = np.array(draft.edit_indices, np.int32)
-            plan.block_edit_ids = np.array(draft.edit_ids, np.int32)
-        plan.masks = draft.masks
-        plan.owners = rows.requests
+            edits = (
+                np.array(draft.edit_slots, np.int32),
+                np.array(draft.edit_indices, np.int32),
+                np.array(draft.edit_ids, np.int32),
+            )
+        plan = StepPlan(
+            step, rows.slots, query_lens, starts, samples, n, draft.admissions, *edits, draft.masks, rows.requests
+        )
         return plan, rows

@@ -38,8 +38,8 @@ def logprobs_rows(result: LogprobsResult | None, positions: list[int]) -> list[T
 
 
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:
-    """Where ``values`` are not zero; usually nowhere, which counting finds out at a fraction of the cost."""
-    return np.flatnonzero(values).tolist() if np.count_nonzero(values) else []
+    """Where ``values`` are not zero. The method: numpy's function of that name comes in three layers of Python."""
+    return values.nonzero()[0].tolist()
 
 
 def _token_update(request_id: str, token: int) -> RequestUpdate:
