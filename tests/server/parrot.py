@@ -16,7 +16,7 @@ from typing import Any
 from headway import AsyncLLM
 from headway.api import frontend
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, TokenLogprobsRow
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.engine.client import EngineClient, ThreadClient
 from headway.engine.process import ProcessClient
 from tests.api.fakes import ByteTokenizer
@@ -70,11 +70,11 @@ class ParrotCore:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepUpdates:
         running = list(self._requests.values())[:SLOTS]
         if any(SLOW in prompt for _, prompt, _ in running):
             time.sleep(0.002)
-        return [self._advance(*one) for one in running]
+        return StepUpdates.of([self._advance(*one) for one in running])
 
     def _advance(self, request: AddRequest, prompt: str, answer: list[int]) -> RequestUpdate:
         if DIE in prompt:
