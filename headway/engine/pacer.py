@@ -18,6 +18,12 @@ SMOOTHING = 1 / 16
 """Weight of the newest step in the means."""
 
 
+def _smooth(mean: float, newest: float) -> float:
+    """The mean with the newest value in it. One of more than twice the mean counts as that: a step with a long prompt now
+    and then, which feeds the device while it is launched, says little of the others."""
+    return mean + (min(newest, 2 * mean) - mean) * SMOOTHING if mean else newest
+
+
 class Pacer:
     """Chooses the run-ahead depth: the least that keeps the measured headway above ``MARGIN`` host times of a step. A deeper
     queue would make newcomers wait: their prompt runs behind all steps in flight.
@@ -49,8 +55,8 @@ class Pacer:
         """
         if not self._adaptive:
             return
-        self._host_us += (host_us - self._host_us) * (SMOOTHING if self._host_us else 1.0)
-        self._device_us += (device_us - self._device_us) * (SMOOTHING if self._device_us else 1.0)
+        self._host_us = _smooth(self._host_us, host_us)
+        self._device_us = _smooth(self._device_us, device_us)
         if self._passing:  # launched when the depth was another
             self._passing -= 1
             return

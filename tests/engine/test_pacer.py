@@ -25,23 +25,24 @@ class Loop:
         self.pacer, self.device_us, self.host_us = pacer, device_us, host_us
         self.rng, self.jitter = random.Random(0), jitter
         self.now = self.free_at = self.idle_us = 0.0
-        self.in_flight: deque[tuple[float, float, float]] = deque()
+        self.in_flight: deque[tuple[float, float, float, float]] = deque()
         self.headways: list[float] = []
 
-    def step(self, stall_us: float = 0.0) -> None:
-        """One turn: launch when the depth allows it, then apply the oldest when it must. The host may ``stall``."""
-        host = self.host_us * (1 + self.jitter * self.rng.uniform(-1, 1))
+    def step(self, stall_us: float = 0.0, times: int = 1) -> None:
+        """One turn: launch when the depth allows it, then apply the oldest when it must. The host may stall; the step may take
+        host and device several ``times`` as long."""
+        host = self.host_us * times * (1 + self.jitter * self.rng.uniform(-1, 1))
         if len(self.in_flight) <= self.pacer.depth:
             self.now += host / 2 + stall_us
             headway = max(self.free_at - self.now, 0.0)
             self.idle_us += max(self.now - self.free_at, 0.0)
-            self.free_at = max(self.free_at, self.now) + self.device_us
-            self.in_flight.append((self.free_at, headway, host))
+            self.free_at = max(self.free_at, self.now) + self.device_us * times
+            self.in_flight.append((self.free_at, headway, self.device_us * times, host))
         if len(self.in_flight) > self.pacer.depth:
-            ended, headway, host = self.in_flight.popleft()
+            ended, headway, device_us, host = self.in_flight.popleft()
             self.now = max(self.now, ended) + host / 2
             self.headways.append(headway)
-            self.pacer.observe(headway, self.device_us, host)
+            self.pacer.observe(headway, device_us, host)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -110,6 +111,16 @@ def test_a_hiccup_of_the_host_moves_nothing() -> None:
     for _ in range(20):
         loop.step(stall_us=5000)
         loop.run(150)
+        assert pacer.depth == 1
+
+
+def test_a_long_prompt_now_and_then_moves_nothing() -> None:
+    pacer = auto()
+    loop = Loop(pacer, device_us=900, host_us=300)
+    loop.run(100)
+    for _ in range(40):
+        loop.step(times=20)
+        loop.run(20)
         assert pacer.depth == 1
 
 
