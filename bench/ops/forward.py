@@ -243,7 +243,7 @@ def sweep() -> None:
             calls: Calls = []
             for part in parts:
                 rest = ((part.block_tables, part.row_slots, part.seq_lens), NUMBERS, rows, MAX_MODEL_LEN, small)
-                calls.append(partial(launch_decode, part.q, part.k_cache, part.v_cache, out, *rest))
+                calls.append(partial(launch_decode, part.q, part.k_cache, part.v_cache, out, part.arrivals, *rest))
             attempt(f"decode R={rows} n={n} warps={warps} stages={stages}", moved / BYTES_PER_US, calls)
 
 

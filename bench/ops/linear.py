@@ -1,13 +1,13 @@
-"""Times the linear layers of a decode step on one card: every tile, both models' shapes, beside ``F.linear``.
+"""Chooses the tiles of a decode step's fused linear layers on one card, beside ``F.linear`` and separate kernels.
 
-    python bench/ops/linear.py [--rows 1 8] [--model qwen3-0.6b] [--budget 60] [--jobs 14] [--chain | --sweep]
+    python bench/ops/linear.py [--rows 1 8] [--model qwen3-0.6b] [--budget 60] [--jobs 14] [--chain]
 
-Each tile is first compared with the op's reference, then timed in a CUDA graph that walks over enough different weights
-that the L2 cache does not hold them. Floor: bytes of weight over 4.44 TB/s. The last lines are the winners, as the table of
-``headway/kernels/skinny_linear/tiles.py`` wants them. Then whole layers with those tiles: six kernels a layer, 28 layers in one
-graph, fused wherever there is an op (models fuse only where the table says), beside the separate kernels of the models.
---chain does that alone, with the table's tiles; --sweep leaves it out.
-Compilation is most of the work, so --jobs processes fill Triton's cache first.
+Kernels that start early (``kernels.triton_early``) cannot be judged alone: a tile is timed inside whole decoder layers with
+attention, 28 (or 8) of them in one CUDA graph, so that no weight is in the L2 cache. Each tile is first compared with the
+op's reference. The search goes over the layers in turn, from the table's tiles on, until a round brings nothing; the output
+layer is timed alone. The lines printed last are the winners, as the table of ``kernels/skinny_linear/tiles.py`` wants them.
+--chain only times whole layers, with the table's tiles. Compilation is most of the work, so --jobs processes fill Triton's
+cache first.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 from timing import time_calls
 
-from headway.core.ints import cdiv, next_power_of_2
+from headway.core.ints import cdiv
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -34,10 +36,9 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import Kind, Tile, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
+from headway.kernels.triton_early import launch_early
 
 BYTES_PER_US = 4.44e6
-COLD_BYTES = 200 * 2**20
-"""Weights of one shape together: more than three times the L2."""
 EPS = 1e-6
 Tiles = dict[tuple[int, int, int], Tile]
 
@@ -83,24 +84,39 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def candidates(layer: Layer, rows: int) -> Iterator[Tile]:
-    """Tiles worth trying: 16 to 48 KB of weight per program, with and without tensor cores."""
+    """Tiles worth trying: those whose weights fit into registers, whole or in part."""
     pair = 2 if layer.mode == SILU else 1
-    largest = next_power_of_2(layer.inputs)
+    inputs = layer.inputs
     if rows <= 4:
-        for wide, block_k, warps, stages in [
-            (8, 1024, 4, 1), (4, 1024, 4, 1), (4, 2048, 4, 1), (8, 512, 2, 1), (4, 1024, 2, 1), (16, 512, 4, 1),
-            (16, 256, 4, 1), (2, 2048, 4, 1), (8, 2048, 8, 1), (4, 512, 4, 3), (8, 512, 4, 3), (8, 512, 4, 4),
-            (16, 256, 4, 4), (4, 1024, 4, 3),
-        ]:  # fmt: skip
-            fits = block_k <= largest and wide >= pair and (stages == 1 or 2 * block_k <= layer.inputs)
-            if fits and wide * block_k * row_bucket(rows) <= 32768:
-                yield Tile(wide // pair, block_k, 0, warps, stages)
-    for wide, block_k, splits, warps, stages in [
-        (8, 128, 4, 4, 3), (8, 64, 4, 4, 4), (8, 128, 8, 8, 2), (8, 64, 8, 8, 4), (16, 64, 4, 4, 4), (16, 128, 4, 4, 3),
-        (32, 64, 4, 4, 3), (16, 64, 8, 8, 3), (16, 256, 4, 4, 1), (8, 256, 4, 4, 1), (32, 64, 2, 2, 4), (64, 64, 2, 4, 3),
-    ]:  # fmt: skip
-        if splits * block_k <= largest and max(16, rows) * splits * block_k <= 32768:
-            yield Tile(wide // pair, block_k, splits, warps, stages)
+        for wide, block_k, warps in product((2, 4, 8, 16), (512, 1024, 2048), (1, 2, 4, 8, 16)):
+            passes = cdiv(inputs, block_k)
+            threads = 32 * warps
+            if wide < pair or block_k > inputs or wide * block_k > 64 * threads or wide * block_k < 8 * threads:
+                continue
+            if block_k < 1024 and passes > 2:
+                continue
+            for held in sorted({passes, min(passes, 4)}):
+                if 24 <= wide * held * block_k / threads <= 160:
+                    yield Tile(wide // pair, block_k, 0, warps, 1 if held == passes else 3, held)
+    if rows > 1:
+        for wide, block_k, splits, warps in product((8, 16, 32), (64, 128, 256), (2, 4, 8), (2, 4, 8)):
+            step = splits * block_k
+            passes = cdiv(inputs, step)
+            if warps < splits or wide < pair or not 128 <= step <= min(inputs, 1024):
+                continue
+            for held, stages in {(0, 4), (0, 3), (1, 3), (2, 3), (passes, 1)}:
+                threads = 32 * warps
+                weights, activations = wide * held * step / threads, row_bucket(rows) * held * step / threads
+                whole = held >= passes
+                if rows <= 4 and not whole:
+                    continue
+                if held > passes or (whole and stages > 1) or weights > 128 or activations > 96:
+                    continue
+                if (held and not weights >= 16) or (not held and (step > 512 or warps > 4 or inputs < 4096)):
+                    continue
+                if not whole and held and (step < 512 or wide < 16):
+                    continue
+                yield Tile(wide // pair, block_k, splits, warps, stages, held)
 
 
 def check(layer: Layer, x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, tile: Tile) -> None:
@@ -113,49 +129,6 @@ def check(layer: Layer, x: torch.Tensor, norm: torch.Tensor, weight: torch.Tenso
     error, largest = (out.float() - expected.float()).abs().max(), expected.float().abs().max()
     if not bool(error <= 0.02 * largest):
         raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
-
-
-def sweep(model: str, all_rows: list[int], budget: float) -> Tiles:
-    """Print every tile's time; returns the winners."""
-    winners: Tiles = {}
-    layers = MODELS[model]
-    per_layer = budget / len(layers)
-    for layer in layers:
-        stop = time.monotonic() + per_layer
-        size = 2 * layer.outputs * layer.inputs
-        floor = size / BYTES_PER_US
-        weights = [random(layer.outputs, layer.inputs) * 0.05 for _ in range(max(2, cdiv(COLD_BYTES, size)))]
-        norm = random(layer.inputs)
-        wide = layer.outputs // (2 if layer.mode == SILU else 1)
-        say(f"\n{model} {layer.name} N={layer.outputs} K={layer.inputs}: floor {floor:.2f} us")
-        for rows in all_rows:
-            x, out = random(rows, layer.inputs), torch.zeros(rows, wide, dtype=torch.bfloat16, device="cuda")
-            plain = time_calls([partial(F.linear, x, weight) for weight in weights])
-            found: list[tuple[float, Tile]] = []
-            wrong = []
-            for tile in candidates(layer, rows):
-                if time.monotonic() > stop and found:
-                    wrong.append("out of time")
-                    break
-                try:
-                    check(layer, x, norm, weights[0], tile)
-                    rest = (None, out, layer.mode, tile)
-                    given = norm if layer.norm else None
-                    found.append((time_calls([partial(launch, x, given, EPS, w, *rest) for w in weights]), tile))
-                except Exception as error:  # too much shared memory, for one
-                    wrong.append(f"{tile}: {type(error).__name__} {' '.join(str(error).split())[:80]}")
-            found.sort(key=lambda pair: pair[0])
-            best = " | ".join(
-                f"{spent:.2f} (n{t.block_n} k{t.block_k} s{t.splits} w{t.num_warps} st{t.num_stages})"
-                for spent, t in found[:4]
-            )
-            ratio = found[0][0] / floor if found else 0.0
-            say(f"  M={rows:3d}  F.linear {plain:7.2f}  fused best x{ratio:.2f}: {best}")
-            for line in wrong:
-                say(f"        {line}")
-            if found and rows <= 16:
-                winners.setdefault((row_bucket(rows), layer.outputs, layer.inputs), found[0][1])
-    return winners
 
 
 def compile_tiles(model: str, index: int, rows: int) -> None:
@@ -184,8 +157,8 @@ def compile_all(models: list[str], all_rows: list[int], jobs: int) -> None:
 class Chain:
     """All layers of a decode step with caches, run with fused or separate ops."""
 
-    def __init__(self, model: str, rows: int, count: int, tiles: Tiles, context: int = 256) -> None:
-        self.tiles = tiles
+    def __init__(self, model: str, rows: int, count: int, tiles: Tiles, context: int = 448) -> None:
+        self.tiles = dict(tiles)
         shapes = {layer.name: (layer.outputs, layer.inputs) for layer in MODELS[model]}
         hidden, self.heads = shapes["qkv"][1], shapes["o"][1] // 128
         kv_heads = (shapes["qkv"][0] // 128 - self.heads) // 2
@@ -235,19 +208,85 @@ class Chain:
             x = add_rms_norm(F.linear(inner, weights["down"]), self.residual, self.norm, EPS)
 
 
+def layers_in_chain(model: str) -> int:
+    return 28 if model.startswith("qwen3") else 8
+
+
+def descend(model: str, rows: int, until: float) -> Tiles:
+    """The fastest tiles found for ``rows``, by layer; prints each layer's best and worst."""
+    made = Chain(model, rows, layers_in_chain(model), {})
+    count = len(made.weights)
+
+    def spent() -> float:
+        return time_calls([partial(made.fused, True)], 1, replays=3) / count
+
+    best = spent()
+    say(f"\n{model} M={rows}: {best:.2f} us a layer with the table's tiles")
+    before = float("inf")
+    while best < before - 0.02:
+        before = best
+        for layer in MODELS[model][:4]:
+            key = (row_bucket(rows), layer.outputs, layer.inputs)
+            kept = made.tiles.get(key)
+            found: list[tuple[float, Tile]] = []
+            x, norm, weight = random(rows, layer.inputs), random(layer.inputs), made.weights[0][layer.name]
+            for tile in candidates(layer, rows):
+                if time.monotonic() > until:
+                    say("out of time")
+                    return made.tiles
+                try:
+                    check(layer, x, norm, weight, tile)
+                    made.tiles[key] = tile
+                    found.append((spent(), tile))
+                except Exception as error:  # too much shared memory, for one
+                    say(f"    {tile}: {type(error).__name__} {' '.join(str(error).split())[:80]}")
+            found.sort(key=lambda pair: pair[0])
+            if found and found[0][0] < best - 0.02:
+                best, kept = found[0]
+            if kept is None:
+                made.tiles.pop(key, None)
+            else:
+                made.tiles[key] = kept
+            listed = " | ".join(f"{us:.2f} {shown(tile)}" for us, tile in [*found[:3], *found[-1:]])
+            say(f"  {layer.name:8s} -> {best:.2f}: {listed}")
+    return made.tiles
+
+
+def head(model: str, rows: int) -> Tiles:
+    """The output layer's fastest tile, timed alone: it streams far more than a cache holds."""
+    layer = MODELS[model][4]
+    weight = random(layer.outputs, layer.inputs) * 0.05
+    x, out = random(rows, layer.inputs), torch.zeros(rows, layer.outputs, dtype=torch.bfloat16, device="cuda")
+    plain = time_calls([partial(F.linear, x, weight)])
+    found: list[tuple[float, Tile]] = []
+    for tile in candidates(layer, rows):
+        with contextlib.suppress(Exception):
+            check(layer, x, x[0], weight, tile)
+            found.append((time_calls([partial(launch, x, None, EPS, weight, None, out, STORE, tile)]), tile))
+    found.sort(key=lambda pair: pair[0])
+    listed = " | ".join(f"{us:.2f} {shown(tile)}" for us, tile in found[:3])
+    say(f"  head: floor {2 * weight.numel() / BYTES_PER_US:.1f}, F.linear {plain:.1f}: {listed}")
+    return {(row_bucket(rows), layer.outputs, layer.inputs): found[0][1]} if found and found[0][0] < plain else {}
+
+
+def shown(tile: Tile) -> str:
+    """As in the table."""
+    t = tile
+    return f"Tile({t.block_n}, {t.block_k}, {t.splits}, {t.num_warps}, {t.num_stages}, {t.held})"
+
+
 def chain(model: str, all_rows: list[int], tiles: Tiles) -> None:
     """Microseconds per layer, with and without attention."""
-    count = 28 if model.startswith("qwen3") else 8
+    count = layers_in_chain(model)
     for rows in all_rows:
-        if rows > 16:
-            continue
         made = Chain(model, rows, count, tiles)
         floor = sum(w.numel() * 2 for w in made.weights[0].values()) / BYTES_PER_US
         for attention in (False, True):
-            spent = {
-                "separate": time_calls([partial(made.separate, attention)], 1) / count,
-                "fused": time_calls([partial(made.fused, attention)], 1) / count,
-            }
+            spent = {"separate": time_calls([partial(made.separate, attention)], 1) / count}
+            for early in ("0", "1"):
+                os.environ["HEADWAY_EARLY_LAUNCH"] = early
+                launch_early.cache_clear()
+                spent[f"fused, early {early}"] = time_calls([partial(made.fused, attention)], 1) / count
             figures = "  ".join(f"{name} {us:.2f}" for name, us in spent.items())
             what = "with rope and attention" if attention else "linear layers alone"
             say(f"chain {model} M={rows} {what}: us per layer (weights' floor {floor:.2f}): {figures}")
@@ -255,12 +294,11 @@ def chain(model: str, all_rows: list[int], tiles: Tiles) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--model", choices=list(MODELS), action="append")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of sweeping per model")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of searching per model")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     parser.add_argument("--chain", action="store_true", help="only time chains of layers, with the table's tiles")
-    parser.add_argument("--sweep", action="store_true", help="only sweep tiles")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
@@ -270,13 +308,16 @@ def main() -> None:
         compile_all(models, options.rows, options.jobs)
     for model in models:
         winners: Tiles = {}
+        begin = time.monotonic()
         if not options.chain:
-            winners = sweep(model, options.rows, options.budget)
-            say("\n# winners")
-            for key, t in winners.items():
-                say(f"    {key}: Tile({t.block_n}, {t.block_k}, {t.splits}, {t.num_warps}, {t.num_stages}),")
-        if not options.sweep:
-            chain(model, options.rows, winners)
+            for i, rows in enumerate(options.rows):
+                winners |= descend(model, rows, begin + options.budget * (i + 1) / len(options.rows)) | head(
+                    model, rows
+                )
+            say("\n# winners: (row bucket, N, K)")
+            for key, tile in winners.items():
+                say(f"    {key}: {shown(tile)},")
+        chain(model, options.rows, winners)
 
 
 if __name__ == "__main__":

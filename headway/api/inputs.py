@@ -59,6 +59,22 @@ class PreparedRequest:
     children: list[AddRequest]
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Sampling parameters as requests carry them, made once for all requests in a row that came with equal ones.
+
+    Attributes:
+        given: a copy of what came.
+        whole: with ``max_tokens`` cut to the room that the prompt leaves.
+        first, others: what the engine gets to see of it, for the first completion and for the others.
+    """
+
+    given: SamplingParams
+    whole: SamplingParams
+    first: SamplingParams
+    others: SamplingParams
+
+
 def is_token_ids(value: object) -> bool:
     """Whether ``value`` is a non-empty list or tuple of integers: one tokenised prompt."""
     return isinstance(value, (list, tuple)) and bool(value) and all(_is_int(item) for item in value)
@@ -115,6 +131,7 @@ class Door:
         self._structured_lock = threading.Lock()
         self._seed = seed
         self._numbers = itertools.count()
+        self._resolved: Resolved | None = None
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True, cache_salt: str | None = None
@@ -137,8 +154,8 @@ class Door:
         self._check_logprobs(params)
         if text is not None:
             ids = self._encode(text, add_special_tokens)
-        params = replace(params, max_tokens=self._max_tokens(ids, params))
-        children = self._fan_out(text, ids, params, cache_salt if own_salt is None else own_salt)
+        resolved = self._resolve(params, self._max_tokens(ids, params))
+        children = self._fan_out(text, ids, resolved, cache_salt if own_salt is None else own_salt)
         if params.structured_outputs is not None:
             grammar = self._structured_door().prepare(params)
             for child in children.children:
@@ -279,18 +296,30 @@ class Door:
                 raise InvalidRequestError(f"bad_words: token id {token} is outside of the vocabulary", "bad_words")
         return sequences
 
-    def _fan_out(self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None) -> PreparedRequest:
+    def _resolve(self, params: SamplingParams, max_tokens: int) -> Resolved:
+        """Copies, checked once more: the caller may have changed, or may yet change, what it gave."""
+        last = self._resolved
+        if last is not None and last.whole.max_tokens == max_tokens and last.given == params:
+            return last
+        whole = replace(params, max_tokens=max_tokens)
+        # Strings are this floor's business. One completion is enough to report on the prompt that all of them share.
+        first = replace(whole, n=1, stop=None, bad_words=[], structured_outputs=None)
+        others = replace(first, prompt_logprobs=None) if whole.n > 1 else first
+        resolved = Resolved(replace(params), whole, first, others)
+        lists = (params.allowed_token_ids, params.logprob_token_ids, params.structured_outputs)
+        self._resolved = resolved if lists == (None, None, None) else None  # those are not copied, so may change unseen
+        return resolved
+
+    def _fan_out(self, text: str | None, ids: list[int], resolved: Resolved, salt: str | None) -> PreparedRequest:
+        params = resolved.whole
         bad_words = self._bad_words(params.bad_words)
         number = next(self._numbers)
         seed = mix64(self._seed, number) if params.seed is None else params.seed
-        # Strings are this floor's business. One completion is enough to report on the prompt that all of them share.
-        first = replace(params, n=1, stop=None, bad_words=[], structured_outputs=None)
-        others = replace(first, prompt_logprobs=None) if params.n > 1 else first
         children = [
             AddRequest(
                 request_id=f"{number}-{i}",
                 prompt_token_ids=ids,
-                params=others if i else first,
+                params=resolved.others if i else resolved.first,
                 seed=(seed + i) & _MASK64,
                 eos_token_ids=[] if params.ignore_eos else self.info.eos_token_ids,
                 bad_words_token_ids=bad_words,

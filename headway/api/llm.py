@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
@@ -17,12 +18,17 @@ from headway.api.inputs import Door, PreparedRequest, Prompt, default_params, pa
 from headway.api.output_processor import OpenRequest, OutputProcessor
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
-from headway.core.messages import EngineStats, ModelInfo
+from headway.core.messages import AddRequest, EngineStats, ModelInfo
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
+
+
+PART_TOKENS = 8192
+"""Prompt tokens that are submitted before the engine takes a turn: enough for a step, so that the device starts on the first
+prompts while the host still adds the others."""
 
 
 class LLM:
@@ -131,8 +137,8 @@ class LLM:
         with self._running:
             requests = [self._processor.open(p, str(next(self._numbers))) for p in prepared]
             try:
-                self._client.add([child for p in prepared for child in p.children])
-                self._drain(len(requests), Progress(requests, enabled=use_tqdm and sys.stderr.isatty()))
+                parts = _parts([child for p in prepared for child in p.children])
+                self._drain(parts, len(requests), Progress(requests, enabled=use_tqdm and sys.stderr.isatty()))
             except BaseException:
                 left = [request_id for request in requests for request_id in self._processor.drop(request)]
                 with contextlib.suppress(EngineDeadError):
@@ -140,18 +146,21 @@ class LLM:
                 raise
             return [request.snapshot() for request in requests]
 
-    def _drain(self, num_open: int, progress: Progress) -> None:
-        """Poll until all requests have finished."""
+    def _drain(self, parts: list[list[AddRequest]], num_open: int, progress: Progress) -> None:
+        """Submit the parts, polling in between, and poll until all requests have finished."""
+        left = deque(parts)
         with progress:
             while num_open:
-                updates = self._client.poll()
+                if left:
+                    self._client.add(left.popleft())
+                updates = self._client.poll(0.0 if left else None)
                 touched, aborts = self._processor.apply(updates)
                 if aborts:
                     self._client.abort(aborts)
                 finished = [request for request in touched if request.finished]
                 num_open -= len(finished)
                 progress.advance(finished)
-                if not updates and not self._client.has_work():
+                if not updates and not left and not self._client.has_work():
                     raise EngineDeadError(f"the engine lost {num_open} requests")
 
     def close(self) -> None:
@@ -171,6 +180,19 @@ class LLM:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+def _parts(requests: list[AddRequest]) -> list[list[AddRequest]]:
+    """The requests in order, each part but the last with at least PART_TOKENS prompt tokens."""
+    parts: list[list[AddRequest]] = [[]]
+    tokens = 0
+    for request in requests:
+        if tokens >= PART_TOKENS:
+            parts.append([])
+            tokens = 0
+        parts[-1].append(request)
+        tokens += len(request.prompt_token_ids)
+    return parts
 
 
 class Progress:

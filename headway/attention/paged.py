@@ -74,6 +74,7 @@ class PagedAttention:
             batch.row_slots,
             batch.query_start,
             batch.seq_lens,
+            batch.arrivals,
             self.scale,
             self.window,
             self.soft_cap,

@@ -70,7 +70,8 @@ class EngineClient(Protocol):
     def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
         """Next updates. Waits (asleep, not spinning) until there are some or ``timeout`` seconds have passed.
 
-        InprocClient, which has nobody else to make progress, returns [] at once when it has no work.
+        InprocClient, which has nobody else to make progress, takes one turn whatever the ``timeout``, and returns [] at once
+        when it has no work.
         """
 
     def has_work(self) -> bool: ...
@@ -159,10 +160,12 @@ class InprocClient:
         core = self._alive()
         updates, self._refused = self._refused, []
         deadline = None if timeout is None else monotonic() + timeout
+        in_time = True
         with interrupt_held_back():
-            while not updates and core.has_work() and (deadline is None or monotonic() < deadline):
+            while not updates and core.has_work() and in_time:
                 try:
                     updates = list(core.step())
+                    in_time = deadline is None or monotonic() < deadline
                 except Exception as error:
                     self._core, self._reason = None, f"the engine failed: {type(error).__name__}: {error}"
                     with contextlib.suppress(Exception):

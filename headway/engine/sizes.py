@@ -15,6 +15,8 @@ from headway.models.config import DecoderConfig
 from headway.state.kv_pool import KVPool
 
 CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * 2**30
+STEP_TOKENS = 8192
+"""Most tokens of a step on a GPU."""
 GRAPH_RESERVE_BYTES = 1 * 2**30
 """Left free on the card for graphs and for what other libraries allocate."""
 
@@ -58,7 +60,7 @@ def choose_sizes(args: EngineArgs, config: DecoderConfig, on_gpu: bool) -> Sizes
     """Sizes before the memory is known: what the user said, else what suits the device."""
     max_model_len = args.max_model_len or config.longest_context
     max_num_seqs = args.max_num_seqs or (256 if on_gpu else 64)
-    tokens = args.max_num_batched_tokens or (8192 if on_gpu else 1024)
+    tokens = args.max_num_batched_tokens or (STEP_TOKENS if on_gpu else 1024)
     if tokens < max_num_seqs:
         if args.max_num_batched_tokens:
             raise ConfigError(

@@ -67,7 +67,7 @@ class PagedInputs:
 
     Attributes:
         q: [T, H, D]; k_cache, v_cache: [NB, bs, KH, D]; block_tables: [S, MB]; row_slots: [R];
-        query_start: [R + 1]; seq_lens: [R].
+        query_start: [R + 1]; seq_lens: [R]; arrivals: [R, KH].
         num_decode_rows, max_query_len, max_seq_len_bound: as the op takes them.
     """
 
@@ -78,6 +78,7 @@ class PagedInputs:
     row_slots: torch.Tensor
     query_start: torch.Tensor
     seq_lens: torch.Tensor
+    arrivals: torch.Tensor
     num_decode_rows: int
     max_query_len: int
     max_seq_len_bound: int
@@ -86,7 +87,7 @@ class PagedInputs:
         """The op's arguments, in order."""
         return (
             self.q, self.k_cache, self.v_cache, self.block_tables, self.row_slots, self.query_start, self.seq_lens,
-            scale, window, soft_cap, self.num_decode_rows, self.max_query_len, self.max_seq_len_bound,
+            self.arrivals, scale, window, soft_cap, self.num_decode_rows, self.max_query_len, self.max_seq_len_bound,
         )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ def make_paged_inputs(
         row_slots=torch.cat((slots, pads)).to(device),
         query_start=starts.to(device),
         seq_lens=torch.cat((contexts, torch.zeros_like(pads))).to(device),
+        arrivals=torch.zeros(len(rows) + pad_rows, heads[1], dtype=torch.int32, device=device),
         num_decode_rows=num_decode_rows,
         max_query_len=max((query for query, _ in rows), default=1),
         max_seq_len_bound=bound,

@@ -15,10 +15,11 @@ class BatchBuffers:
     One set is enough: steps run in order on one stream, and only the device reads them.
     """
 
-    def __init__(self, arena: SlotArena, max_tokens: int, max_rows: int, block_size: int) -> None:
+    def __init__(self, arena: SlotArena, max_tokens: int, max_rows: int, block_size: int, kv_heads: int) -> None:
         device = arena.ints.device
         self._tokens = torch.zeros(3, max_tokens, dtype=torch.int32, device=device)
         self._rows = torch.zeros(3, max_rows, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._history, self._block_tables = arena.view("history"), arena.view("block_table")
         self._num_computed, self._alive = arena.view("num_computed"), arena.view("alive")
@@ -44,6 +45,7 @@ class BatchBuffers:
             row_slots=self._rows[1, :num_rows],
             logit_indices=self._rows[2, :num_rows],
             block_tables=self._block_tables,
+            arrivals=self._arrivals[:num_rows],
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,

@@ -121,7 +121,7 @@ class ModelRunner:
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
         self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
-        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size)
+        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, kv.num_kv_heads)
         self._results = torch.zeros(
             config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
         )
@@ -391,15 +391,16 @@ class ModelRunner:
         with self.device.main.active(), torch.inference_mode():
             self._packed.zero_()
             self._apply_edits(1)
-            batch = self._buffers.unpack(
-                self._packed,
-                num_tokens=num_tokens,
-                num_rows=num_rows,
-                num_decode_rows=0,
-                max_query_len=num_tokens,
-                max_seq_len_bound=num_tokens,
-            )
-            logits = self.row_logits(batch, self._model(batch, self._kv))
+            for rows in dict.fromkeys((1, num_rows)):  # long prompts may run on other kernels than many short ones
+                batch = self._buffers.unpack(
+                    self._packed,
+                    num_tokens=num_tokens,
+                    num_rows=rows,
+                    num_decode_rows=0,
+                    max_query_len=num_tokens,
+                    max_seq_len_bound=num_tokens,
+                )
+                logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))

@@ -11,7 +11,7 @@ import torch
 class StepBatch:
     """One step on the device. T = padded tokens, R = padded rows, S = slots, MB = blocks per sequence.
 
-    All tensors are int32 on the engine's device, filled by ``step_unpack``; the host never reads them.
+    All tensors are int32 on the engine's device, but for ``arrivals`` filled by ``step_unpack``; the host never reads them.
 
     Attributes:
         input_ids: [T]; 0 on padding.
@@ -22,6 +22,7 @@ class StepBatch:
         row_slots: [R], batch row -> slot; -1 on padding.
         logit_indices: [R], batch row -> its last token.
         block_tables: [S, MB], slot -> KV blocks; 0 is the null block.
+        arrivals: [R, KH], scratch of the attention kernels, zero between them.
         num_decode_rows: leading rows with exactly one token.
         max_query_len: most tokens of any row (exact).
         max_seq_len_bound: >= every seq_len; sizes grids only.
@@ -35,6 +36,7 @@ class StepBatch:
     row_slots: torch.Tensor
     logit_indices: torch.Tensor
     block_tables: torch.Tensor
+    arrivals: torch.Tensor
     num_decode_rows: int
     max_query_len: int
     max_seq_len_bound: int

@@ -37,7 +37,7 @@ class KVPool:
             storage = storage.transpose(3, 4)
         self.keys = [storage[i, 0] for i in range(num_layers)]
         self.values = [storage[i, 1] for i in range(num_layers)]
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, num_kv_heads
 
     @staticmethod
     def bytes_per_block(

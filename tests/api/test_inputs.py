@@ -176,3 +176,27 @@ def test_generation_config_gives_the_defaults() -> None:
     params = default_params(model_info())
     assert (params.temperature, params.top_k, params.max_tokens) == (0.5, 7, 16)
     assert isinstance(params.top_k, int)
+
+
+def test_params_changed_between_requests_are_seen() -> None:
+    """Equal parameters are copied once for many requests; what is changed in place is checked and used anew."""
+    at, params = door(), SamplingParams(max_tokens=3, stop=["x"])
+    before = at.prepare([1, 2], params)
+    assert at.prepare([1], params).params is before.params
+    params.max_tokens = 5
+    assert at.prepare([1], params).children[0].params.max_tokens == 5
+    assert before.params.max_tokens == 3
+    assert isinstance(params.stop, list)
+    params.stop.append("y")
+    assert at.prepare([1], params).params.stop == ["x", "y"]
+    params.top_p = 7.0
+    with pytest.raises(InvalidRequestError, match="top_p"):
+        at.prepare([1], params)
+    allowed = SamplingParams(allowed_token_ids=[1])
+    assert at.prepare([1], allowed).params is not at.prepare([1], allowed).params
+
+
+def test_a_longer_prompt_leaves_less_room_for_equal_params() -> None:
+    at, params = door(max_model_len=8), SamplingParams(max_tokens=None)
+    rooms = [at.prepare([1] * length, params).params.max_tokens for length in (3, 3, 5, 3)]
+    assert rooms == [5, 5, 3, 5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -111,12 +111,12 @@ def test_an_interrupt_aborts_all_and_leaves_the_engine_usable(llm: LLM, monkeypa
     poll = llm._client.poll
     calls = 0
 
-    def interrupted() -> Any:
+    def interrupted(timeout: float | None) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise KeyboardInterrupt
-        return poll()
+        return poll(timeout)
 
     monkeypatch.setattr(llm._client, "poll", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -124,6 +124,33 @@ def test_an_interrupt_aborts_all_and_leaves_the_engine_usable(llm: LLM, monkeypa
     assert core(llm).requests == {}
     assert llm._processor.requests() == []
     assert llm.generate("a", seeded(max_tokens=2))[0].outputs[0].text == "bc"
+
+
+def test_the_engine_starts_before_the_last_prompts_are_added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.api.llm.PART_TOKENS", 3)
+    events: list[str] = []
+    add, step = core(llm).add, core(llm).step
+
+    def noted(event: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            events.append(event)
+            return inner(*args)
+
+        return call
+
+    monkeypatch.setattr(core(llm), "add", noted("add", add))
+    monkeypatch.setattr(core(llm), "step", noted("step", step))
+    outputs = llm.generate(prompts([97, 98], [97, 98, 99], [97], [97], [97], [98]), seeded(max_tokens=2))
+    assert events[:8] == ["add", "add", "step", "add", "add", "add", "step", "add"]
+    assert [o.prompt_token_ids for o in outputs] == [[97, 98], [97, 98, 99], [97], [97], [97], [98]]
+    assert all(len(o.outputs[0].token_ids) == 2 for o in outputs)
+
+
+def test_a_bad_prompt_is_found_before_any_is_added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.api.llm.PART_TOKENS", 1)
+    monkeypatch.setattr(core(llm), "add", lambda request: pytest.fail("added"))
+    with pytest.raises(InvalidRequestError):
+        llm.generate(prompts([97], [97], []))
 
 
 def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_a_sequence_in_chunks_equals_dense_attention(window: int, soft_cap: floa
             row_slots=ints([1]),
             logit_indices=ints([size - 1]),
             block_tables=ints([0, 0, 0, *blocks]).view(2, 3),
+            arrivals=ints([0] * KH).view(1, KH),
             num_decode_rows=int(size == 1),
             max_query_len=size,
             max_seq_len_bound=24,

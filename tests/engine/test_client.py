@@ -140,6 +140,15 @@ def test_close_wakes_a_blocked_poll() -> None:
     assert errors
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt. A shell that starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     client = InprocClient(EngineArgs(model="fake"), FACTORY)
     core = client._core

@@ -17,9 +17,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from headway.core.ints import next_power_of_2
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
-from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -34,13 +37,24 @@ TYPES = {
     "soft_cap": "fp32",
     "eps": "fp32",
 }
-INT_POINTERS = ("tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr")
+INT_POINTERS = (
+    "tables_ptr",
+    "row_slots_ptr",
+    "query_start_ptr",
+    "seq_lens_ptr",
+    "positions_ptr",
+    "kv_slots_ptr",
+    "arrivals_ptr",
+)
 SMS = 132
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
     """Compile with the types the launchers pass; activations are bf16, activation pointers and strides 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
+        options["launch_pdl"] = True
     for index, argument in enumerate(kernel.arg_names):
         pointer = argument.endswith("_ptr")
         if argument in constants:
@@ -51,7 +65,8 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
             signature[argument] = TYPES.get(argument, "*bf16" if pointer else "i32")
             if pointer or argument.endswith("_stride"):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
     report = assembler_report(ptx)
@@ -62,6 +77,7 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
                 "shared": built.metadata.shared,
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+                "serialized": "C7510" in report,  # products that ptxas makes wait for each other
                 "async_copies": ptx.count("cp.async.cg"),
                 "warpgroup_products": ptx.count("wgmma.mma_async"),
                 "warp_products": ptx.count("mma.sync"),
@@ -86,10 +102,11 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
+    blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    compile_kernel(f"decode {name}", decode_kernel, {**kind, **blocks, "GROUP": heads // kv_heads}, **options)
-    reduce = {"H": heads, "HEADS": 1, "D": size, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "WINDOWED": windowed}
-    compile_kernel(f"reduce {name}", reduce_kernel, reduce, num_warps=2)
+    for hold in (False, True):
+        more = {"GROUP": heads // kv_heads, "HOLD": hold}
+        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
@@ -97,13 +114,23 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
         compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
 
 
+def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) -> None:
+    constants = {"H": heads, "KH": kv_heads, "D": size, "BS": block_size, "BLOCK_M": 128, "BLOCK_N": 128}
+    name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
+    compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
+
+
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
-    bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
-    constants = {"N": outputs // 2 if mode == SILU else outputs, "K": inputs, "ROWS": bucket, "SPLITS": tile.splits}
+    constants = {
+        "N": outputs // 2 if mode == SILU else outputs,
+        "K": inputs,
+        "ROWS": row_bucket(rows),
+        "SPLITS": tile.splits,
+    }
     constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
-    constants |= {"NORM": kind.startswith("norm"), "BIAS": False}
+    constants |= {"NORM": kind.startswith("norm"), "BIAS": False, "HELD": min(tile.held, -(-inputs // tile.step))}
     way = "add" if tile.splits == 0 else "dot"
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
@@ -116,6 +143,8 @@ def main() -> None:
     compile_linear("skinny_linear", 16, 151936, 1024)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
+    compile_overlapped(128, 16, 8, 16)
+    compile_overlapped(64, 32, 4, 256)
     for add in (False, True):
         compile_kernel(
             "rms_norm", rms_norm_kernel, {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add}, num_warps=8

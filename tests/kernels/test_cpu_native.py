@@ -134,7 +134,8 @@ def test_paged_attention_does_not_depend_on_threads_or_neighbours(dtype: torch.d
     row = 2  # alone in its batch
     alone = ops.paged_attention(
         inputs.q[row : row + 1], inputs.k_cache, inputs.v_cache, inputs.block_tables, inputs.row_slots[row : row + 1],
-        torch.tensor([0, 1], dtype=torch.int32), inputs.seq_lens[row : row + 1], 0.125, 0, 0.0, 1, 1, 600,
+        torch.tensor([0, 1], dtype=torch.int32), inputs.seq_lens[row : row + 1],
+        inputs.arrivals[row : row + 1], 0.125, 0, 0.0, 1, 1, 600,
     )  # fmt: skip
     assert torch.equal(alone[0], one[row])
 

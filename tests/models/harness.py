@@ -71,6 +71,7 @@ class Machine:
             row_slots=_ints([row.slot for row in rows] + [-1] * pad_rows),
             logit_indices=_ints(lasts + [0] * pad_rows),
             block_tables=torch.from_numpy(self.tables).to(DEVICE),
+            arrivals=torch.zeros(len(rows) + pad_rows, self.kv.keys[0].shape[2], dtype=torch.int32, device=DEVICE),
             num_decode_rows=num_decode_rows,
             max_query_len=max(query_lens),
             max_seq_len_bound=self.model.max_model_len,

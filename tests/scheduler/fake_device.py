@@ -154,10 +154,13 @@ class FakeDevice:
                 assert at not in written, "two rows write one place"
                 written.add(at)
                 self.kv[at] = (p, states[p])
-        for _, slot, start, count in spans:
+        for row, slot, start, count in spans:
             states = slot.states()
             for p in range(start + count):
-                assert self.kv.get((slot.table[p // bs], p % bs)) == (p, states[p]), "foreign KV"
+                at = (slot.table[p // bs], p % bs)
+                assert self.kv.get(at) == (p, states[p]), "foreign KV"
+                early = row < plan.num_decode_rows and p < start
+                assert not (early and at in written), "decode attention reads stored KV before the step's writes have landed"
 
     def _sample(self, plan: StepPlan) -> StepResult:
         n = plan.num_rows

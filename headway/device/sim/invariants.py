@@ -94,7 +94,8 @@ def check_kv_write(args: tuple[Any, ...]) -> After:
 def check_attention(args: tuple[Any, ...]) -> After:
     """R3: host bounds cover the device's truth. Blocks in use are real ones."""
     cache, tables, row_slots, query_start, seq_lens = args[1], args[3], args[4], args[5], args[6]
-    decode_rows, max_query, bound = args[10], args[11], args[12]
+    arrivals, decode_rows, max_query, bound = args[7], args[11], args[12], args[13]
+    need(not bool(arrivals.any()), "paged_attention: counters of shared rows are not zero")
     longest = int(seq_lens.max())
     need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
     spans = query_start[1:] - query_start[:-1]

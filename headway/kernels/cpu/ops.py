@@ -121,6 +121,7 @@ def paged_attention(
     row_slots: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
+    arrivals: torch.Tensor,
     scale: float,
     window: int,
     soft_cap: float,
@@ -133,7 +134,7 @@ def paged_attention(
     tables = _are_int32(block_tables, row_slots, query_start, seq_lens)
     if not is_native(q, k_cache, v_cache) or not tables or size > MAX_HEAD_SIZE:
         return _reference(
-            "paged_attention", q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens,
+            "paged_attention", q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals,
             scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound,
         )  # fmt: skip
     out = torch.empty_like(q)

@@ -1,6 +1,6 @@
 """Causal attention over the paged KV cache, for decode rows, prefill rows and any mix of the two.
 
-paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, scale, window, soft_cap,
+paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
                 num_decode_rows, max_query_len, max_seq_len_bound) -> out
     q             [T, H, D] (bf16, f16, f32), last two dimensions contiguous; any D; H a multiple of KH
     k_cache, v_cache  [NB, bs, KH, D] in q's dtype, equal strides, head dimensions contiguous;
@@ -9,6 +9,7 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     row_slots     int32 [R], row -> row of block_tables; outside [0, S) (-1 on padding) the row's output is zeros
     query_start   int32 [R + 1], first token of each row; token r belongs to decode row r
     seq_lens      int32 [R], context including this step's tokens, at most MB * bs; 0 (padding, zombie): output is zeros
+    arrivals      int32 [>= R, KH] scratch, zero before and after: where programs that share a row count who is done
     scale         > 0, multiplies q . k
     window        > 0: a query sees the last ``window`` positions, itself included; 0: all of them
     soft_cap      > 0: logits become soft_cap * tanh(logits / soft_cap); 0: off
@@ -16,6 +17,9 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     max_query_len     most tokens of any row, exact
     max_seq_len_bound >= every seq_len; sizes grids only
     out           [T, H, D] in q's dtype; tokens past query_start[R] are zeros
+
+A decode row's keys and values before its newest token were written by earlier steps, not by this one: kernels may read them
+before the step's other writes have landed.
 
 Query j of a row with n queries sits at position seq_len - n + j and sees the positions up to its own. Query heads
 [kh * H / KH, (kh + 1) * H / KH) share KV head kh. Logits and sums are f32.
@@ -37,6 +41,7 @@ def _paged_attention_meta(
     row_slots: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
+    arrivals: torch.Tensor,
     scale: float,
     window: int,
     soft_cap: float,
@@ -49,7 +54,7 @@ def _paged_attention_meta(
 
 paged_attention = Op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, "
-    "Tensor query_start, Tensor seq_lens, float scale, int window, float soft_cap, int num_decode_rows, "
+    "Tensor query_start, Tensor seq_lens, Tensor(a!) arrivals, float scale, int window, float soft_cap, int num_decode_rows, "
     "int max_query_len, int max_seq_len_bound) -> Tensor",
     reference=reference.paged_attention,
     meta=_paged_attention_meta,

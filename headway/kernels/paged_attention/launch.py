@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from headway.core.ints import next_power_of_2
+from headway.kernels.paged_attention.overlap import choose_overlap, launch_overlapped
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
     PrefillTile,
     choose_splits,
     decode_tile,
+    holds_tile,
     num_sms,
     prefill_tile,
 )
-from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel, reduce_kernel
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.triton_early import launch_early
 
 
 def paged_attention(
@@ -23,6 +27,7 @@ def paged_attention(
     row_slots: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
+    arrivals: torch.Tensor,
     scale: float,
     window: int,
     soft_cap: float,
@@ -37,10 +42,14 @@ def paged_attention(
     numbers = (scale, window, soft_cap)
     if num_decode_rows:
         tables = (block_tables, row_slots, seq_lens)
-        launch_decode(q, k_cache, v_cache, out, tables, numbers, num_decode_rows, max_seq_len_bound)
+        launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
     if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
         spans = (block_tables, row_slots, query_start, seq_lens)
-        launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+        overlap = choose_overlap(q, k_cache, numbers, num_decode_rows, row_slots.shape[0], max_query_len)
+        if overlap is None:
+            launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+        else:
+            launch_overlapped(q, k_cache, v_cache, out, spans, scale, num_decode_rows, max_query_len, overlap)
     return out
 
 
@@ -49,13 +58,14 @@ def launch_decode(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     out: torch.Tensor,
+    arrivals: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float, int, float],
     num_rows: int,
     max_seq_len_bound: int,
     tile: DecodeTile | None = None,
 ) -> None:
-    """Rows [0, num_rows): one kernel, or two when the rows alone do not fill the device."""
+    """Rows [0, num_rows), one kernel."""
     block_tables, row_slots, seq_lens = tables
     scale, window, soft_cap = numbers
     num_rows = min(num_rows, q.shape[0])
@@ -64,29 +74,21 @@ def launch_decode(
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
+    hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
         top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
     num_slots, table_width = block_tables.shape
     decode_kernel[(kv_heads, num_rows, num_splits)](
-        q, k_cache, v_cache, out, partial, top, block_tables, row_slots, seq_lens,
+        q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
         num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip
-    if num_splits > 1:
-        # Where rows are rarely split, most programs find nothing to do: have few of them.
-        together = heads if min_tiles > 1 else 1
-        reduce_kernel[(heads // together, num_rows)](
-            partial, top, out, row_slots, seq_lens,
-            num_rows, num_slots, table_width * block_size, num_splits, min_tiles, window,
-            H=heads, HEADS=together, D=size, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, WINDOWED=window > 0,
-            num_warps=2,
-        )  # fmt: skip
 
 
 def launch_prefill(

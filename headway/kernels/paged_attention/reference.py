@@ -18,6 +18,7 @@ def paged_attention(
     row_slots: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
+    arrivals: torch.Tensor,
     scale: float,
     window: int,
     soft_cap: float,

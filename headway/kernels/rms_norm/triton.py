@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 MANY_ROWS = 2048
 """From this many rows on, a program takes several short rows: fewer, larger programs stream better."""
@@ -26,10 +27,14 @@ def rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     col = tl.arange(0, BLOCK_C)[None, :]
     mask = (row < num_rows) & (col < SIZE)
+    weight = tl.load(weight_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
     narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
     x = narrow.to(tl.float32)
     if ADD:
@@ -38,7 +43,6 @@ def rms_norm_kernel(
         narrow = x.to(narrow.dtype)
         tl.store(residual_at, narrow, mask=mask)
         x = narrow.to(tl.float32)  # what the residual holds now, rounding included
-    weight = tl.load(weight_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
     y = (x * rstd[:, None]).to(narrow.dtype).to(tl.float32) * weight
     tl.store(out_ptr + row * SIZE + col, y.to(narrow.dtype), mask=mask)
@@ -63,6 +67,6 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
     other = x if residual is None else residual
     rms_norm_kernel[(cdiv(num_rows, block_r),)](
         x, other, weight, out, num_rows, x.stride(0), other.stride(0), eps,
-        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, num_warps=warps,
+        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, num_warps=warps, **launch_early(x.device),
     )  # fmt: skip
     return out

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -16,9 +17,17 @@ def load_heads(base, head, dim, keep, D: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, rstd, weight_ptr, dim, keep_dim):
+def load_norm(ptr, dim, keep_dim, NORM: tl.constexpr):
+    """The weights of a head's norm; where there is none, something that nobody uses."""
+    if NORM:
+        return tl.load(ptr + dim, mask=keep_dim, other=0.0).to(tl.float32)
+    else:
+        return 0.0
+
+
+@triton.jit
+def scaled(x, rstd, weight):
     """Per-head RMS norm with HF's rounding: normalise, round, times weight, round."""
-    weight = tl.load(weight_ptr + dim, mask=keep_dim, other=0.0).to(tl.float32)
     normed = (x.to(tl.float32) * rstd[:, None]).to(x.dtype).to(tl.float32)
     return (normed * weight[None, :]).to(x.dtype)
 
@@ -39,10 +48,16 @@ def turn_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Norm and rotate a block of heads of one token and store it when ``write``."""
+    """Norm and rotate a block of heads of one token and store it when ``write``; waits for the projections."""
     dim = tl.arange(0, BLOCK_HALF)
     keep_dim = dim < HALF
+    cos = tl.load(angles + dim, mask=keep_dim, other=1.0)[None, :]
+    sin = tl.load(angles + HALF + dim, mask=keep_dim, other=0.0)[None, :]
+    first_norm = load_norm(norm_ptr, dim, keep_dim, NORM)
+    second_norm = load_norm(norm_ptr + HALF, dim, keep_dim, NORM)
+    wait_for_inputs(EARLY)
     keep_head = (head < num_heads)[:, None]
     keep = keep_head & keep_dim[None, :]
     first = load_heads(source, head, dim, keep, D)
@@ -57,10 +72,8 @@ def turn_heads(
             rest = load_heads(source, head, rest_dim, keep_rest, D).to(tl.float32)
             total += tl.sum(rest * rest, axis=1)
         rstd = tl.rsqrt(total / D + eps)
-        first = scaled(first, rstd, norm_ptr, dim, keep_dim)
-        second = scaled(second, rstd, norm_ptr + HALF, dim, keep_dim)
-    cos = tl.load(angles + dim, mask=keep_dim, other=1.0)[None, :]
-    sin = tl.load(angles + HALF + dim, mask=keep_dim, other=0.0)[None, :]
+        first = scaled(first, rstd, first_norm)
+        second = scaled(second, rstd, second_norm)
     a = first.to(tl.float32)
     b = second.to(tl.float32)
     place = target + head[:, None] * target_stride + dim[None, :]
@@ -69,7 +82,7 @@ def turn_heads(
     if 2 * HALF < D:
         tail = load_heads(source, head, rest_dim, keep_rest, D)
         if NORM:
-            tail = scaled(tail, rstd, norm_ptr, rest_dim, rest_dim < D)
+            tail = scaled(tail, rstd, load_norm(norm_ptr, rest_dim, rest_dim < D, NORM))
         place = target + head[:, None] * target_stride + rest_dim[None, :]
         tl.store(place, tail.to(place.dtype.element_ty), mask=keep_rest & write)
 
@@ -106,7 +119,9 @@ def rope_kv_write_kernel(
     BLOCK_REST: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
     token = tl.program_id(0).to(tl.int64)
     section = tl.program_id(1)
     head = tl.arange(0, BLOCK_H)
@@ -116,25 +131,26 @@ def rope_kv_write_kernel(
     source = qkv_ptr + token * qkv_stride
     Q_BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     K_BLOCKS: tl.constexpr = (KH + BLOCK_H - 1) // BLOCK_H
+    slot = tl.load(kv_slots_ptr + token)
     if section < Q_BLOCKS:
         turn_heads(
             source, q_ptr + token * (H * D), D, q_norm_ptr, angles, section * BLOCK_H + head, H, eps, True,
-            D, HALF, BLOCK_HALF, BLOCK_REST, Q_NORM,
+            D, HALF, BLOCK_HALF, BLOCK_REST, Q_NORM, EARLY,
         )  # fmt: skip
     else:
-        slot = tl.load(kv_slots_ptr + token)
         write = (slot >= 0) & (slot < num_slots)
         slot = tl.where(write, slot, 0)
         place = (slot // BS).to(tl.int64) * block_stride + (slot % BS) * offset_stride
         if section < Q_BLOCKS + K_BLOCKS:
             turn_heads(
                 source + H * D, k_ptr + place, head_stride, k_norm_ptr, angles, (section - Q_BLOCKS) * BLOCK_H + head,
-                KH, eps, write, D, HALF, BLOCK_HALF, BLOCK_REST, K_NORM,
+                KH, eps, write, D, HALF, BLOCK_HALF, BLOCK_REST, K_NORM, EARLY,
             )  # fmt: skip
         else:
             head += (section - Q_BLOCKS - K_BLOCKS) * BLOCK_H
             dim = tl.arange(0, BLOCK_D)
             keep = (head < KH)[:, None] & (dim < D)[None, :]
+            wait_for_inputs(EARLY)
             v = load_heads(source + (H + KH) * D, head, dim, keep, D)
             v_at = v_ptr + place + head[:, None] * head_stride + dim[None, :]
             tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=keep & write)
@@ -169,5 +185,6 @@ def rope_kv_write(
         BLOCK_H=block_h, BLOCK_D=next_power_of_2(size), BLOCK_HALF=block_half,
         BLOCK_REST=next_power_of_2(max(1, size - 2 * half)), Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
         num_warps=min(4, max(1, block_h * block_half // 256)),  # 8 elements of each half per thread
+        **launch_early(qkv.device),
     )  # fmt: skip
     return q

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -18,11 +19,14 @@ def silu_mul_kernel(
     x_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < SIZE
     gate_at = x_ptr + row * x_stride + col
+    wait_for_inputs(EARLY)
     narrow = tl.load(gate_at, mask=mask, other=0.0)
     up = tl.load(gate_at + SIZE, mask=mask, other=0.0).to(tl.float32)
     gate = narrow.to(tl.float32)
@@ -36,6 +40,6 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     block = min(1024, next_power_of_2(size))  # 1024 divides the usual sizes; 8 elements per thread at 4 warps
     silu_mul_kernel[(num_rows, cdiv(size, block))](
-        x, out, x.stride(0), SIZE=size, BLOCK=block, num_warps=max(1, block // 256)
+        x, out, x.stride(0), SIZE=size, BLOCK=block, num_warps=max(1, block // 256), **launch_early(x.device)
     )
     return out

@@ -1,9 +1,10 @@
 """Triton kernel of the fused linear layers: streams the weight once, activations come from the L2 cache.
 
 A program owns some weight rows over their whole length, so nothing is reduced between programs and every result has one
-order of summation. With few rows (``SPLITS`` 0) products are plain multiply-adds, summed within a thread along its 16-byte
-loads, across threads once at the end. With more, tensor cores multiply: the warps of a program take different parts of each
-pass over K (the batch dimension of the product) and their sums meet at the end.
+order of summation. It takes its first ``HELD`` passes of weights into registers before it waits for the kernel before it
+(see ``triton_early``): when the activations are there, what is left is short. With few rows (``SPLITS`` 0) products are
+plain multiply-adds, summed within a thread, across threads once at the end. With more, tensor cores multiply: the warps of a
+program take different parts of each pass over K (the batch dimension of the product) and their sums meet at the end.
 
 The RMS norm of the few activation rows is computed by every program anew: they are small and the launch it saves is not.
 """
@@ -16,23 +17,11 @@ import triton.language as tl
 
 from headway.core.ints import cdiv
 from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 STORE, SILU, ADD = 0, 1, 2
 """What becomes of a product: stored, gate and up combined, added to what the output holds."""
-
-
-@triton.jit
-def inverse_rms(x_ptr, x_stride, num_rows, eps, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """[ROWS] f32: 1 / sqrt(mean(x^2) + eps)."""
-    row = tl.arange(0, ROWS)
-    total = tl.zeros([ROWS], tl.float32)
-    for start in range(0, K, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        keep = (row < num_rows)[:, None] & (col < K)[None, :]
-        x = tl.load(x_ptr + row[:, None] * x_stride + col[None, :], mask=keep, other=0.0).to(tl.float32)
-        total += tl.sum(x * x, axis=1)
-    return tl.rsqrt(total / K + eps)
 
 
 @triton.jit
@@ -42,48 +31,107 @@ def normed(x, rstd, weight):
 
 
 @triton.jit
+def load_columns(at, col, keep, K: tl.constexpr, STEP: tl.constexpr):
+    """Elements of one pass; nothing is masked in K where passes divide it."""
+    if K % STEP:
+        return tl.load(at + col, mask=keep & (col < K), other=0.0)
+    else:
+        return tl.load(at + col, mask=keep, other=0.0)
+
+
+@triton.jit
+def hold(at, lane, keep, K: tl.constexpr, STEP: tl.constexpr, HELD: tl.constexpr):
+    """The first ``HELD`` passes along a row, in registers; a tuple."""
+    held = ()
+    for i in tl.static_range(HELD):
+        part = load_columns(at, i * STEP + lane, keep, K, STEP)
+        held = held + (part,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
+    return held
+
+
+@triton.jit
 def multiply_add(
-    x_ptr, norm_ptr, weight_ptr, row, keep_row, rstd, x_stride, num_rows,
-    K: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
-    STAGES: tl.constexpr,
+    x_ptr, norm_ptr, weight_at, keep_row, weights, norms, x_stride, num_rows, eps,
+    K: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, HELD: tl.constexpr,
+    NORM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """f32 [ROWS, WIDE]: products of the rows of x with WIDE weight rows, without tensor cores."""
-    token = tl.arange(0, ROWS)
-    acc = tl.zeros([ROWS, WIDE], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        col = start + tl.arange(0, BLOCK_K)
-        keep = col < K if K % BLOCK_K else tl.full([BLOCK_K], True, tl.int1)
-        at = weight_ptr + row[:, None] * K + col[None, :]
-        weight = tl.load(at, mask=keep_row[:, None] & keep[None, :], other=0.0, eviction_policy="evict_first")
-        x_keep = (token < num_rows)[:, None] & keep[None, :]
-        x = tl.load(x_ptr + token[:, None] * x_stride + col[None, :], mask=x_keep, other=0.0)
+    lane = tl.arange(0, BLOCK_K)
+    token = tl.arange(0, ROWS)[:, None]
+    y = tl.zeros([ROWS, WIDE], tl.float32)
+    for t in tl.static_range(ROWS):
+        x_at = x_ptr + t * x_stride
+        keep_x = (lane >= 0) & (t < num_rows)
+        xs = hold(x_at, lane, keep_x, K, BLOCK_K, HELD)
+        rstd = 1.0
         if NORM:
-            x = normed(x, rstd[:, None], tl.load(norm_ptr + col, mask=keep, other=0.0)[None, :])
-        product = weight.to(tl.float32)[None, :, :] * x.to(tl.float32)[:, None, :]
-        acc += tl.sum(product, axis=2)
-    return acc
+            squares = tl.zeros([BLOCK_K], tl.float32)
+            for i in tl.static_range(HELD):
+                squares += xs[i].to(tl.float32) * xs[i].to(tl.float32)
+            for start in range(HELD * BLOCK_K, K, BLOCK_K):
+                later = load_columns(x_at, start + lane, keep_x, K, BLOCK_K).to(tl.float32)
+                squares += later * later
+            rstd = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        acc = tl.zeros([WIDE, BLOCK_K], tl.float32)
+        for i in tl.static_range(HELD):
+            x = xs[i]
+            if NORM:
+                x = normed(x, rstd, norms[i])
+            acc += weights[i].to(tl.float32) * x.to(tl.float32)[None, :]
+        for start in tl.range(HELD * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+            col = start + lane
+            weight = load_columns(weight_at, col[None, :], keep_row, K, BLOCK_K)
+            x = load_columns(x_at, col, keep_x, K, BLOCK_K)
+            if NORM:
+                x = normed(x, rstd, load_columns(norm_ptr, col, lane >= 0, K, BLOCK_K))
+            acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+        y = tl.where(token == t, tl.sum(acc, axis=1)[None, :], y)
+    return y
 
 
 @triton.jit
 def multiply_dot(
-    x_ptr, norm_ptr, weight_ptr, row, keep_row, rstd, x_stride, num_rows,
+    x_ptr, norm_ptr, weight_at, keep_row, weights, norms, x_stride, num_rows, eps,
     K: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, STAGES: tl.constexpr,
+    HELD: tl.constexpr, NORM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """f32 [ROWS, WIDE], on tensor cores."""
+    STEP: tl.constexpr = SPLITS * BLOCK_K
+    lane = split_lanes(SPLITS, BLOCK_K)
     token = tl.arange(0, ROWS)[None, :, None]
-    part = tl.arange(0, SPLITS)[:, None, None] * BLOCK_K
+    x_at = x_ptr + token * x_stride
+    keep_x = token < num_rows
+    xs = hold(x_at, lane, keep_x, K, STEP, HELD)
+    rstd = tl.full([ROWS], 1.0, tl.float32)
+    if NORM:
+        squares = tl.zeros([SPLITS, ROWS], tl.float32)
+        for i in tl.static_range(HELD):
+            first = xs[i].to(tl.float32)
+            squares += tl.sum(first * first, axis=2)
+        for start in range(HELD * STEP, K, STEP):
+            later = load_columns(x_at, start + lane, keep_x, K, STEP).to(tl.float32)
+            squares += tl.sum(later * later, axis=2)
+        rstd = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+    rstd = rstd[None, :, None]
     acc = tl.zeros([SPLITS, ROWS, WIDE], tl.float32)
-    for start in tl.range(0, K, SPLITS * BLOCK_K, num_stages=STAGES):
-        col = start + part + tl.arange(0, BLOCK_K)[None, None, :]  # [SPLITS, 1, BLOCK_K]
-        keep = col < K if K % (SPLITS * BLOCK_K) else tl.full([SPLITS, 1, BLOCK_K], True, tl.int1)
-        at = weight_ptr + row[None, :, None] * K + col
-        weight = tl.load(at, mask=keep_row[None, :, None] & keep, other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + token * x_stride + col, mask=(token < num_rows) & keep, other=0.0)
+    for i in tl.static_range(HELD):
+        x = xs[i]
         if NORM:
-            x = normed(x, rstd[None, :, None], tl.load(norm_ptr + col, mask=keep, other=0.0))
+            x = normed(x, rstd, norms[i])
+        acc = tl.dot(x, tl.permute(weights[i], (0, 2, 1)), acc, input_precision="ieee")
+    for start in tl.range(HELD * STEP, K, STEP, num_stages=STAGES):
+        weight = load_columns(weight_at, start + lane, keep_row, K, STEP)
+        x = load_columns(x_at, start + lane, keep_x, K, STEP)
+        if NORM:
+            x = normed(x, rstd, load_columns(norm_ptr, start + lane, lane >= 0, K, STEP))
         acc = tl.dot(x, tl.permute(weight, (0, 2, 1)), acc, input_precision="ieee")
     return tl.sum(acc, axis=0)
+
+
+@triton.jit
+def split_lanes(SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[SPLITS, 1, BLOCK_K]: the columns of one pass."""
+    return tl.arange(0, SPLITS)[:, None, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -103,11 +151,14 @@ def skinny_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
+    HELD: tl.constexpr,
     STAGES: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     MODE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
     PAIR: tl.constexpr = 2 if MODE == 1 else 1
     WIDE: tl.constexpr = PAIR * BLOCK_N
     first = tl.program_id(0) * BLOCK_N
@@ -115,32 +166,42 @@ def skinny_linear_kernel(
     unit = first + wide // PAIR  # gate and up rows of an output lie side by side in the tile
     keep_row = unit < N
     row = (unit + (wide % PAIR) * N).to(tl.int64)
-    rstd = tl.zeros([ROWS], tl.float32)
-    if NORM:
-        BLOCK: tl.constexpr = 4096 // ROWS if K > 4096 // ROWS else K
-        rstd = inverse_rms(x_ptr, x_stride, num_rows, eps, K, ROWS, triton.next_power_of_2(BLOCK))
-    if SPLITS == 0:
-        y = multiply_add(
-            x_ptr, norm_ptr, weight_ptr, row, keep_row, rstd, x_stride, num_rows, K, ROWS, WIDE, BLOCK_K, NORM, STAGES
-        )
-    else:
-        y = multiply_dot(
-            x_ptr, norm_ptr, weight_ptr, row, keep_row, rstd, x_stride, num_rows, K, ROWS, WIDE, BLOCK_K, SPLITS,
-            NORM, STAGES,
-        )  # fmt: skip
-    if BIAS:
-        y += tl.load(bias_ptr + row, mask=keep_row, other=0.0).to(tl.float32)[None, :]
+    weight_at = weight_ptr + row * K
     dtype = out_ptr.dtype.element_ty
     token = tl.arange(0, ROWS)
     col = first + tl.arange(0, BLOCK_N)
     at = out_ptr + token[:, None] * out_stride + col[None, :]
     keep = (token < num_rows)[:, None] & (col < N)[None, :]
+    STEP: tl.constexpr = BLOCK_K * SPLITS if SPLITS > 0 else BLOCK_K
+    if SPLITS == 0:
+        weight_at, keep_row = weight_at[:, None], keep_row[:, None]
+        lane, norm_lane = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_K)
+    else:
+        weight_at, keep_row = weight_at[None, :, None], keep_row[None, :, None]
+        lane, norm_lane = split_lanes(SPLITS, BLOCK_K), split_lanes(SPLITS, BLOCK_K)
+    weights = hold(weight_at, lane, keep_row, K, STEP, HELD)
+    norms = hold(norm_ptr, norm_lane, norm_lane >= 0, K, STEP, HELD if NORM else 0)
+    wait_for_inputs(EARLY)
+    if MODE == 2:  # on its way while the product is made
+        before = tl.load(at, mask=keep, other=0.0).to(tl.float32)
+    if SPLITS == 0:
+        y = multiply_add(
+            x_ptr, norm_ptr, weight_at, keep_row, weights, norms, x_stride, num_rows, eps,
+            K, ROWS, WIDE, BLOCK_K, HELD, NORM, STAGES,
+        )  # fmt: skip
+    else:
+        y = multiply_dot(
+            x_ptr, norm_ptr, weight_at, keep_row, weights, norms, x_stride, num_rows, eps,
+            K, ROWS, WIDE, BLOCK_K, SPLITS, HELD, NORM, STAGES,
+        )  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + row, mask=unit < N, other=0.0).to(tl.float32)[None, :]
     y = y.to(dtype).to(tl.float32)
     if MODE == 1:
         gate, up = tl.split(tl.reshape(y, (ROWS, BLOCK_N, 2)))
         y = (gate / (1.0 + tl.exp2(-gate * LOG2E))).to(dtype).to(tl.float32) * up
     if MODE == 2:
-        y += tl.load(at, mask=keep, other=0.0).to(tl.float32)
+        y += before
     tl.store(at, y.to(dtype), mask=keep)
 
 
@@ -187,11 +248,11 @@ def launch(
     assert weight.shape == ((2 if mode == SILU else 1) * outputs, inputs)
     if rows == 0:
         return
-    bucket = row_bucket(rows) if tile.splits == 0 else max(16, row_bucket(rows))
     skinny_linear_kernel[(cdiv(outputs, tile.block_n),)](
         x, x if norm is None else norm, weight, x if bias is None else bias, out,
         rows, x.stride(0), out.stride(0), eps,
-        N=outputs, K=inputs, ROWS=bucket, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
-        STAGES=tile.num_stages, NORM=norm is not None, BIAS=bias is not None, MODE=mode,
-        num_warps=tile.num_warps,
+        N=outputs, K=inputs, ROWS=row_bucket(rows), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
+        HELD=min(tile.held, cdiv(inputs, tile.step)), STAGES=tile.num_stages,
+        NORM=norm is not None, BIAS=bias is not None, MODE=mode,
+        num_warps=tile.num_warps, **launch_early(x.device),
     )  # fmt: skip

@@ -1,9 +1,14 @@
-"""What each technique buys: the same engine with one thing off at a time, as far as engine arguments can say it."""
+"""What each technique buys: one engine with one thing off at a time, as far as arguments and the environment can say it."""
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 from headway.cli.bench.anchors import gate
 from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
@@ -11,12 +16,14 @@ from headway.cli.bench.anchors.table import NOT_SERVED, REFUSED
 
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "default": {},
+    "no_early_launch": {},
     "no_graphs": {"enforce_eager": True},
     "depth0": {"run_ahead": 0},
     "depth1": {"run_ahead": 1},
     "depth2": {"run_ahead": 2},
     "depth4": {"run_ahead": 4},
 }
+ENVIRONMENT: Final = {"no_early_launch": {"HEADWAY_EARLY_LAUNCH": "0"}}
 WITHOUT_SWITCH: Final = {
     "no_fused_linears": "no engine argument turns the fused small-batch layers off; bench/ops/linear.py times both forms",
     "eager_prefill": "no engine argument turns prefill graphs alone off; no_graphs turns them off with the others",
@@ -50,7 +57,23 @@ def measure(bench: Bench) -> None:
             eager = bool(given.get("enforce_eager", False))
             if eager not in expected:
                 expected[eager] = gate.oracle(bench, enforce_eager=eager)
-            _variant(bench, names, given, expected[eager])
+            with environment(ENVIRONMENT.get(variant, {})):
+                _variant(bench, names, given, expected[eager])
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """The process's environment with ``values``, seen also by what was read from it before."""
+    with patch.dict(os.environ, values):
+        _read_again()
+        yield
+    _read_again()
+
+
+def _read_again() -> None:
+    loaded = sys.modules.get("headway.kernels.triton_early")  # only where Triton is
+    if loaded is not None:
+        loaded.launch_early.cache_clear()
 
 
 def _variant(bench: Bench, names: list[str], given: dict[str, Any], expected: list[list[int]]) -> None:

@@ -130,7 +130,7 @@ def figures(measured: Measured, has_device: bool) -> dict[str, float]:
     kernels = [event for event in measured.events if event.lane == "kernel"]
     copies = [event for event in measured.events if event.lane == "copy"]
     calls = [event for event in measured.events if event.lane == "host"]
-    busy_us = sum(event.us for event in kernels) / measured.steps
+    busy_us = covered_us(kernels) / measured.steps
     waits = sum(blocking(event.name) is not None for event in calls) / measured.steps
     found = {
         "busy_pct": 100 * busy_us / measured.step_us,
@@ -143,6 +143,19 @@ def figures(measured: Measured, has_device: bool) -> dict[str, float]:
     if measured.floor_us is not None:
         found["kernel_over_floor"] = busy_us / measured.floor_us
     return found
+
+
+def covered_us(events: Iterable[Event]) -> float:
+    """Microseconds in which at least one of ``events`` ran.
+
+    Not their sum: kernels that are launched early (``kernels.triton_early``) lie over the kernel they wait for.
+    """
+    total, reached = 0.0, float("-inf")
+    for event in sorted(events, key=lambda event: event.start):
+        end = event.start + event.us
+        total += max(0.0, end - max(event.start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def observe(bench: Bench, core: EngineCore, rows: int, bytes_per_second: float | None) -> Measured:
