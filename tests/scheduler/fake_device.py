@@ -160,7 +160,9 @@ class FakeDevice:
                 at = (slot.table[p // bs], p % bs)
                 assert self.kv.get(at) == (p, states[p]), "foreign KV"
                 early = row < plan.num_decode_rows and p < start
-                assert not (early and at in written), "decode attention reads stored KV before the step's writes have landed"
+                assert not (early and at in written), (
+                    "decode attention reads stored KV before the step's writes have landed"
+                )
 
     def _sample(self, plan: StepPlan) -> StepResult:
         n = plan.num_rows
