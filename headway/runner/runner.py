@@ -172,7 +172,7 @@ class ModelRunner:
         staging = self._staging.acquire()
         changed = plan.slots is not self._last_slots
         if changed:
-            self._head = PackedRows(plan)
+            self._head, self._last_slots = PackedRows(plan), None  # until the variant is known, too
         packed = PackedStep(staging.ints, self._head, plan.step % self.config.max_in_flight)
         new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):

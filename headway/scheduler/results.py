@@ -68,9 +68,8 @@ class Collector:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
                     others.append(self.fail(request, str(error)))
-        if rows.num_closed == self._table.num_closed and plan.num_decode_rows == np.count_nonzero(
-            result.sampled
-        ) == len(rows):
+        num_sampled = np.count_nonzero(result.sampled)
+        if rows.num_closed == self._table.num_closed and plan.num_decode_rows == num_sampled == len(rows):
             self._table.in_flight[rows.index] -= 1
             updates = self._apply_live(rows, result, None)  # as almost always: all rows are live, and have sampled
         else:
