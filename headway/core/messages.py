@@ -54,6 +54,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
 
     ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
     ``queue_seconds``, in the first update: from arrival at the engine to the first step with the request.
+    ``error_parameter``: the request's field that makes ``error`` its own fault and not the engine's.
     """
 
     request_id: str
@@ -65,6 +66,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     error: str | None = None
     queue_seconds: float | None = None
+    error_parameter: str | None = None
 
 
 class StepUpdates(msgspec.Struct, array_like=True, eq=False):

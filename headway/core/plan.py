@@ -35,8 +35,8 @@ class Finish(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
     LENGTH = 3
-    GRAMMAR = 4
-    """No token was left that its grammar and its other demands allow."""
+    NO_TOKEN = 4
+    """No token was left that the request's demands (grammar, allowed and banned tokens, minimum length) allow together."""
 
 
 @dataclass(slots=True)

@@ -63,6 +63,7 @@ class Device(Protocol):
         pins_memory: host buffers are page-locked, so copies need not block.
         asynchronous: work is done later than it is queued; otherwise run-ahead gains nothing.
         captures_graphs: CUDA graphs can be used.
+        compiles_kernels: its kernels are compiled by Triton when they are first launched.
         notes: what this device does without, and why, for the start-up log.
     """
 
@@ -73,6 +74,7 @@ class Device(Protocol):
     pins_memory: bool
     asynchronous: bool
     captures_graphs: bool
+    compiles_kernels: bool
     notes: list[str]
 
     def new_event(self, timing: bool = False) -> Event:

@@ -46,6 +46,7 @@ class CpuDevice:
     pins_memory = False
     asynchronous = False
     captures_graphs = False
+    compiles_kernels = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

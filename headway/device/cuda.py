@@ -73,6 +73,7 @@ class CudaDevice:
 
     asynchronous = True
     captures_graphs = True
+    compiles_kernels = True
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch_device.index if torch_device.index is not None else torch.cuda.current_device()

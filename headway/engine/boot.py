@@ -21,22 +21,19 @@ from headway.engine.core import EngineCore
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.sizes import KVShape, Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context
+from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.kernels.cpu.ops import preferred_dtype
 from headway.models.config import DecoderConfig, decoder_config, kv_spec
 from headway.models.decoder import DecoderModel
 from headway.models.load import load_model
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
-from headway.runner.graphs import DecodeGraphs, row_buckets
-from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
 from headway.runner.runner import ModelRunner, RunnerConfig
-from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
 from headway.state.kv_pool import KVPool
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.weights import Checkpoint, open_checkpoint
-from headway.weights.progress import progress_bar
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -63,13 +60,16 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
-    start = time.perf_counter()
-    loaded = _load(args, progress, device or select_device(args.device))
-    sizes = choose_sizes(args, loaded.config, loaded.device.asynchronous)
-    runner, sizes = _build_runner(args, loaded, sizes)
-    pacer = Pacer(args.run_ahead, loaded.device.asynchronous)
-    if loaded.device.captures_graphs and not args.enforce_eager:
-        _capture_graphs(runner, progress)
+    start, times = time.perf_counter(), PhaseTimes()
+    with times.phase("device"):
+        device = device or select_device(args.device)
+    warm_up = WarmUp(device, times, progress)
+    with times.phase("weights"):
+        loaded = _load(args, progress, device)
+    sizes = choose_sizes(args, loaded.config, device.asynchronous)
+    runner, sizes = _build_runner(args, loaded, sizes, warm_up)
+    pacer = Pacer(args.run_ahead, device.asynchronous)
+    warm_up.prepare_steps(runner, capture=device.captures_graphs and not args.enforce_eager)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
@@ -82,9 +82,9 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
     )
-    waits = HostWaits(loaded.device) if args.count_host_waits else None
+    waits = HostWaits(device) if args.count_host_waits else None
     core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits)
-    logger.info("engine ready in %.1f s", time.perf_counter() - start)
+    logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 
 
@@ -122,7 +122,7 @@ def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.d
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
 
 
-def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> tuple[ModelRunner, Sizes]:
+def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
     spec = kv_spec(loaded.config)
     shape = KVShape(block_size=sizes.block_size, dtype=loaded.dtype, **spec)
@@ -130,7 +130,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> tuple[Model
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()
         rehearsal = _make_runner(loaded, sizes, 2)
-        _rehearse(rehearsal, sizes)
+        warm_up.rehearse(rehearsal, sizes)
         budget = cuda_kv_bytes(device, args.gpu_memory_utilization)
         del rehearsal
         gc.collect()
@@ -151,19 +151,8 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> tuple[Model
             f"the KV cache of {sizes.num_blocks * shape.bytes_per_block / 2**30:.2f} GiB does not fit; "
             "lower kv_cache_memory_bytes, gpu_memory_utilization or max_num_seqs"
         ) from error
-    _rehearse(runner, sizes)
+    warm_up.rehearse(runner, sizes)
     return runner, sizes
-
-
-def _rehearse(runner: ModelRunner, sizes: Sizes) -> None:
-    num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
-    try:
-        runner.rehearse(num_tokens, min(sizes.max_num_seqs, num_tokens))
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"a step of {num_tokens} tokens does not fit the card beside the weights; "
-            "lower max_num_batched_tokens or max_num_seqs"
-        ) from error
 
 
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
@@ -203,21 +192,6 @@ def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> i
     """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
     num_tokens = len(request.prompt_token_ids)
     return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * cdiv(num_tokens, block_size)
-
-
-def _capture_graphs(runner: ModelRunner, progress: bool) -> None:
-    config = runner.config
-    back, tails = runner.sample_and_advance, tail_variants(runner.every_edit)
-    decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    possible = [(tokens, min(rows, config.max_num_seqs)) for tokens, rows in SHAPES]
-    shapes = [shape for shape in dict.fromkeys(possible) if shape[0] <= config.max_num_batched_tokens]
-    prefill = PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, tails)
-    start, total = time.perf_counter(), len(decode.buckets) + len(shapes)
-    with progress_bar(total, "capturing CUDA graphs", show=progress) as advance, torch.inference_mode():
-        prefill.capture(lambda shape: advance(1))
-        decode.capture(lambda bucket: advance(1))
-    runner.use_graphs(decode, prefill)
-    logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
 
 
 def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:

@@ -18,11 +18,13 @@ class Boot(msgspec.Struct, tag=True, array_like=True):
 
     Attributes:
         log_level: show the engine's log on stderr from this level on; None when the parent shows no log either.
+        log_format: "text" or "json".
     """
 
     args: EngineArgs
     factory: str
     log_level: int | None = None
+    log_format: str = "text"
 
 
 class Learn(msgspec.Struct, tag=True, array_like=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ import traceback
 
 import zmq
 
-from headway.core.log import logger
+from headway.core.log import show
 from headway.core.messages import RequestUpdate, StepUpdates
 from headway.engine import channel
 from headway.engine.client import Core, add_all, load_core
@@ -89,8 +88,7 @@ def run(sockets: Sockets) -> int:
         if rest:  # only a Shutdown can follow before the parent has seen Ready
             return 0
         if boot.log_level is not None:
-            logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-            logger.setLevel(boot.log_level)
+            show(boot.log_format, boot.log_level)
         core = load_core(boot.factory, boot.args)
         gc.collect()
         gc.freeze()  # what boot built stays: a full collection that walks it inside the loop takes milliseconds

@@ -17,7 +17,7 @@ from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
 from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
-from headway.scheduler.results import NO_TOKEN_LEFT
+from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
 
 MASK_WAIT_SECONDS = 0.05
@@ -111,9 +111,9 @@ class EngineCore:
                     self._scheduler.add(request)
                 self._scheduler.provide_mask(request_id, mask)
             except Exception as failure:
-                self._failures.append(
-                    self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
-                )
+                update = self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
+                update.error_parameter = _parameter(failure)
+                self._failures.append(update)
 
     def _feed_grammars(self, updates: StepUpdates) -> None:
         """Give the drawn tokens to the matchers; an answer that its grammar did not allow is an error."""
@@ -123,8 +123,8 @@ class EngineCore:
             [token] = update.new_token_ids
             if not self._grammars.allows(update.request_id, token):
                 update.new_token_ids, update.new_logprobs, update.stop_token_id = [], None, None
-                update.error, running = NO_TOKEN_LEFT, update.finish_reason is None
-                update.finish_reason = "error"
+                running, update.finish_reason = update.finish_reason is None, "error"
+                update.error, update.error_parameter = no_token_left(self._grammars.request(update.request_id))
                 if running:
                     self._scheduler.abort(update.request_id)
             elif update.finish_reason is None:
@@ -231,7 +231,18 @@ def _reason(error: Exception) -> str:
 
 
 def _failure(request_id: str, error: Exception) -> RequestUpdate:
-    return RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="error", error=_reason(error))
+    return RequestUpdate(
+        request_id=request_id,
+        new_token_ids=[],
+        finish_reason="error",
+        error=_reason(error),
+        error_parameter=_parameter(error),
+    )
+
+
+def _parameter(error: Exception) -> str | None:
+    """The request's field at fault; None where the engine is to blame."""
+    return (error.parameter or "request") if isinstance(error, InvalidRequestError) else None
 
 
 def _is_fatal(error: Exception) -> bool:

@@ -23,7 +23,7 @@ import zmq
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
-from headway.core.log import logger
+from headway.core.log import logger, shown_format
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.engine import channel
 from headway.engine.client import DEFAULT_FACTORY
@@ -153,7 +153,7 @@ class ProcessClient:
         self._dead: EngineDeadError | None = None
         try:
             log_level = logger.getEffectiveLevel() if logger.hasHandlers() else None
-            self._link.send(channel.Boot(args, factory, log_level))
+            self._link.send(channel.Boot(args, factory, log_level, shown_format()))
             report = self._receive(None)
             if isinstance(report, channel.Dead):
                 raise channel.rebuild(report)

@@ -16,6 +16,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
+from headway.models.layers.mid_tokens import MidRows, MidTokens, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.models.rope import cos_sin_table
@@ -86,7 +87,8 @@ class DecoderModel(nn.Module):
         self.head = Linear(hidden, {"lm_head": vocab}, bias=False, dtype=dtype, device=device, tied=tied)
         self._chain = self._link()
         self._few: list[FewTokens] = []
-        self._few_tokens = self._head_rows = 0  # until ``fuse``
+        self._mid: list[MidTokens] = []
+        self._few_tokens = self._mid_tokens = self._head_rows = 0  # until ``fuse``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
@@ -105,6 +107,10 @@ class DecoderModel(nn.Module):
                 few.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
+        if residual.shape[0] <= self._mid_tokens:
+            for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
+                x = mid.forward(x, residual, batch, k_cache, v_cache)
+            return x
         for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
             x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
         return x
@@ -138,6 +144,9 @@ class DecoderModel(nn.Module):
         rows = fusing(self.device, self.dtype)
         if rows is not None:
             self.fuse(rows)
+        mid = starting_early(self.device, self.dtype)
+        if mid is not None:
+            self.start_early(mid)
 
     def fuse(self, rows: FusedRows) -> None:
         """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
@@ -145,3 +154,9 @@ class DecoderModel(nn.Module):
         self._few = [FewTokens(x.input_norm, x.attention, x.post_norm, x.mlp, rows) for x in layers]
         self._few_tokens = min(few.max_tokens for few in self._few)
         self._head_rows = rows("skinny_linear", *self.head.weight.shape)
+
+    def start_early(self, rows: MidRows) -> None:
+        """Run steps of more tokens, but not many, with linear layers that start early, each up to the rows it is given."""
+        links = self._chain
+        self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
+        self._mid_tokens = max(mid.max_tokens for mid in self._mid)

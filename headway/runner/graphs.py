@@ -29,7 +29,9 @@ WHOLE_STEP_VARIANTS = (
 """Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
 grammars. From few to many flags: a step takes the first that does all it needs."""
 
-DecodeLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
+Shape = tuple[int, int]
+StepLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
+"""The front half of a step of a shape."""
 
 
 def row_buckets(max_num_seqs: int) -> list[int]:
@@ -38,54 +40,81 @@ def row_buckets(max_num_seqs: int) -> list[int]:
     return sorted(bucket for bucket in buckets if bucket <= max_num_seqs)
 
 
-class DecodeGraphs:
-    """Captured decode steps.
+class StepGraphs:
+    """Captured steps: a ``SplitStep`` for each of some shapes.
 
     Args:
-        decode_logits, sample_and_advance: the two halves of a step (``ModelRunner``'s).
-        buckets: ascending padded row counts.
-        tails: variants of the split steps.
+        front, back: the two halves of a step (``ModelRunner``'s).
+        shapes: what to call ``front`` with, from small to large.
+        tails: sampling variants of the split steps.
     """
 
     def __init__(
         self,
         device: Device,
-        decode_logits: DecodeLogits,
-        sample_and_advance: SampleAndAdvance,
+        front: StepLogits,
+        back: SampleAndAdvance,
+        shapes: Iterable[Shape],
+        tails: Sequence[Variant],
+    ) -> None:
+        self._device, self._front, self._back = device, front, back
+        self.shapes = list(shapes)
+        self._tails, self._spare = tails, SpareLogits()
+        self._split: dict[Shape, SplitStep] = {}
+
+    def rehearse(self, others: Sequence[Variant]) -> None:
+        """Run every shape with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+
+        Needs inference mode and the main stream.
+        """
+        for shape in reversed(self.shapes):
+            batch, logits = self._front(*shape)
+            for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others)):
+                self._back(batch, logits, variant)
+
+    def capture(self, on_shape: Callable[[Shape], object]) -> None:
+        """Capture every shape, largest first so that the shared pool is sized once; ``on_shape`` draws progress.
+
+        Needs a rehearsal, inference mode and an idle device.
+        """
+        for shape in reversed(self.shapes):
+            self._capture(shape)
+            on_shape(shape)
+
+    def _capture(self, shape: Shape) -> None:
+        front = partial(self._front, *shape)
+        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare)
+
+
+class DecodeGraphs(StepGraphs):
+    """Captured decode steps.
+
+    Args:
+        buckets: ascending padded row counts; a bucket's graphs apply as many edits of slots.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        front: StepLogits,
+        back: SampleAndAdvance,
         buckets: Iterable[int],
         tails: Sequence[Variant],
     ) -> None:
-        self._device = device
-        self._decode_logits, self._sample_and_advance = decode_logits, sample_and_advance
-        self.buckets = list(buckets)
-        self._tails, self._spare = tails, SpareLogits()
-        self._split: dict[int, SplitStep] = {}
+        super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails)
         self._whole: dict[tuple[int, Variant], Graph] = {}
 
-    def capture(self, on_bucket: Callable[[int], object]) -> None:
-        """Capture every bucket, largest first so that the shared pool is sized once; ``on_bucket`` draws progress.
+    def _capture(self, shape: Shape) -> None:
+        super()._capture(shape)
+        for variant in WHOLE_STEP_VARIANTS:
+            self._whole[shape[0], variant] = self._device.capture(partial(self._run, shape, variant))
 
-        Needs inference mode and an idle device.
-        """
-        for bucket in reversed(self.buckets):
-            front = partial(self._decode_logits, bucket, bucket)
-            self._split[bucket] = SplitStep(
-                self._device, front, self._sample_and_advance, self._tails, self._spare, others=WHOLE_STEP_VARIANTS
-            )
-            for variant in WHOLE_STEP_VARIANTS:
-                self._whole[bucket, variant] = self._capture_whole(bucket, variant)
-            on_bucket(bucket)
-
-    def _capture_whole(self, bucket: int, variant: Variant) -> Graph:
-        def body() -> None:
-            batch, logits = self._decode_logits(bucket, bucket)
-            self._sample_and_advance(batch, logits, variant)
-
-        return self._device.capture(body)
+    def _run(self, shape: Shape, variant: Variant) -> None:
+        self._back(*self._front(*shape), variant)
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
-        for bucket in self.buckets:
+        for bucket, _ in self.shapes:
             if bucket >= num_rows and bucket >= num_edits:
                 return bucket
         return None
@@ -96,4 +125,4 @@ class DecodeGraphs:
         if covering is not None:
             self._whole[bucket, covering].replay()
             return Replayed([], covering)
-        return self._split[bucket].replay(variant)
+        return self._split[bucket, bucket].replay(variant)

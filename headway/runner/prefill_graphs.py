@@ -6,12 +6,8 @@ Decode rows in such a step are treated as prompts of one token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-
-from headway.device.base import Device
-from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeLogits
-from headway.runner.split_step import Replayed, SampleAndAdvance, SpareLogits, SplitStep
+from headway.runner.graphs import Shape, StepGraphs
+from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
 
 SHAPES = (
@@ -22,39 +18,8 @@ SHAPES = (
 The second kind is for a prompt, or a few, that join many rows which decode."""
 
 
-Shape = tuple[int, int]
-
-
-class PrefillGraphs:
-    """Captured steps with prompts.
-
-    Args:
-        prefill_logits: (tokens, rows) -> batch and logits (``ModelRunner.prefill_logits``).
-        sample_and_advance: the rest of a step (``ModelRunner``'s).
-        shapes: padded (tokens, rows), in order of preference.
-        tails: sampling variants of the split steps, besides those that decode steps have whole graphs of.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        prefill_logits: DecodeLogits,
-        sample_and_advance: SampleAndAdvance,
-        shapes: Iterable[Shape],
-        tails: Sequence[Variant],
-    ) -> None:
-        self._device = device
-        self._prefill_logits, self._sample_and_advance = prefill_logits, sample_and_advance
-        self.shapes = list(shapes)
-        self._tails, self._spare = [*WHOLE_STEP_VARIANTS, *tails], SpareLogits()
-        self._split: dict[Shape, SplitStep] = {}
-
-    def capture(self, on_shape: Callable[[Shape], object]) -> None:
-        """Capture every shape, largest first; ``on_shape`` draws progress. Needs inference mode and an idle device."""
-        for shape in reversed(self.shapes):
-            front = partial(self._prefill_logits, *shape)
-            self._split[shape] = SplitStep(self._device, front, self._sample_and_advance, self._tails, self._spare)
-            on_shape(shape)
+class PrefillGraphs(StepGraphs):
+    """Captured steps with prompts, of (tokens, rows) in order of preference."""
 
     def shape_for(self, num_tokens: int, num_rows: int) -> Shape | None:
         """The first shape that holds the step, or None."""

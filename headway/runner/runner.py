@@ -102,7 +102,7 @@ class ModelRunner:
 
     Args:
         arena: slot tables; the sampler's and the core ones.
-        kv: the cache; may be replaced by ``use_kv_pool`` before the first step.
+        kv: the cache.
 
     Attributes:
         clock: times the steps.
@@ -142,11 +142,6 @@ class ModelRunner:
     def every_edit(self) -> int:
         """``Variant.edits`` of a step that uses all of the sampler's features."""
         return self._sampler.every_edit
-
-    def use_kv_pool(self, kv: KVPool) -> None:
-        """Replace the cache; only before graphs are captured."""
-        assert self._graphs is None and self._num_in_flight == 0
-        self._kv = kv
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
         """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
@@ -402,9 +397,9 @@ class ModelRunner:
                 )
                 logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
-            for variant in (Variant(), Variant(flags=RANDOM), Variant(GRAMMAR_EDIT, RANDOM), most):
+            for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
-            self._sampler.penalties.rebuild(batch.row_slots, 1)
+            self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()
 
 

@@ -77,35 +77,24 @@ class SpareLogits:
 
 
 class SplitStep:
-    """The two halves of a step of fixed (padded) size, captured.
+    """The two halves of a step of fixed (padded) size, captured. All that they run must have run once before.
 
     Args:
         front: edits, unpack, forward, logits.
         back: sampling and slot update.
         variants: tails to capture, in order of preference.
-        others: variants whose kernels to compile as well, for graphs that are captured next.
     """
 
     def __init__(
-        self,
-        device: Device,
-        front: FrontHalf,
-        back: SampleAndAdvance,
-        variants: Sequence[Variant],
-        spare: SpareLogits,
-        others: Sequence[Variant] = (),
+        self, device: Device, front: FrontHalf, back: SampleAndAdvance, variants: Sequence[Variant], spare: SpareLogits
     ) -> None:
-        with device.main.active():  # kernels compile and libraries load outside of a capture
-            batch, logits = front()
-            for variant in (*variants, *others):
-                back(batch, logits, variant)
-            self._copy = spare.like(logits)
-        del logits
         kept: list[tuple[StepBatch, torch.Tensor]] = []
         self._front = device.capture(lambda: kept.append(front()))
         # The logits' memory stays theirs until all that reads them is captured; graphs captured later may reuse it.
         self._batch, found = kept.pop()
         self._back = back
+        with device.main.active():
+            self._copy = spare.like(found)
         self._tails = [
             (variant, Tail.capture(device, lambda variant=variant: back(self._batch, found, variant)))  # type: ignore[misc]
             for variant in variants

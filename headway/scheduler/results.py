@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
-from headway.core.messages import RequestUpdate, StepUpdates, TokenLogprobsRow
+from headway.core.messages import AddRequest, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
@@ -17,10 +17,19 @@ from headway.scheduler.slots import Int64s, Rows
 
 FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length"}
 
-NO_TOKEN_LEFT = (
-    "no token was left that structured_outputs allow together with the request's bad_words, allowed_token_ids and "
-    "min_tokens; loosen those"
-)
+
+def no_token_left(request: AddRequest) -> tuple[str, str | None]:
+    """What to say, and the request's field at fault, when nothing was left to draw."""
+    given = {
+        "structured_outputs": request.automaton is not None or request.host_grammar is not None,
+        "allowed_token_ids": request.params.allowed_token_ids is not None,
+        "bad_words": bool(request.bad_words_token_ids),
+        "min_tokens": request.params.min_tokens > 0,
+    }
+    narrowing = [name for name, is_given in given.items() if is_given]
+    if not narrowing:
+        return "no token could be drawn: the model's logits hold no number", None
+    return f"no token was left that {', '.join(narrowing)} allow together; loosen them", narrowing[0]
 
 
 NO_LOGPROBS = "the step brought no log-probabilities for a row that asked for them"
@@ -164,9 +173,10 @@ class Collector:
         if request.status is Status.FINISHED:  # it failed while this update was made
             return
         code = Finish(finish)
-        if code is Finish.GRAMMAR:
+        if code is Finish.NO_TOKEN:
             update.new_token_ids, update.new_logprobs = [], None
-            update.finish_reason, update.error = "error", NO_TOKEN_LEFT
+            update.finish_reason = "error"
+            update.error, update.error_parameter = no_token_left(request.message)
             self._life.finish(request)
             return
         update.finish_reason = FINISH_REASONS[code]

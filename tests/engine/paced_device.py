@@ -103,6 +103,7 @@ class PacedDevice:
     pins_memory = True
     asynchronous = True
     captures_graphs = True
+    compiles_kernels = False
 
     def __init__(self, step_seconds: float, clock: PacedClock | None = None) -> None:
         self.torch_device = torch.device("cpu")

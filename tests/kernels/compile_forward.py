@@ -20,6 +20,10 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from headway.core.ints import next_power_of_2
+from headway.kernels.mid_linear.tiles import Kind as MidKind
+from headway.kernels.mid_linear.tiles import row_block
+from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
+from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
@@ -50,7 +54,14 @@ SMS = 132
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
-    """Compile with the types the launchers pass; activations are bf16, activation pointers and strides 16-aligned."""
+    """Compile with the types the launchers pass; activations are bf16."""
+    compile_typed(name, kernel, constants, TYPES, options)
+
+
+def compile_typed(
+    name: str, kernel: Any, constants: Mapping[str, object], types: Mapping[str, str], options: dict[str, int]
+) -> None:
+    """Compile with arguments of these types, bf16 pointers and integers else; pointers and strides are 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
     if "EARLY" in kernel.arg_names:
         constants = {**constants, "EARLY": True}
@@ -62,7 +73,7 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
         elif argument in INT_POINTERS:
             signature[argument] = "*i32"
         else:
-            signature[argument] = TYPES.get(argument, "*bf16" if pointer else "i32")
+            signature[argument] = types.get(argument, "*bf16" if pointer else "i32")
             if pointer or argument.endswith("_stride"):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
@@ -76,6 +87,7 @@ def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **op
                 "name": name,
                 "shared": built.metadata.shared,
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
+                "copies_before_wait": ptx.partition("griddepcontrol.wait")[0].count("cp.async.cg"),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
                 "serialized": "C7510" in report,  # products that ptxas makes wait for each other
                 "async_copies": ptx.count("cp.async.cg"),
@@ -135,20 +147,33 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
 
+def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int) -> None:
+    tile = mid_tile_for(kind, rows, outputs, inputs)
+    silu = kind == "mid_gate_up"
+    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": row_block(rows), "WIDE": tile.wide}
+    constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
+    constants |= {"X_AHEAD": tile.x_ahead, "BIAS": False, "SILU": silu}
+    types = {"out_ptr": "*fp32"} if kind == "linear_parts" else {}
+    compile_typed(f"mid {kind} {rows}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps})
+
+
 def main() -> None:
     compile_linear("norm_linear", 2, 4096, 1024)
     compile_linear("norm_gate_up", 2, 6144, 1024)
     compile_linear("linear_add", 1, 1024, 2048)
     compile_linear("linear_add", 16, 4096, 14336)
     compile_linear("skinny_linear", 16, 151936, 1024)
+    compile_mid_linear("mid_linear", 128, 4096, 1024)
+    compile_mid_linear("mid_gate_up", 64, 6144, 1024)
+    compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     compile_overlapped(128, 16, 8, 16)
     compile_overlapped(64, 32, 4, 256)
-    for add in (False, True):
-        compile_kernel(
-            "rms_norm", rms_norm_kernel, {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add}, num_warps=8
-        )
+    for parts, add in ((0, False), (0, True), (4, True)):
+        constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
+        types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
+        compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}

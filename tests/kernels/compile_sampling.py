@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
-from headway.kernels.gather_logprobs.triton import CHUNK, PART, chunk_kernel, merge_kernel
+from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
 from headway.kernels.grammar_mask.triton import BLOCK, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
@@ -31,7 +31,7 @@ REALS = (
 )  # fmt: skip
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
-    "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride",
+    "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
 )  # fmt: skip
 
 
@@ -39,6 +39,8 @@ def compile_kernel(
     name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int, **options: int
 ) -> None:
     """Compile with the types the launchers pass; pointers and the vocabulary are 16-aligned."""
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
     signature, constexprs, attributes = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -64,7 +66,7 @@ def compile_kernel(
     print(json.dumps(figures), flush=True)
 
 
-def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False, vocab: int = VOCAB) -> None:
+def compile_sample(logits: str, random: bool, filtered: bool, vocab: int = VOCAB) -> None:
     tile = tile_for(ROWS, vocab, filtered)
     chunks = triton.cdiv(vocab, tile.block)
     parts = chunks * tile.block // tile.part
@@ -75,7 +77,7 @@ def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False
     finish = {**kind, "CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(parts)}
     finish |= {"GATHER": tile.gather, "SMALL": tile.small, "LARGE": tile.large, "PIVOTS": tile.pivots}
     finish |= {"chunks": 1} if chunks == 1 else {}  # the launcher makes a constant of an integer that is 1
-    finish |= {"SEARCHES": 2 if wide else 0, "WIDE_K": WIDE_K, "WORDS": record_words(tile.levels, tile.wide_pivots)}
+    finish |= {"WIDE_K": WIDE_K, "WORDS": record_words(tile.levels, tile.wide_pivots)}
     warps = tile.finish_warps if filtered else 1
     compile_kernel(f"finish {name}", finish_kernel, logits, finish, warps, maxnreg=FINISH_REGISTERS)
 
@@ -83,9 +85,8 @@ def compile_sample(logits: str, random: bool, filtered: bool, wide: bool = False
 def compile_wide(logits: str) -> None:
     tile = tile_for(ROWS, VOCAB, filtered=True)
     size = {"WORDS": record_words(tile.levels, tile.wide_pivots), "SEGMENT": tile.segment}
-    for level in (0, 1, 2):
-        cut = {**size, "LEVEL": level, "PIVOTS": tile.wide_pivots, "BLOCK": 512}
-        compile_kernel(f"narrow {level} {logits}", narrow_kernel, logits, cut, 4)
+    cut = {**size, "PIVOTS": tile.wide_pivots, "BLOCK": 512}
+    compile_kernel(f"narrow {logits}", narrow_kernel, logits, cut, 4)
     bound = {"LEVELS": tile.levels, "PIVOTS": tile.wide_pivots, "ROW_PIVOTS": tile.pivots}
     bound |= {"SMALL": tile.small, "LARGE": tile.large}
     compile_kernel(f"bound {logits}", bound_kernel, logits, {**size, **bound}, 8)
@@ -97,23 +98,26 @@ def compile_logprobs(logits: str) -> None:
     compile_kernel(f"logprobs chunk {logits}", chunk_kernel, logits, kind, 8)
     chunks = triton.cdiv(VOCAB, CHUNK)
     merge = {"CHUNKS": triton.next_power_of_2(chunks), "PARTS": triton.next_power_of_2(chunks * CHUNK // PART)}
-    for entries, candidates in ((5, 256), (128, 1024)):
-        size = {"ENTRIES": triton.next_power_of_2(1 + entries), "CANDIDATES": candidates, "SORTED": False}
+    for entries, candidates in ((FEW, 256), (MAX_SELECT, 1024)):
+        size = {
+            "ENTRIES": triton.next_power_of_2(1 + entries),
+            "CANDIDATES": candidates,
+            "SORTED": False,
+        }
         compile_kernel(f"logprobs merge {entries} {logits}", merge_kernel, logits, {**merge, "PART": PART, **size}, 8)
 
 
 def main() -> None:
     compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
-        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK}
+        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
-        compile_sample(logits, random=True, filtered=True, wide=True)
         compile_wide(logits)
         compile_logprobs(logits)
     for filtered in (False, True):
-        compile_sample("*fp32", True, filtered, wide=filtered, vocab=112)
+        compile_sample("*fp32", True, filtered, vocab=112)
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
     compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)

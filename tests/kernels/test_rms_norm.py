@@ -1,11 +1,11 @@
-"""``rms_norm`` and ``add_rms_norm``: the reference against the formula in f64, the kernel against the reference."""
+"""``rms_norm`` and its adding forms: the reference against the formula in f64, the kernel against the reference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from headway.kernels.rms_norm import add_rms_norm, rms_norm
+from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
 from headway.kernels.rms_norm.triton import MANY_ROWS
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
@@ -46,6 +46,22 @@ def test_add_kernel_equals_reference(shape: tuple[int, int], dtype: torch.dtype,
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parts_are_summed_first(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    """Into the residual's dtype; the parts stay."""
+    parts = make_random(3, *shape, dtype=torch.float32, device=device)
+    weight = make_random(shape[1], dtype=dtype, device=device, seed=1)
+    residual = make_random(*shape, dtype=dtype, device=device, seed=2)
+    expected_residual, before = residual.clone(), parts.clone()
+    expected = add_rms_norm.reference((parts[0] + parts[1] + parts[2]).to(dtype), expected_residual, weight, EPS)
+    assert_close(add_parts_rms_norm.implementation("cuda")(parts, residual, weight, EPS), expected)
+    assert_close(residual, expected_residual)
+    assert torch.equal(parts, before)
+    assert_close(add_parts_rms_norm.reference(parts, residual.zero_(), weight, EPS),
+                 rms_norm.reference(parts.sum(0).to(dtype), weight, EPS))  # fmt: skip
+
+
 def test_many_rows_share_programs(device: str) -> None:
     x, weight = make_random(MANY_ROWS + 3, 20, dtype=torch.float32, device=device), torch.ones(20, device=device)
     assert_close(rms_norm.implementation("cuda")(x, weight, EPS), rms_norm.reference(x, weight, EPS))
@@ -61,5 +77,7 @@ def test_rows_may_be_strided_and_absent(device: str) -> None:
 def test_meta_gives_shapes() -> None:
     x = torch.empty(3, 8, device="meta", dtype=torch.bfloat16)
     weight = torch.empty(8, device="meta")
-    for y in (rms_norm(x, weight, EPS), add_rms_norm(x, torch.empty_like(x), weight, EPS)):
+    parts = torch.empty(2, 3, 8, device="meta")
+    adding = (add_rms_norm(x, torch.empty_like(x), weight, EPS), add_parts_rms_norm(parts, x, weight, EPS))
+    for y in (rms_norm(x, weight, EPS), *adding):
         assert y.shape == x.shape and y.dtype == x.dtype

@@ -15,7 +15,9 @@ from typing import Any
 
 from headway import AsyncLLM
 from headway.api import frontend
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
+from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.engine.client import EngineClient, ThreadClient
 from headway.engine.process import ProcessClient
@@ -57,6 +59,9 @@ class ParrotCore:
         )
         self._requests: dict[str, tuple[AddRequest, str, list[int]]] = {}
         self._made: dict[str, int] = {}
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """It says what it is told, whatever a grammar wants."""
 
     def add(self, request: AddRequest) -> None:
         prompt = bytes(t for t in request.prompt_token_ids if 1 < t < 256).decode("utf-8", "replace")
@@ -117,11 +122,15 @@ def _row(token: int, others: int) -> TokenLogprobsRow:
 
 
 def build(args: EngineArgs) -> ParrotCore:
+    logger.info("the parrot is awake")
     return ParrotCore()
 
 
 class ParrotTokenizer(ByteTokenizer):
     """Bytes, with what the server asks beyond that."""
+
+    has_exact_bytes = True
+    added_ids = frozenset([EOS])
 
     def __init__(self) -> None:
         super().__init__(template=TEMPLATE)

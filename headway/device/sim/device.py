@@ -36,6 +36,7 @@ class SimDevice:
     pins_memory = True
     asynchronous = True
     captures_graphs = True
+    compiles_kernels = False
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ MOST = 32767
 """The largest count."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def clear_kernel(counts, slots, num_slots, vocab, BLOCK: tl.constexpr):
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     if (slot >= 0) & (slot < num_slots):
@@ -31,7 +31,7 @@ def _lengths(slot, prompt_len, num_tokens, length, bound):
     return tl.minimum(tl.load(num_tokens + slot), tl.minimum(bound, length)), tl.load(prompt_len + slot)
 
 
-@triton.jit(do_not_specialize=["bound"])
+@triton.jit(do_not_specialize=["bound"], do_not_specialize_on_alignment=["slots"])
 def histogram_kernel(
     counts, slots, history, prompt_len, num_tokens, num_slots, vocab, length, bound, least,
     MOST: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
@@ -65,7 +65,7 @@ def _is_repeated(slots, index, slot, BLOCK: tl.constexpr):
     return found > 0
 
 
-@triton.jit(do_not_specialize=["bound"])
+@triton.jit(do_not_specialize=["bound"], do_not_specialize_on_alignment=["slots"])
 def add_kernel(
     words, slots, history, prompt_len, num_tokens, num_slots, vocab, length, bound,
     MOST: tl.constexpr, BLOCK: tl.constexpr,

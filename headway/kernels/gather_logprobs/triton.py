@@ -21,6 +21,8 @@ from headway.kernels.triton_math import load_logits, order_key, weight_below
 MAX_SELECT = 128
 CHUNK = 4096
 PART = 128
+FEW = 64
+"""Up to so many entries, and from there to MAX_SELECT, all numbers share a kernel: no request waits for its own to compile."""
 NO_TOKEN = tl.constexpr(2147483647)
 
 
@@ -40,7 +42,7 @@ def _value(logits, row, row_stride, vocab, token):
     return load_logits(logits + row * row_stride + token, (token >= 0) & (token < vocab))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "slots"])  # may be lists inside a packed step
 def chunk_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, row_stride, vocab, num_slots,
     BLOCK: tl.constexpr, PART: tl.constexpr,
@@ -121,7 +123,7 @@ def _most_likely(
             tl.store(logprobs + i, _logprob(last_value, top, log_mass))
 
 
-@triton.jit(do_not_specialize=["max_entries"])
+@triton.jit(do_not_specialize=["max_entries"], do_not_specialize_on_alignment=["token_ids", "slots"])
 def merge_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values, tokens,
     sorted_ids, ids, logprobs, ranks, counts, row_stride, vocab, num_slots, table_width, max_entries, chunks, parts,
@@ -193,7 +195,7 @@ def gather_logprobs(
         return ids, logprobs, ranks, counts
     chunks = triton.cdiv(vocab, CHUNK)
     parts = chunks * (CHUNK // PART)
-    candidates = 256 if max_entries <= 64 else 1024
+    entries, candidates = (FEW, 256) if max_entries <= FEW else (max(max_entries, MAX_SELECT), 1024)
     part_top = torch.empty(rows, parts, dtype=torch.float32, device=device)
     chunk_sum = torch.empty(rows, chunks, dtype=torch.float32, device=device)
     chunk_rank = torch.empty(rows, chunks, dtype=torch.int32, device=device)
@@ -212,7 +214,8 @@ def gather_logprobs(
         logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values,
         tokens, sorted_ids, ids, logprobs, ranks, counts, logits.stride(0), vocab, num_slots,
         id_table.numel() // num_slots, max_entries, chunks, parts, CHUNKS=triton.next_power_of_2(chunks),
-        PARTS=triton.next_power_of_2(parts), PART=PART, ENTRIES=triton.next_power_of_2(1 + max_entries),
-        CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT, num_warps=8,
+        PARTS=triton.next_power_of_2(parts), PART=PART,
+        ENTRIES=triton.next_power_of_2(1 + entries), CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT,
+        num_warps=8,
     )  # fmt: skip
     return ids, logprobs, ranks, counts

@@ -7,6 +7,9 @@ rms_norm(x, weight, eps) -> y
 
 add_rms_norm(x, residual, weight, eps) -> y
     residual [T, C] in x's dtype, updated in place:  residual += x (rounded to the dtype);  y = rms_norm(residual)
+
+add_parts_rms_norm(parts, residual, weight, eps) -> y
+    parts   f32 [S, T, C] contiguous, a product summed in S parts: add_rms_norm of their sum, rounded to residual's dtype
 """
 
 from __future__ import annotations
@@ -25,6 +28,12 @@ def _add_rms_norm_meta(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+def _add_parts_rms_norm_meta(
+    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+
+
 rms_norm = Op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     reference=reference.rms_norm,
@@ -38,4 +47,10 @@ add_rms_norm = Op(
     meta=_add_rms_norm_meta,
     triton="headway.kernels.rms_norm.triton:add_rms_norm",
     cpu="headway.kernels.cpu.ops:add_rms_norm",
+)
+add_parts_rms_norm = Op(
+    "add_parts_rms_norm(Tensor parts, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
+    reference=reference.add_parts_rms_norm,
+    meta=_add_parts_rms_norm_meta,
+    triton="headway.kernels.rms_norm.triton:add_parts_rms_norm",
 )

@@ -1,4 +1,4 @@
-"""The meaning of ``rms_norm`` and ``add_rms_norm``; shapes in the package docstring."""
+"""The meaning of ``rms_norm``, ``add_rms_norm`` and ``add_parts_rms_norm``; shapes in the package docstring."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     residual.add_(x)
     return rms_norm(residual, weight, eps)
+
+
+def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps)

@@ -1,4 +1,4 @@
-"""Triton kernel of ``rms_norm`` and ``add_rms_norm``: each row is read once and stays in registers."""
+"""Triton kernel of ``rms_norm`` and its two adding forms: each row is read once and stays in registers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY_ROWS = 2048
 
 @triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
-    x_ptr,  # [T, C]
+    x_ptr,  # [T, C], or f32 [PARTS, T, C]
     residual_ptr,  # [T, C], read and written when ADD
     weight_ptr,  # [C]
     out_ptr,  # [T, C] contiguous
@@ -27,6 +27,7 @@ def rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ADD: tl.constexpr,
+    PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -35,7 +36,13 @@ def rms_norm_kernel(
     mask = (row < num_rows) & (col < SIZE)
     weight = tl.load(weight_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
-    narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    if PARTS > 0:
+        total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+        for part in tl.static_range(PARTS):
+            total += tl.load(x_ptr + (part * num_rows + row) * SIZE + col, mask=mask, other=0.0)
+        narrow = total.to(out_ptr.dtype.element_ty)
+    else:
+        narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
     x = narrow.to(tl.float32)
     if ADD:
         residual_at = residual_ptr + row * residual_stride + col
@@ -56,17 +63,25 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     return _launch(x, residual, weight, eps)
 
 
-def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    num_rows, size = x.shape
-    assert x.stride(1) == 1 and weight.is_contiguous(), "rows must be contiguous"
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    assert parts.dtype == torch.float32 and parts.is_contiguous() and parts.shape[1:] == residual.shape
+    return _launch(parts, residual, weight, eps, parts.shape[0])
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, parts: int = 0
+) -> torch.Tensor:
+    num_rows, size = x.shape[-2:]
+    assert x.stride(-1) == 1 and weight.is_contiguous(), "rows must be contiguous"
+    other = x if residual is None else residual
+    out = torch.empty((num_rows, size), dtype=other.dtype, device=x.device)
     block_c = next_power_of_2(size)
     block_r = max(1, 4096 // block_c) if num_rows >= MANY_ROWS else 1
     # One row: 8 elements (16 bytes of bf16) per thread, for latency. Several: 16, for fewer warps in the reduction.
     warps = min(16, max(1, block_r * block_c // (256 if block_r == 1 else 512)))
-    other = x if residual is None else residual
     rms_norm_kernel[(cdiv(num_rows, block_r),)](
-        x, other, weight, out, num_rows, x.stride(0), other.stride(0), eps,
-        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, num_warps=warps, **launch_early(x.device),
+        x, other, weight, out, num_rows, x.stride(-2), other.stride(0), eps,
+        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, PARTS=parts,
+        num_warps=warps, **launch_early(x.device),
     )  # fmt: skip
     return out

@@ -52,7 +52,8 @@ def sample_with(
     rows, vocab = logits.shape
     device, num_slots = logits.device, temperature.numel()
     if rows == 0 or vocab == 1:
-        return torch.zeros(rows, dtype=torch.int32, device=device)
+        nothing = (slots >= 0) & (slots < num_slots) & ~(logits[:, :1].sum(1) > float("-inf"))  # nor is NaN
+        return -nothing.to(torch.int32)
     out = torch.empty(rows, dtype=torch.int32, device=device)
     filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
     searches = (2 if flags & TWICE else 1) if filtered and flags & WIDE else 0  # of wide rows
@@ -75,10 +76,10 @@ def sample_with(
     )  # fmt: skip
     finish_kernel[(rows,)](
         logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-        hot, values, tokens, wide, out, logits.stride(0), vocab, num_slots, chunks, parts, FILTER=filtered,
-        GREEDY_EPS=GREEDY_EPS, CHUNKS=triton.next_power_of_2(chunks), PARTS=triton.next_power_of_2(parts),
-        PART=tile.part, GATHER=tile.gather, SMALL=tile.small, LARGE=tile.large, PIVOTS=tile.pivots,
-        SEARCHES=searches, WIDE_K=WIDE_K, WORDS=words, num_warps=tile.finish_warps if filtered else 1,
+        hot, values, tokens, wide, out, logits.stride(0), vocab, num_slots, chunks, parts, searches,
+        FILTER=filtered, GREEDY_EPS=GREEDY_EPS, CHUNKS=triton.next_power_of_2(chunks),
+        PARTS=triton.next_power_of_2(parts), PART=tile.part, GATHER=tile.gather, SMALL=tile.small, LARGE=tile.large,
+        PIVOTS=tile.pivots, WIDE_K=WIDE_K, WORDS=words, num_warps=tile.finish_warps if filtered else 1,
         maxnreg=FINISH_REGISTERS,
     )  # fmt: skip
     if searches:
@@ -105,7 +106,7 @@ def _draw_wide(
     for _ in range(searches):
         for level in range(tile.levels):
             narrow_kernel[grid](
-                logits, *rates, wide, logits.stride(0), vocab, LEVEL=level, PIVOTS=tile.wide_pivots, BLOCK=512, **size,
+                logits, *rates, wide, logits.stride(0), vocab, level, PIVOTS=tile.wide_pivots, BLOCK=512, **size,
                 num_warps=4,
             )  # fmt: skip
         bound_kernel[grid](
@@ -114,16 +115,6 @@ def _draw_wide(
         )  # fmt: skip
     slots, temperature, *_ = rates
     wide_race_kernel[grid](
-        logits,
-        slots,
-        temperature,
-        seeds,
-        num_tokens,
-        wide,
-        out,
-        logits.stride(0),
-        vocab,
-        BLOCK=1024,
-        **size,
+        logits, slots, temperature, seeds, num_tokens, wide, out, logits.stride(0), vocab, BLOCK=1024, **size,
         num_warps=4,
-    )
+    )  # fmt: skip

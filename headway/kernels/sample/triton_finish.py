@@ -7,7 +7,7 @@ Greedy and plain random rows: the best of the blocks' winners. Filtered rows:
 3. The thresholds among the candidates, exactly, and the race among those that stay.
 
 Rows with too many candidates are left to ``triton_wide``, which many programs share, if their parameters suggest it (flat
-distributions with a large top_p, or a huge top_k) and it is launched with as many SEARCHES as they need. The others
+distributions with a large top_p, or a huge top_k) and it is launched with as many ``searches`` as they need. The others
 (thousands of equal logits with a small top_k) search and race over all their logits here: slower, same meaning.
 """
 
@@ -84,15 +84,15 @@ def _draw_row(
 
 @triton.jit
 def _filtered_token(
-    line, tops_at, sums_at, hot, values, tokens, at, heat, k, p, min_p, low, high, position, vocab, parts,
+    line, tops_at, sums_at, hot, values, tokens, at, heat, k, p, min_p, low, high, position, vocab, parts, searches,
     PARTS: tl.constexpr, PART: tl.constexpr, GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
-    PIVOTS: tl.constexpr, SEARCHES: tl.constexpr, WIDE_K: tl.constexpr, WORDS: tl.constexpr,
+    PIVOTS: tl.constexpr, WIDE_K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     part = tl.arange(0, PARTS)
     tops = tl.load(tops_at + part, mask=part < parts, other=float("-inf"))
     sums = tl.load(sums_at + part, mask=part < parts, other=0.0)
     top = tl.max(tops, 0)
-    winner = 0
+    winner = -1
     if top > float("-inf"):
         total = tl.sum(sums * weight_below(tops, top), 0)
         has_k = (k > 0) & (k < vocab)
@@ -111,7 +111,7 @@ def _filtered_token(
             winner = _draw_candidates(
                 values, tokens, size, top, total, floor, k, has_k, p, whole, low, high, position, LARGE
             )
-        elif SEARCHES and (((k <= 0) | (k > WIDE_K)) & ((SEARCHES == 2) | (k <= 0) | (p >= 1.0))):
+        elif (searches > 0) & ((k <= 0) | (k > WIDE_K)) & ((searches == 2) | (k <= 0) | (p >= 1.0)):
             stage = tl.where(has_k, BY_COUNT, tl.where(p < 1.0, BY_MASS, TO_RACE))
             open_row(at, stage, order_key(top), order_key(floor), order_key(start), WORDS)
         else:
@@ -120,34 +120,41 @@ def _filtered_token(
 
 
 @triton.jit
+def _best_of_blocks(scores, tokens, chunks, CHUNKS: tl.constexpr):
+    chunk = tl.arange(0, CHUNKS)
+    mask = chunk < chunks
+    score = tl.load(scores + chunk, mask=mask, other=float("-inf"))
+    best, winner = best_of(score, tl.load(tokens + chunk, mask=mask, other=NO_TOKEN))
+    return tl.where(best > float("-inf"), winner, -1)
+
+
+@triton.jit(do_not_specialize=["searches"])
 def finish_kernel(
     logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-    hot, values, tokens, wide, out, row_stride, vocab, num_slots, chunks, parts,
+    hot, values, tokens, wide, out, row_stride, vocab, num_slots, chunks, parts, searches,
     FILTER: tl.constexpr, GREEDY_EPS: tl.constexpr, CHUNKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, PIVOTS: tl.constexpr, SEARCHES: tl.constexpr,
-    WIDE_K: tl.constexpr, WORDS: tl.constexpr,
+    GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, PIVOTS: tl.constexpr, WIDE_K: tl.constexpr,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     on = (slot >= 0) & (slot < num_slots)
-    filtered = False
+    winner = 0
     if FILTER:
         filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
-    winner = 0
-    if SEARCHES:
-        tl.store(wide + row * WORDS + STAGE, NOT_WIDE)
-        tl.debug_barrier()  # another thread may write the stage again
-    if filtered:
-        winner = _filtered_token(
-            logits + row * row_stride, part_top + row * parts, part_sum + row * parts, hot + row * parts,
-            values + row * LARGE, tokens + row * LARGE, wide + row * WORDS, tl.load(temperature + slot),
-            tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot),
-            tl.load(seeds + 2 * slot + 1), tl.load(num_tokens + slot), vocab, parts,
-            PARTS, PART, GATHER, SMALL, LARGE, PIVOTS, SEARCHES, WIDE_K, WORDS,
-        )  # fmt: skip
+        if searches > 0:
+            tl.store(wide + row * WORDS + STAGE, NOT_WIDE)
+            tl.debug_barrier()  # another thread may write the stage again
+        if filtered:
+            winner = _filtered_token(
+                logits + row * row_stride, part_top + row * parts, part_sum + row * parts, hot + row * parts,
+                values + row * LARGE, tokens + row * LARGE, wide + row * WORDS, tl.load(temperature + slot),
+                tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot),
+                tl.load(seeds + 2 * slot + 1), tl.load(num_tokens + slot), vocab, parts, searches,
+                PARTS, PART, GATHER, SMALL, LARGE, PIVOTS, WIDE_K, WORDS,
+            )  # fmt: skip
+        elif on:
+            winner = _best_of_blocks(best_score + row * chunks, best_token + row * chunks, chunks, CHUNKS)
     elif on:
-        chunk = tl.arange(0, CHUNKS)
-        mask = chunk < chunks
-        score = tl.load(best_score + row * chunks + chunk, mask=mask, other=float("-inf"))
-        _, winner = best_of(score, tl.load(best_token + row * chunks + chunk, mask=mask, other=NO_TOKEN))
+        winner = _best_of_blocks(best_score + row * chunks, best_token + row * chunks, chunks, CHUNKS)
     tl.store(out + row, winner)

@@ -54,15 +54,15 @@ def open_row(at, stage, top, floor, low, WORDS: tl.constexpr):
 
 
 @triton.jit
-def bracket(at, stage, k, p, LEVEL: tl.constexpr, PIVOTS: tl.constexpr):
-    """(low, high, above, target) after the passes before LEVEL: low <= the bound < high, keys >= high weigh ``above``."""
-    record = at + HEAD + (LEVEL - 1) * (4 + 2 * PIVOTS)
+def bracket(at, stage, k, p, level, PIVOTS: tl.constexpr):
+    """(low, high, above, target) after the passes before ``level``: low <= the bound < high, keys >= high weigh ``above``."""
+    record = at + HEAD + (level - 1) * (4 + 2 * PIVOTS)
     low, high = tl.load(record), tl.load(record + 1)
     above, target = tl.load(record + 2), tl.load(record + 3)
     index = tl.arange(0, PIVOTS)
     pivots = tl.load(record + 4 + index)
     sums = tl.load(record + 4 + PIVOTS + index)
-    if LEVEL == 1:  # the first pivot is the floor: its sum is that of all that the filters before this one kept
+    if level == 1:  # the first pivot is the floor: its sum is that of all that the filters before this one kept
         whole = tl.max(sums, 0)
         target = (p.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
         if stage == BY_COUNT:
@@ -113,10 +113,10 @@ def _sums_above(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["level"])
 def narrow_kernel(
-    logits, slots, temperature, top_k, top_p, wide, row_stride, vocab,
-    LEVEL: tl.constexpr, PIVOTS: tl.constexpr, WORDS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, slots, temperature, top_k, top_p, wide, row_stride, vocab, level,
+    PIVOTS: tl.constexpr, WORDS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = wide + row * WORDS
@@ -126,13 +126,13 @@ def narrow_kernel(
         heat = tl.load(temperature + slot)
         line = logits + row * row_stride
         top = float_of_key(tl.load(at + TOP).to(tl.int32))
-        record = at + HEAD + LEVEL * (4 + 2 * PIVOTS)
+        record = at + HEAD + level * (4 + 2 * PIVOTS)
         index = tl.arange(0, PIVOTS)
-        if LEVEL == 0:
-            low, high = tl.load(record), tl.load(record + 1)
+        low, high = tl.load(at + HEAD), tl.load(at + HEAD + 1)  # of level 0
+        if level == 0:
             pivots = _first_pivots(line, vocab, heat, top, tl.load(at + FLOOR), low, high, PIVOTS)
         else:
-            low, high, above, target = bracket(at, stage, tl.load(top_k + slot), tl.load(top_p + slot), LEVEL, PIVOTS)
+            low, high, above, target = bracket(at, stage, tl.load(top_k + slot), tl.load(top_p + slot), level, PIVOTS)
             pivots = _even_pivots(low, high, top, 1.0, PIVOTS)
             pivots = tl.minimum(tl.maximum(pivots, low + 1), high - 1)
             if tl.program_id(1) == 0:

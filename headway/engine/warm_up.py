@@ -1,0 +1,136 @@
+"""What an engine does between loading weights and its first request: compile kernels, measure memory, capture graphs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from headway.core.errors import OutOfMemoryError
+from headway.core.log import logger
+from headway.core.params import MAX_LOGPROB_TOKEN_IDS
+from headway.device.base import Device
+from headway.engine.sizes import Sizes
+from headway.kernels.sample import RANDOM
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
+from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
+from headway.runner.runner import ModelRunner
+from headway.runner.split_step import tail_variants
+from headway.sampling.sampler import Variant
+from headway.weights.progress import progress_bar
+
+
+class PhaseTimes:
+    """How long each part of a start takes.
+
+    Attributes:
+        seconds: by name, in the order of their beginning; a phase that is entered twice is added up.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        start = time.perf_counter()
+        self.seconds.setdefault(name, 0.0)
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
+
+
+class WarmUp:
+    """Makes runners ready.
+
+    Args:
+        device: of the runners.
+        times: takes the phases "kernels", "rehearsal" and "graphs".
+        progress: draw progress bars on a terminal.
+    """
+
+    def __init__(self, device: Device, times: PhaseTimes, progress: bool) -> None:
+        self._times, self._progress = times, progress
+        self._hashing = threading.Thread(target=_hash_compiler, name="headway-hash", daemon=True)
+        if device.compiles_kernels:  # while weights are loaded
+            self._hashing.start()
+
+    def rehearse(self, runner: ModelRunner, sizes: Sizes) -> None:
+        """Run the largest step there can be, which loads kernels and libraries and shows how much memory it takes.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
+        num_rows = min(sizes.max_num_seqs, num_tokens)
+        try:
+            self._compile(runner, lambda: runner.rehearse(num_tokens, num_rows))
+            with self._times.phase("rehearsal"):
+                runner.rehearse(num_tokens, num_rows)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"a step of {num_tokens} tokens does not fit the card beside the weights; "
+                "lower max_num_batched_tokens or max_num_seqs"
+            ) from error
+
+    def prepare_steps(self, runner: ModelRunner, *, capture: bool) -> None:
+        """Compile the kernels of steps of all common shapes; ``capture`` them as graphs, and let the runner replay these."""
+        decode, prefill = _graphs(runner)
+        eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
+        eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
+
+        def rehearse() -> None:
+            with runner.device.main.active(), torch.inference_mode():
+                prefill.rehearse(eager)
+                decode.rehearse(eager)
+
+        self._compile(runner, rehearse)
+        if not capture:
+            return
+        start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
+        bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
+        with self._times.phase("graphs"), bar as advance, torch.inference_mode():
+            prefill.capture(lambda shape: advance(1))
+            decode.capture(lambda shape: advance(1))
+        runner.use_graphs(decode, prefill)
+        logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
+
+    def _compile(self, runner: ModelRunner, rehearsal: Callable[[], None]) -> None:
+        """Compile the kernels that ``rehearsal`` launches, where there is something to compile. It runs without these
+        launches, so only the host's part of it, and torch's own kernels, have been used afterwards."""
+        if not runner.device.compiles_kernels:
+            return
+        from headway.kernels.triton_precompile import (  # late: not every machine has Triton
+            compile_kernels,
+            launches_noted,
+        )
+
+        with self._times.phase("rehearsal"), launches_noted() as kernels:
+            rehearsal()
+        if not kernels:
+            return
+        start = time.perf_counter()
+        bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
+        with self._times.phase("kernels"), bar as advance:
+            self._hashing.join()
+            compile_kernels(kernels, advance)
+        logger.info("compiled or loaded %d kernels in %.1f s", len(kernels), time.perf_counter() - start)
+
+
+def _hash_compiler() -> None:
+    from headway.kernels.triton_precompile import hash_compiler  # late, as above
+
+    hash_compiler()
+
+
+def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:
+    config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
+    decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
+    possible = [(tokens, min(rows, config.max_num_seqs)) for tokens, rows in SHAPES]
+    shapes = [shape for shape in dict.fromkeys(possible) if shape[0] <= config.max_num_batched_tokens]
+    return decode, PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails])

@@ -1,0 +1,49 @@
+"""Starting an engine: all kernels compile together before anything is launched, and phases are timed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.engine.warm_up import PhaseTimes
+from tests.kernels.compiler_process import run_module
+
+MOST_KERNELS = 80
+"""Specialisations that a start of Qwen3-0.6B may compile. One takes 0.05 to 1 s of a core, and a tenth of that of all."""
+
+
+def boot(cache: Path, broken: str = "") -> dict[str, Any]:
+    pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
+    told: dict[str, Any] = json.loads(run_module("tests.kernels.dry_boot", cache, broken))
+    return told
+
+
+def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path) -> None:
+    told = boot(tmp_path)
+    late = [name for name, thread in told["compiled"] if not thread.startswith("headway-compile")]
+    assert late == [], "compiled where they were first launched: no rehearsal ran them"
+    names = Counter(name for name, _ in told["compiled"])
+    assert {"race_kernel", "finish_kernel", "decode_kernel", "prefill_kernel", "step_unpack_kernel"} <= names.keys()
+    assert names.total() <= MOST_KERNELS, f"more specialisations make a first start slower: {names}"
+    assert told["launched"] > 1000 and "error" not in told
+
+
+def test_a_kernel_that_does_not_compile_stops_the_start(tmp_path: Path) -> None:
+    told = boot(tmp_path, "silu_mul_kernel")
+    assert told["error"] == ["no such instruction", "while compiling headway.kernels.silu_mul.triton.silu_mul_kernel"]
+    assert told["launched"] == 0
+
+
+def test_phases_are_added_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 10.0, 12.0, 20.0, 23.5])
+    monkeypatch.setattr("headway.engine.warm_up.time.perf_counter", lambda: next(clock))
+    times = PhaseTimes()
+    for name in ("weights", "kernels", "weights"):
+        with times.phase(name):
+            pass
+    assert times.seconds == {"weights": 4.5, "kernels": 2.0}
+    assert str(times) == "weights 4.50, kernels 2.00"

@@ -1,0 +1,146 @@
+"""Checks of ``kernels.triton_precompile`` with Triton's compiler, each by name; run by ``test_triton_precompile``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime.cache import triton_key
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
+from tests.kernels.no_gpu import NoDriver
+
+
+@triton.jit
+def add_kernel(x, number, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = x + tl.arange(0, SIZE)
+    tl.store(at, tl.load(at) + number)
+
+
+@triton.jit
+def wrong_kernel(x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(x + tl.arange(0, SIZE), missing)  # type: ignore[name-defined]  # noqa: F821
+
+
+def launch(size: int) -> None:
+    add_kernel[(1,)](torch.empty(size), 3, SIZE=size)
+
+
+def in_thread(function: Any, *args: Any) -> None:
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
+
+
+def noted_kernels_compile_once(launched: list[str]) -> None:
+    with launches_noted() as kernels:
+        for size in (16, 32, 16, 32):
+            launch(size)
+    assert [kernel.name for kernel in kernels] == [f"{__name__}.add_kernel"] * 2 and launched == []
+    numbers: list[int] = []
+    compile_kernels(kernels, numbers.append)
+    assert numbers == [1, 1]
+    with patch.object(knobs.runtime, "jit_cache_hook", lambda **facts: sys.exit("compiled again")):
+        launch(16)
+        launch(32)
+    assert launched == ["add_kernel"] * 2
+
+
+def launches_of_compiled_kernels_are_left_out_too(launched: list[str]) -> None:
+    launch(16)
+    with launches_noted() as kernels:
+        launch(16)
+    assert kernels == [] and launched == ["add_kernel"]
+
+
+def what_is_not_compiled_afterwards_compiles_on_use(launched: list[str]) -> None:
+    try:
+        with launches_noted():
+            launch(16)
+            raise KeyError
+    except KeyError:
+        launch(16)
+    assert launched == ["add_kernel"]
+
+
+def other_threads_launch_as_ever(launched: list[str]) -> None:
+    with launches_noted() as kernels:
+        in_thread(launch, 16)
+        assert launched == ["add_kernel"] and kernels == []
+        launch(32)
+        in_thread(launch, 32)
+        assert launched == ["add_kernel"] * 2 and len(kernels) == 1
+    compile_kernels(kernels)
+
+
+def errors_are_raised(launched: list[str]) -> None:
+    with launches_noted() as kernels:
+        wrong_kernel[(1,)](torch.empty(16), SIZE=16)
+        launch(16)
+    with pytest.raises(triton.CompilationError, match="missing is not defined") as caught:
+        compile_kernels(kernels)
+    assert caught.value.__notes__ == [f"while compiling {__name__}.wrong_kernel"]
+
+
+def the_disk_keeps_what_an_ordinary_launch_finds(launched: list[str]) -> None:
+    with launches_noted() as kernels:
+        launch(16)
+    compile_kernels(kernels)
+    add_kernel.device_caches.clear()
+    found: list[bool] = []
+    with patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: found.append(cache_hit)):
+        launch(16)
+    assert found == [True]
+
+
+def the_compiler_is_hashed_once(launched: list[str]) -> None:
+    triton_key.cache_clear()
+    hash_compiler()
+    launch(16)
+    assert triton_key.cache_info().misses == 1
+
+
+def another_triton_compiles_on_use(launched: list[str]) -> None:
+    preload = JITFunction.preload
+    del JITFunction.preload
+    try:
+        with launches_noted() as kernels:
+            launch(16)
+    finally:
+        JITFunction.preload = preload
+    assert kernels == [] and launched == ["add_kernel"]
+
+
+def main() -> None:
+    run, hook = JITFunction.run, knobs.runtime.jit_cache_hook
+    checks = [
+        noted_kernels_compile_once,
+        launches_of_compiled_kernels_are_left_out_too,
+        what_is_not_compiled_afterwards_compiles_on_use,
+        other_threads_launch_as_ever,
+        errors_are_raised,
+        the_disk_keeps_what_an_ordinary_launch_finds,
+        the_compiler_is_hashed_once,
+        another_triton_compiles_on_use,
+    ]
+    for check in checks:
+        for kernel in (add_kernel, wrong_kernel):
+            kernel.device_caches.clear()
+        nothing = NoDriver()
+        driver.set_active(nothing)
+        check(nothing.launched)
+        assert JITFunction.run is run and knobs.runtime.jit_cache_hook is hook
+        print(check.__name__)
+
+
+if __name__ == "__main__":
+    main()

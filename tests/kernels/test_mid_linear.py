@@ -1,0 +1,208 @@
+"""The linear layers for 17 to 128 rows: where they are used, and on a Hopper GPU the kernel against the references (no
+interpreter runs Gluon)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
+from headway.kernels.mid_linear.tiles import (
+    MAX_ROWS,
+    TABLE,
+    Kind,
+    MidTile,
+    has_warpgroups,
+    mid_rows,
+    row_block,
+    row_bucket,
+    tile_for,
+)
+from headway.kernels.testing import assert_close, make_random
+
+SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768)]
+"""(T, N, K), N even for gate and up; programs, products and copies that are not full."""
+KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "linear_parts")
+
+
+@pytest.fixture
+def hopper() -> str:
+    if not torch.cuda.is_available() or not has_warpgroups(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("needs Hopper's warpgroup products")
+    return "cuda"
+
+
+def inputs(shape: tuple[int, int, int], device: str, bias: bool, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
+    """x, weight, bias; products of order one."""
+    rows, outputs, size = shape
+    return [
+        make_random(rows, size, dtype=dtype, device=device),
+        make_random(outputs, size, dtype=dtype, device=device, seed=2) * size**-0.5,
+        make_random(outputs, dtype=dtype, device=device, seed=3) if bias else None,
+    ]
+
+
+def test_references_follow_the_formula(device: str) -> None:
+    x, weight, bias = inputs((5, 6, 1024), "cpu", True, torch.float32)
+    y = F.linear(x, weight, bias)
+    assert_close(mid_linear.reference(x, weight, bias), y)
+    assert_close(mid_gate_up.reference(x, weight, bias), F.silu(y[:, :3]) * y[:, 3:])
+    parts = linear_parts.reference(x, weight, bias)
+    assert parts.shape == (tile_for("linear_parts", 5, 6, 1024).splits, 5, 6) and parts.shape[0] > 1
+    assert_close(parts.sum(0), y)
+
+
+@pytest.fixture
+def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's code on CPU tensors, see ``gluon_model``."""
+    from headway.kernels.mid_linear import launch
+    from tests.kernels.gluon_model import ModelKernel
+
+    monkeypatch.setattr(launch, "mid_linear_kernel", ModelKernel())
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES[:2], SHAPES[3], (5, 18, 1024)])
+def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: bool) -> None:
+    arguments = inputs(shape, "cpu", bias, torch.float16)
+    for op in (mid_linear, mid_gate_up):
+        assert_close(op.implementation("cuda")(*arguments), op.reference(*arguments))
+    parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
+    torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("splits", [1, 2])
+def test_copies_and_products_keep_their_order(splits: int) -> None:
+    """Every number of chunks in flight: nothing is read before it is there or overwritten before it was read."""
+    from headway.kernels.mid_linear.launch import launch
+
+    x, weight, _ = inputs((3, 20, 64 * 6), "cpu", False, torch.float16)
+    expected = F.linear(x.float(), weight.float())
+    chunks = 6 // splits
+    for w_ahead in range(1, chunks + 1):
+        for x_ahead in range(1, w_ahead + 1):
+            out = torch.empty(splits, 3, 20)
+            launch(x, weight, None, out, MidTile(16, 64, splits, w_ahead, x_ahead, 4))
+            torch.testing.assert_close(out.sum(0), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("bias", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype: torch.dtype, hopper: str) -> None:
+    arguments = inputs(shape, hopper, bias, dtype)
+    for op in (mid_linear, mid_gate_up):
+        found = op.implementation("cuda")(*arguments)
+        assert_close(found, op.reference(*arguments))
+        assert torch.equal(op.implementation("cuda")(*arguments), found), "a moving result would be a race"
+    parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
+    assert parts.dtype == torch.float32
+    torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
+
+
+TILES = sorted({tile for found in TABLE.values() for tile in found.values()}, key=repr)
+ODD_TILES = [
+    MidTile(16, 64, 2, 3, 2, 4), MidTile(32, 128, 1, 4, 4, 4), MidTile(64, 64, 4, 1, 1, 8), MidTile(128, 64, 1, 6, 3, 8),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [*TILES, *ODD_TILES], ids=repr)
+@pytest.mark.parametrize("rows", [24, 64])
+def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
+    """Rows of x that are strided; bit for bit the same whatever other rows there are; nothing is written beside it."""
+    from headway.kernels.mid_linear.launch import launch
+
+    size = 3072
+    if not tile.fits(rows, size):
+        size = tile.block_k * tile.splits * tile.w_ahead
+    wide, weight, bias = (
+        make_random(rows, size + 64, dtype=torch.bfloat16, device=hopper),
+        *inputs((1, 70, size), hopper, True)[1:],
+    )
+    x = wide[:, 32 : 32 + size]
+    out = torch.full((tile.splits + 2, rows, 70), float("nan"), device=hopper)
+    launch(x, weight, bias, out[1:-1], tile)
+    torch.testing.assert_close(
+        out[1:-1].sum(0), F.linear(x.float(), weight.float(), bias.float()), atol=1e-3, rtol=1e-3
+    )
+    assert bool(out[0].isnan().all()) and bool(out[-1].isnan().all())
+    fewer = torch.empty(tile.splits, 5, 70, device=hopper)
+    launch(x[3:8], weight, bias, fewer, tile)
+    assert torch.equal(fewer, out[1:-1, 3:8])
+
+
+@pytest.mark.gpu
+def test_parts_meet_in_the_norm(hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a decode step has it, in one graph: products that start while the norm before them still runs."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # no fills between them
+    from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm
+
+    x, weight, _ = inputs((40, 1024, 1024), hopper, False)
+    norm = make_random(1024, dtype=torch.bfloat16, device=hopper, seed=5)
+    residual = make_random(40, 1024, dtype=torch.bfloat16, device=hopper, seed=6)
+    expected, y = residual.clone(), x
+    start = residual.clone()
+    for _ in range(4):
+        y = add_rms_norm(linear_parts.reference(y, weight, None).sum(0).bfloat16(), expected, norm, 1e-6)
+
+    def step() -> torch.Tensor:
+        residual.copy_(start)
+        z = x
+        for _ in range(4):
+            z = add_parts_rms_norm(linear_parts(z, weight, None), residual, norm, 1e-6)
+        return z
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for _ in range(20):
+        found.zero_()
+        graph.replay()
+        torch.testing.assert_close(found, y, atol=0.06, rtol=0.06)  # four roundings in a row
+        torch.testing.assert_close(residual, expected, atol=0.06, rtol=0.06)
+
+
+def test_the_table_has_no_holes() -> None:
+    """Rows up to the largest bucket that won are used, so every smaller bucket has a tile; all fit the kernel."""
+    for (kind, outputs, size), found in TABLE.items():
+        assert sorted(found) == [32, 64, 128][: len(found)]
+        assert mid_rows(kind, outputs, size) == max(found)
+        for bucket, tile in found.items():
+            assert tile.fits(bucket, size) and (tile.splits == 1 or kind == "linear_parts")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_shape_has_a_tile(kind: Kind) -> None:
+    for rows in (1, 17, 32, 33, 64, 65, MAX_ROWS):
+        assert rows <= row_bucket(rows) and rows <= row_block(rows)
+        for outputs, size in ((16, 64), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
+            tile = tile_for(kind, rows, outputs, size)
+            assert tile.fits(rows, size), (rows, outputs, size, tile)
+            assert tile.splits == 1 or kind == "linear_parts"
+
+
+def test_what_the_kernel_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="K a multiple of 64"):
+        tile_for("mid_linear", 20, 64, 1000)
+    with pytest.raises(ValueError, match="up to 128 rows"):
+        tile_for("mid_linear", 129, 64, 1024)
+    assert mid_rows("mid_linear", 4096, 1000) == 0
+    assert not MidTile(32, 64, 3, 4, 4, 4).fits(64, 1024), "K does not divide"
+    assert not MidTile(64, 64, 1, 16, 16, 4).fits(64, 1024), "256 KB"
+    assert not MidTile(32, 64, 1, 4, 5, 4).fits(64, 1024), "activations of a chunk whose weights are not there"
+    assert not MidTile(16, 64, 1, 4, 4, 16).fits(64, 1024), "products are 8 columns wide"
+
+
+def test_meta_gives_shapes() -> None:
+    x, weight, bias = inputs((20, 64, 2048), "meta", True)
+    assert mid_linear(x, weight, bias).shape == (20, 64)
+    assert mid_gate_up(x, weight, None).shape == (20, 32)
+    parts = linear_parts(x, weight, None)
+    assert parts.shape == (tile_for("linear_parts", 20, 64, 2048).splits, 20, 64) and parts.dtype == torch.float32

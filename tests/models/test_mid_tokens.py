@@ -1,0 +1,59 @@
+"""Steps of some tokens with linear layers that start early give what the separate kernels give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import headway.kernels.linear
+from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear, reference
+from headway.kernels.mid_linear.tiles import Kind, MidTile
+from headway.models.layers.mid_tokens import starting_early
+from tests.models.harness import Machine, Row
+from tests.models.tiny import TINY, hf_model, ours
+
+OPS = (mid_linear, mid_gate_up, linear_parts)
+TOKENS = torch.randint(0, 97, (20,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.mark.parametrize("last", [{}, {"linear_parts": 2}, {"mid_linear": 2, "mid_gate_up": 2}], ids=repr)
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode, prefill and mixed batches; ops may end at different numbers of tokens, above 16 none is used here."""
+    monkeypatch.setattr(headway.kernels.linear, "_can_pack", lambda *_: False)  # as on a GPU
+    # Tiny models do not fit the kernel; the references do, in two parts.
+    monkeypatch.setattr(reference, "tile_for", lambda *_: MidTile(16, 64, 2, 1, 1, 4))
+    used: dict[str, int] = {}
+    for op in OPS:
+
+        def counted(*args: object, run: object = op.reference, name: str = op.name) -> object:
+            used[name] = used.get(name, 0) + 1
+            assert callable(run)
+            return run(*args)
+
+        for device in ("_cpu_impl", "_cuda_impl"):
+            monkeypatch.setattr(op, device, counted)
+
+    oracle = hf_model(TINY[name])
+    plain, early = Machine(ours(oracle)), Machine(ours(oracle))
+    early.model.start_early(lambda kind, outputs, inputs: last.get(kind, 16))
+    steps = [
+        [Row(1, TOKENS[:17])],
+        [Row(1, TOKENS[17:18], 17)],
+        [Row(1, TOKENS[18:19], 18), Row(2, [5], 3, alive=False), Row(0, TOKENS[:9])],
+    ]
+    layers = early.model.config.num_layers
+    for count, step in enumerate(steps):
+        for wanted, found in zip(plain.step(step), early.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        for op in OPS:
+            steps_used = count if op.name not in last else min(count, 1)
+            assert used.get(op.name, 0) == layers * steps_used * (2 if op is linear_parts else 1)
+
+
+def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for capability, starts in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert (starting_early(cuda, torch.bfloat16) is not None) is starts
+        assert starting_early(cuda, torch.float32) is None and starting_early(cpu, torch.bfloat16) is None
