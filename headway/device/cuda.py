@@ -22,8 +22,9 @@ class CudaStream:
         self.raw.wait_event(event.raw)
 
     def active(self) -> AbstractContextManager[object]:
-        """Operations go to this stream."""
-        stream_context: AbstractContextManager[object] = torch.cuda.stream(self.raw)
+        """Operations go to this stream. Torch's own stream is a context: ``torch.cuda.stream`` does the same in Python, at
+        several times the cost. It cannot be entered twice."""
+        stream_context: AbstractContextManager[object] = self.raw
         return stream_context
 
 

@@ -10,7 +10,7 @@ import msgspec
 from headway.core import errors
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, StepUpdates
 
 
 class Boot(msgspec.Struct, tag=True, array_like=True):
@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 class Updates(msgspec.Struct, tag=True, array_like=True):
     """What one iteration of the engine brought."""
 
-    updates: list[RequestUpdate]
+    updates: StepUpdates
 
 
 class Dead(msgspec.Struct, tag=True, array_like=True):

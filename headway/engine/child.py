@@ -14,7 +14,7 @@ import traceback
 import zmq
 
 from headway.core.log import show
-from headway.core.messages import RequestUpdate
+from headway.core.messages import RequestUpdate, StepUpdates
 from headway.engine import channel
 from headway.engine.client import Core, add_all, load_core
 
@@ -59,10 +59,10 @@ class Sockets:
 def serve(core: Core, sockets: Sockets) -> None:
     """Run the engine until Shutdown arrives."""
     while True:
-        updates: list[RequestUpdate] = []
+        refused: list[RequestUpdate] = []
         for command in sockets.receive(block=not core.has_work()):
             if isinstance(command, channel.Add):
-                updates += add_all(core, command.requests)
+                refused += add_all(core, command.requests)
             elif isinstance(command, channel.Learn):
                 core.learn(command.vocabulary)
             elif isinstance(command, channel.Abort):
@@ -72,8 +72,8 @@ def serve(core: Core, sockets: Sockets) -> None:
                 sockets.stats.send(channel.encode(core.stats()))
             elif isinstance(command, channel.Shutdown):
                 return
-        if core.has_work():
-            updates += core.step()
+        updates = core.step() if core.has_work() else StepUpdates()
+        updates.add(refused)
         if updates:
             sockets.report(channel.Updates(updates))
 

@@ -205,8 +205,9 @@ class ProcessClient:
         if report is None:
             return []
         if isinstance(report, channel.Updates):
-            self._open.difference_update(u.request_id for u in report.updates if u.finish_reason is not None)
-            return report.updates
+            ended = (each.request_id for each in report.updates.more.values() if each.finish_reason is not None)
+            self._open.difference_update(ended)
+            return list(report.updates)
         message = report.message if isinstance(report, channel.Dead) else f"unexpected {type(report).__name__}"
         self._dead = EngineDeadError(f"the engine failed: {message}")
         raise self._dead

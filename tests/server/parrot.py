@@ -18,7 +18,7 @@ from headway.api import frontend
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.log import logger
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, TokenLogprobsRow
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.engine.client import EngineClient, ThreadClient
 from headway.engine.process import ProcessClient
 from tests.api.fakes import ByteTokenizer
@@ -75,11 +75,11 @@ class ParrotCore:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepUpdates:
         running = list(self._requests.values())[:SLOTS]
         if any(SLOW in prompt for _, prompt, _ in running):
             time.sleep(0.002)
-        return [self._advance(*one) for one in running]
+        return StepUpdates.of([self._advance(*one) for one in running])
 
     def _advance(self, request: AddRequest, prompt: str, answer: list[int]) -> RequestUpdate:
         if DIE in prompt:
