@@ -175,6 +175,7 @@ def try_fault(fault: Fault, checks: Checks) -> Outcome:
     seconds = time.monotonic() - start
     if output is None:
         return Outcome(fault.name, False, False, "", "", "missed", seconds)
+    output = output.replace(f"{folder}/", "")
     found = [f"{kind}{rest}" for kind, rest in _RAISED.findall(output)]
     wanted = [line for line in found if any(word in line for word in fault.expect)]
     error = (wanted or found or _TOLD.findall(output) or ["?"])[0][:100]
