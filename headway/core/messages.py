@@ -83,11 +83,6 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
     token_ids: list[int] = []
     more: dict[int, RequestUpdate] = {}
 
-    @classmethod
-    def of(cls, updates: Sequence[RequestUpdate]) -> StepUpdates:
-        """These updates."""
-        return cls([each.request_id for each in updates], [0] * len(updates), dict(enumerate(updates)))
-
     def add(self, updates: Sequence[RequestUpdate]) -> None:
         """Append some. The columns may be shared with others, so they are replaced."""
         if updates:

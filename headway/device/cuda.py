@@ -22,8 +22,7 @@ class CudaStream:
         self.raw.wait_event(event.raw)
 
     def active(self) -> AbstractContextManager[object]:
-        """Operations go to this stream. Torch's own stream is a context: ``torch.cuda.stream`` does the same in Python, at
-        several times the cost. It cannot be entered twice."""
+        """Operations go to this stream. ``torch.cuda.stream`` does in Python what the stream itself does in C++."""
         stream_context: AbstractContextManager[object] = self.raw
         return stream_context
 

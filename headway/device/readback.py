@@ -25,8 +25,6 @@ SANCTION = "back-pressure: the oldest of the steps in flight is not done"
 class Ticket:
     """A readback under way."""
 
-    __slots__ = ("_buffer", "_done", "_owner", "_source")
-
     def __init__(self, owner: Readback, source: torch.Tensor, buffer: torch.Tensor, done: Event) -> None:
         self._owner, self._source, self._buffer, self._done = owner, source, buffer, done
 

@@ -32,8 +32,7 @@ from headway.state.kv_pool import KVPool
 from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedRows, PackedStep
 from headway.state.slots import SlotArena
 
-NO_LIST = (0, 0)
-"""Position and length of a list of nothing."""
+NO_LIST = (0, 0)  # position, length
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""

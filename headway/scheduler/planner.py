@@ -264,14 +264,8 @@ class Planner:
             query_lens = np.concatenate((query_lens, np.array(draft.query_lens, np.int32)))
             samples = np.concatenate((samples, np.array(draft.samples, np.bool_)))
             starts = np.concatenate((starts, np.array(draft.starts, np.int32)))
-        edits = (NO_INTS, NO_INTS, NO_INTS)
+        edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
-            edits = (
-                np.array(draft.edit_slots, np.int32),
-                np.array(draft.edit_indices, np.int32),
-                np.array(draft.edit_ids, np.int32),
-            )
-        plan = StepPlan(
-            step, rows.slots, query_lens, starts, samples, n, draft.admissions, *edits, draft.masks, rows.requests
-        )
-        return plan, rows
+            edits = [np.array(each, np.int32) for each in (draft.edit_slots, draft.edit_indices, draft.edit_ids)]
+        at = (step, rows.slots, query_lens, starts, samples, n)
+        return StepPlan(*at, draft.admissions, edits[0], edits[1], edits[2], draft.masks, rows.requests), rows

@@ -52,8 +52,7 @@ class PrefixIndex:
         return self._block_of.get(digest)
 
     def register(self, digests: list[bytes], block_ids: list[int], first: int, end: int) -> None:
-        """Names blocks ``first`` to ``end`` of a chain, each unless another one already holds the same prefix: the first
-        one stays."""
+        """Names blocks ``first`` to ``end`` of a chain; one that already holds the same prefix keeps the name."""
         for index in range(first, end):
             digest = digests[index]
             if digest not in self._block_of:

@@ -39,11 +39,9 @@ def logprobs_rows(result: LogprobsResult | None, positions: list[int]) -> list[T
     """Positions of a result, each cut to its valid entries; None for one that has none."""
     if result is None or not positions:
         return [None] * len(positions)
-    columns = (result.token_ids, result.logprobs, result.ranks, result.counts)
-    return [
-        TokenLogprobsRow(ids[:count], values[:count], rank) if count > 0 else None
-        for ids, values, rank, count in zip(*(column[positions].tolist() for column in columns), strict=True)
-    ]
+    columns = [each[positions].tolist() for each in (result.token_ids, result.logprobs, result.ranks, result.counts)]
+    rows = zip(*columns, strict=True)
+    return [TokenLogprobsRow(ids[:n], values[:n], rank) if n > 0 else None for ids, values, rank, n in rows]
 
 
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:

@@ -34,11 +34,7 @@ def segment_ints(num_values: int) -> int:
 
 
 class PackedRows:
-    """The beginning of a packed step, which says what its rows are; steps with the same rows begin alike.
-
-    Attributes:
-        ints: int32 [16 + 4 R], header and rows; no edits, result index 0.
-    """
+    """The beginning of a packed step, int32 [16 + 4 R]: header (no edits, result index 0) and rows. Same rows, same ints."""
 
     def __init__(self, plan: StepPlan) -> None:
         num_rows = plan.num_rows

@@ -63,7 +63,9 @@ class FakeCore:
 
     def step(self) -> StepUpdates:
         self.num_steps += 1
-        return StepUpdates.of([self._advance(request) for request in list(self.requests.values())])
+        updates = StepUpdates()
+        updates.add([self._advance(request) for request in list(self.requests.values())])
+        return updates
 
     def _advance(self, request: AddRequest) -> RequestUpdate:
         update = RequestUpdate(request_id=request.request_id, new_token_ids=[], num_cached_tokens=3)

@@ -79,7 +79,9 @@ class ParrotCore:
         running = list(self._requests.values())[:SLOTS]
         if any(SLOW in prompt for _, prompt, _ in running):
             time.sleep(0.002)
-        return StepUpdates.of([self._advance(*one) for one in running])
+        updates = StepUpdates()
+        updates.add([self._advance(*one) for one in running])
+        return updates
 
     def _advance(self, request: AddRequest, prompt: str, answer: list[int]) -> RequestUpdate:
         if DIE in prompt:
