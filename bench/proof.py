@@ -3,7 +3,8 @@
     python bench/proof.py --json bench/reports/proof/h200.json [--html docs/syncs-generate.html] [--part NAME ...]
 
 Every part runs in a process of its own with a time limit, since CUPTI takes one subscriber a process and a crash must not take
-the others' figures along; the JSON is written anew after each. Then ``python bench/proof_pages.py`` makes the pages.
+the others' figures along; the JSON is written anew after each, and keeps the parts of an earlier run that are not run again.
+Then ``python bench/proof_pages.py`` makes the pages.
 Exit status 1 if a part failed or a target was missed.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ TAIL = 1500
 """Characters kept of what a part printed."""
 MIN_SECONDS = 5.0
 """Less than this is not worth beginning for."""
+_PACKAGES = re.compile(r"/[\w./+-]*/(?:site|dist)-packages/")
 MAX_PAGE_BYTES = 1_000_000
 """Of the report page that is committed."""
 
@@ -51,6 +54,7 @@ class Part:
 def corpus_verdict(result: dict[str, Any]) -> str:
     """Every label confirmed, nothing missed by the modes that promise everything."""
     wrong = [f"wrong labels: {result['wrong_labels']}"] if result.get("wrong_labels") else []
+    wrong += [] if result.get("results") else ["no detector ran"]
     for name, line in result.get("results", {}).items():
         if "failed" in line or line["errors"]:
             wrong.append(f"{name}: {line.get('failed') or line['errors']}")
@@ -61,7 +65,7 @@ def corpus_verdict(result: dict[str, Any]) -> str:
 
 def calls_verdict(result: dict[str, Any]) -> str:
     """No wait in a launch, one copy each way."""
-    wrong = []
+    wrong = [] if result.get("features") else ["no feature was measured"]
     for feature, line in result.get("features", {}).items():
         if "error" in line:
             wrong.append(f"{feature}: {line['error']}")
@@ -94,9 +98,11 @@ def parts() -> list[Part]:
     return [
         *detectors,
         Part("calls-graphs", calls, 150, calls_verdict),
-        Part("calls-eager", [*calls, "--eager"], 150, calls_verdict),
-        Part("generate", [*syncs, "--html", "PAGE", "--driver", "profiler", *generate], 90, page_verdict),
-        Part("generate-cupti", [*syncs, "--driver", "cupti", *generate], 90, page_verdict),
+        Part(
+            "calls-eager", [*calls, "--eager", "--tokens", "20"], 90, calls_verdict
+        ),  # 270 launches a step, each heard
+        Part("generate", [*syncs, "--html", "PAGE", "--driver", "profiler", *generate], 60, page_verdict),
+        Part("generate-cupti", [*syncs, "--driver", "cupti", *generate], 45, page_verdict),
         Part("tests", [*tests, "tests/syncs"], 90),
         Part("tests-engine", [*tests, "tests/gpu"], 120),
     ]
@@ -122,10 +128,13 @@ def run(part: Part, page: Path | None, seconds: float) -> dict[str, Any]:
             status, printed = done.returncode, done.stdout + done.stderr
         except subprocess.TimeoutExpired as expired:
             status, printed = -1, f"took more than {seconds:.0f} s\n{_text(expired.stdout)}{_text(expired.stderr)}"
-        result = json.loads(out.read_text()) if out.exists() else {}
-        size = made.stat().st_size if made.exists() else None
-        if page is not None and size is not None:  # one that is too large is kept, but not under the committed name
-            (page if size <= MAX_PAGE_BYTES else page.with_suffix(".large.html")).write_bytes(made.read_bytes())
+        result = json.loads(placeless(out.read_text())) if out.exists() else {}
+        html = placeless(made.read_text()) if made.exists() else None
+        size = None if html is None else len(html.encode())
+        if (
+            page is not None and html is not None and size is not None
+        ):  # too large: kept, but not under the committed name
+            (page if size <= MAX_PAGE_BYTES else page.with_suffix(".large.html")).write_text(html)
     result.pop("timeline", None)  # it is in the page
     wants_result = "OUT" in part.command
     wrong = part.verdict(result) if result else "no result" if wants_result else ""
@@ -136,9 +145,14 @@ def run(part: Part, page: Path | None, seconds: float) -> dict[str, Any]:
         "status": status,
         "wrong": wrong,
         "page_bytes": size,
-        "printed": printed[-TAIL:],
+        "printed": placeless(printed)[-TAIL:],
         "result": result,
     }
+
+
+def placeless(text: str) -> str:
+    """``text`` without the folders in which this machine keeps packages and this checkout."""
+    return _PACKAGES.sub("", text).replace(f"{ROOT}/", "")
 
 
 def _text(output: str | bytes | None) -> str:
@@ -150,13 +164,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--html", type=Path, help="where the page on transformers' generate goes")
-    parser.add_argument("--part", action="append", help="only these")
+    parser.add_argument("--part", action="append", choices=[part.name for part in parts()], help="only these")
     parser.add_argument(
         "--seconds", type=float, default=360, help="for all parts; those that come too late are left out"
     )
     given = parser.parse_args()
     chosen = [part for part in parts() if not given.part or part.name in given.part]
     report: dict[str, Any] = {"python": platform.python_version(), "parts": {}}
+    if given.json.exists():
+        report["parts"] = json.loads(given.json.read_text())["parts"]
     end = time.monotonic() + given.seconds
     for part in chosen:
         left = end - time.monotonic()
@@ -170,7 +186,7 @@ def main() -> int:
         if outcome["wrong"]:
             print("    " + outcome["printed"][-600:].replace("\n", "\n    "), flush=True)
     given.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(any(outcome["wrong"] for outcome in report["parts"].values()))
+    return int(any(report["parts"][part.name]["wrong"] for part in chosen))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Minutes of random requests on one engine: all features, aborts, mixed lengths, memory short enough to preempt.
 
-    python bench/soak.py --minutes 10 --json OUT            a tiny float32 model, on the GPU if there is one
-    python bench/soak.py --minutes 5 --json OUT --model headway/cli/bench/anchors/models/qwen3_06b --dtype bfloat16
+    python bench/soak.py --seconds 600 --json OUT            a tiny float32 model, on the GPU if there is one
+    python bench/soak.py --seconds 280 --seed 1 --json OUT --model headway/cli/bench/anchors/models/qwen3_06b --dtype bfloat16
 
 On CUDA every launch runs under ``syncs.forbid()`` and torch's sync detector in error mode: one wait ends the run. A sample
-of the finished requests is run again, alone, on an engine of depth 0, and must give the same tokens (ties in the last bit
-apart); with another model or in bfloat16, where last bits depend on the batch, the agreement is only reported. At the end
-every slot, block, staged edit, thread and (up to the allocator's rounding) byte must be back. OUT is rewritten with every
-progress line. Exit status 1 if anything was wrong.
+of the finished requests is asked for again, each alone: of an engine of depth 0, and of one that runs ahead. Those two must
+give the same tokens in every dtype, since the batches are the same: depth changes nothing. What the request got in the crowd
+must be the same too (ties in the last bit apart) with the tiny float32 model; with another model or in bfloat16, where last
+bits depend on the batch (the shapes of products, the splits of attention), the agreement is only reported. At the end every
+slot, block, staged edit, thread and (up to the allocator's rounding) byte must be back. OUT is rewritten with every progress
+line and when the run is ended from outside, then with ``over`` and ``ok`` false. Exit status 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import random
 import resource
+import signal
 import sys
 import tempfile
 import threading
@@ -64,6 +68,7 @@ class Tally:
     run_ahead: int = 0
     checked: int = 0
     agreed: int = 0
+    agreed_alone: int = 0
     guarded_launches: int = 0
     device_bytes: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -75,12 +80,15 @@ class Soak:
     Args:
         core: the engine under load.
         oracle: an engine of depth 0 with the same weights.
-        exact: a sampled request that gives other tokens there is an error.
+        alone: one that runs ahead, with the same weights, for one request at a time.
+        exact: a sampled request that gives other tokens in the crowd is an error.
         every: one request in so many is checked.
     """
 
-    def __init__(self, core: EngineCore, oracle: EngineCore, seed: int, exact: bool, every: int) -> None:
-        self.core, self.oracle, self.exact, self.every = core, oracle, exact, every
+    def __init__(
+        self, core: EngineCore, oracle: EngineCore, alone: EngineCore, seed: int, exact: bool, every: int
+    ) -> None:
+        self.core, self.oracle, self.alone, self.exact, self.every = core, oracle, alone, exact, every
         self.rng, self.tally = random.Random(seed), Tally()
         self.open: dict[str, AddRequest] = {}
         self.answers: dict[str, Answer] = {}
@@ -124,9 +132,13 @@ class Soak:
         def ask(each: AddRequest) -> Answer:
             return run(self.oracle, [each])[each.request_id]
 
-        truth = ask(request)
+        truth, ahead = ask(request), run(self.alone, [request])[request.request_id]
         self.tally.checked += 1
         self.tally.agreed += truth.token_ids == answer.token_ids
+        self.tally.agreed_alone += truth.token_ids == ahead.token_ids
+        if truth.token_ids != ahead.token_ids:
+            tokens = f"{truth.token_ids} at depth 0, {ahead.token_ids} ahead"
+            self.tally.wrong.append(f"request {request.request_id} alone: {tokens}"[:300])
         if not self.exact:
             return
         try:
@@ -183,7 +195,8 @@ def play(soak: Soak, seconds: float, launches: list[int], save: Any) -> None:
             save(tally, False)
             print(
                 f"{tally.seconds:7.0f} s  {tally.finished} finished, {tally.aborted} aborted, {tally.tokens} tokens, "
-                f"{tally.steps} steps, {tally.preemptions} preemptions, {tally.agreed}/{tally.checked} checked, "
+                f"{tally.steps} steps, {tally.preemptions} preemptions, {tally.checked} checked, "
+                f"{tally.agreed_alone} equal alone, {tally.agreed} in the crowd, "
                 f"{len(tally.wrong)} wrong",
                 flush=True,
             )
@@ -198,7 +211,7 @@ def closing_checks(soak: Soak, threads: int, device_bytes: int) -> None:
     stats = core.stats()
     if (stats.num_running, stats.num_waiting, stats.kv_cache_usage) != (0, 0, 0.0):
         wrong.append(f"not idle at the end: {stats.num_running} running, {stats.num_waiting} waiting")
-    for name, each in (("engine", core), ("oracle", soak.oracle)):
+    for name, each in (("engine", core), ("oracle", soak.oracle), ("engine of one request", soak.alone)):
         try:
             each.check_integrity()
         except Exception as error:
@@ -215,7 +228,7 @@ def closing_checks(soak: Soak, threads: int, device_bytes: int) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="then the open requests end")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", help="a folder with config.json; dummy weights; default: a tiny Llama")
     parser.add_argument("--dtype", default="float32")
@@ -227,6 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     on_cuda = given.device.startswith("cuda")
     with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+        stack.callback(signal.signal, signal.SIGTERM, before)
         model = given.model
         if model is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -234,15 +249,16 @@ def main(arguments: list[str] | None = None) -> int:
             model = str(folder)
         ahead = given.run_ahead if given.run_ahead == "auto" else int(given.run_ahead)
         pool = kv_bytes(model, given.dtype, 60)  # 16 rows of up to 16 blocks: preemptions are certain
-        core = engine(model, given.device, given.dtype, run_ahead=ahead, kv_cache_memory_bytes=pool)
-        oracle = engine(
-            model, given.device, given.dtype, run_ahead=0, enable_prefix_caching=False, kv_cache_memory_bytes=pool
-        )
+        made = functools.partial(engine, model, given.device, given.dtype, kv_cache_memory_bytes=pool)
+        core = made(run_ahead=ahead)
+        oracle = made(run_ahead=0, enable_prefix_caching=False)
+        alone = made(run_ahead=ahead, enable_prefix_caching=False)
         exact = given.model is None and given.dtype == "float32"
-        soak = Soak(core, oracle, given.seed, exact, given.every)
+        soak = Soak(core, oracle, alone, given.seed, exact, given.every)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
-        run(oracle, [random_request(random.Random(1), 0)])  # what a first request allocates is not growth
+        for each in (oracle, alone):
+            run(each, [random_request(random.Random(1), 0)])  # what a first request allocates is not growth
         threads, device_bytes = threading.active_count(), torch.cuda.memory_allocated() if on_cuda else 0
         about = {
             "model": given.model or f"tiny Llama, {VOCAB} tokens",
@@ -256,17 +272,22 @@ def main(arguments: list[str] | None = None) -> int:
         def save(tally: Tally, over: bool) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             result = about | {"over": over, "ok": over and not tally.wrong, "host_peak_mib": peak} | asdict(tally)
-            given.json.write_text(json.dumps(result, indent=1) + "\n")
+            beside = given.json.with_suffix(".part")
+            beside.write_text(json.dumps(result, indent=1) + "\n")
+            beside.replace(given.json)  # whole at any moment
 
+        over = False
         try:
             faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-            play(soak, 60 * given.minutes, launches, save)
+            play(soak, given.seconds, launches, save)
             closing_checks(soak, threads, device_bytes)
+            over = True
         except Exception as error:  # a guard that bit, an update that should not be: the figures so far are kept
             soak.tally.wrong.append(f"{type(error).__name__}: {error}"[:1000])
+            over = True
         finally:
             faulthandler.cancel_dump_traceback_later()
-            save(soak.tally, True)
+            save(soak.tally, over)
     print(json.dumps(asdict(soak.tally), indent=1))
     return int(bool(soak.tally.wrong))
 

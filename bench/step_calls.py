@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,9 +24,11 @@ from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.syncs import recording
 from headway.syncs.counting import CallCounter, Calls
 from headway.syncs.driver import ASYNC_COPIES, plain
 from headway.syncs.errors import ProbeError
+from headway.syncs.recording import Recording
 from tests.engine import test_depths
 from tests.engine.tiny_grammars import LOOP, VOCABULARY, automaton
 
@@ -37,6 +38,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 """The tests' features. Their grammars end after a few tokens, so one that never does stands for them."""
 
 PLACES = ("launch", "collect", "rest")
+MARK = "step_calls:"
 
 
 class Counting(Protocol):
@@ -71,7 +73,7 @@ class LiveCounting:
 
 
 class TraceCounting:
-    """torch.profiler's records, read at the end; marks are annotations in the trace."""
+    """torch.profiler's records, read at the end; marks are annotations among them."""
 
     def __init__(self) -> None:
         self._open: Any = None
@@ -79,14 +81,13 @@ class TraceCounting:
         self._start()
 
     def _start(self) -> None:
-        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        self._profile = torch.profiler.profile(activities=kinds)
+        self._profile = recording.profile(recording.activities())
         self._profile.__enter__()
 
     def mark(self, place: str) -> None:
         if self._open is not None:
             self._open.__exit__(None, None, None)
-        self._open = torch.profiler.record_function(f"step_calls:{place}")
+        self._open = torch.profiler.record_function(MARK + place)
         self._open.__enter__()
 
     def finish(self) -> dict[str, Calls]:
@@ -95,44 +96,32 @@ class TraceCounting:
         self._open = None
         torch.cuda.synchronize()
         self._profile.__exit__(None, None, None)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            calls = calls_in(json.loads(path.read_text()))
+        calls = calls_in(recording.read(self._profile.profiler.kineto_results, MARK, lambda name: True))
         self._start()
         return calls
 
 
-def calls_in(trace: dict[str, Any]) -> dict[str, Calls]:
-    """CUDA calls of the annotated thread in a chrome trace, by the annotation they lie in."""
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    marks = sorted(
-        (float(event["ts"]), str(event["name"]).removeprefix("step_calls:"), event["tid"])
-        for event in events
-        if str(event.get("name")).startswith("step_calls:") and event.get("cat") == "user_annotation"
-    )
+def calls_in(found: Recording) -> dict[str, Calls]:
+    """CUDA calls of the annotated threads, by the annotation they lie in."""
+    marks, threads = found.annotations, {event.lane for event in found.annotations}
     directions = {
-        event.get("args", {}).get("correlation"): direction
-        for event in events
+        event.correlation: direction
+        for event in found.work
         for direction in ("HtoD", "DtoH", "DtoD")
-        if event.get("cat") == "gpu_memcpy" and direction in str(event["name"])
+        if event.name.startswith("Memcpy") and direction in event.name
     }
-    sums, threads = {place: Calls() for place in PLACES}, {thread for _, _, thread in marks}
-    calls = [
-        event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver") and event["tid"] in threads
-    ]
-    calls.sort(key=lambda event: (float(event["ts"]), -float(event.get("dur", 0))))
+    sums = {place: Calls() for place in PLACES}
     place, upcoming, end = "", 0, 0.0
-    for event in calls:
-        begin = float(event["ts"])
-        while upcoming < len(marks) and marks[upcoming][0] <= begin:
-            place, upcoming = marks[upcoming][1], upcoming + 1
-        if not place or begin < end:  # before the first mark, or a driver call inside a runtime call
+    for event in found.calls:
+        if event.lane not in threads:
             continue
-        end = begin + float(event.get("dur", 0))
-        name = plain(str(event["name"]))
-        going = directions.get(event.get("args", {}).get("correlation")) if name in ASYNC_COPIES else None
-        sums[place].add(name, going)
+        while upcoming < len(marks) and marks[upcoming].start <= event.start:
+            place, upcoming = marks[upcoming].name.removeprefix(MARK), upcoming + 1
+        if not place or event.start < end:  # before the first mark, or a driver call inside a runtime call
+            continue
+        end = event.end
+        name = plain(event.name)
+        sums[place].add(name, directions.get(event.correlation) if name in ASYNC_COPIES else None)
     return sums
 
 

@@ -148,8 +148,10 @@ class Bench:
         return min(figures)
 
 
-def mask_us(tokens: list[bytes], automaton: Automaton, before: bytes, rows: int, device: torch.device) -> float:
-    """Microseconds of ``grammar_mask`` alone on bfloat16 logits, every row in the state after ``before``."""
+def mask_us(
+    tokens: list[bytes], automaton: Automaton, before: bytes, rows: int, constrained: int, device: torch.device
+) -> float:
+    """Microseconds of ``grammar_mask`` alone on bfloat16 logits; some rows have it, in the state after ``before``."""
     vocab = len(tokens)
     arena = SlotArena([*core_tables(64, 4, MAX_STOP_IDS), *sampler_tables(vocab)], rows, device)
     grammar = Sampler(arena, vocab).grammar
@@ -158,7 +160,7 @@ def mask_us(tokens: list[bytes], automaton: Automaton, before: bytes, rows: int,
         request_id="", prompt_token_ids=[1], params=SamplingParams(), seed=0, eos_token_ids=[], automaton=automaton
     )
     edits = [*grammar.stage(request), SlotEdit("grammar_state", ints(automaton.walk(automaton.start, before)))]
-    for slot in range(rows):
+    for slot in range(constrained):
         for table, values in edits:
             place = arena.position(table, slot)
             arena.ints[place : place + len(values)] = torch.from_numpy(values).to(device)
@@ -183,13 +185,17 @@ def mask_us(tokens: list[bytes], automaton: Automaton, before: bytes, rows: int,
 def mask_table(
     tokens: list[bytes], schema: Automaton, pattern: Automaton, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Times of the mask in a state where most tokens die at once, where most live, and in the pattern."""
+    """Times of the mask where most tokens die at once, where most live, in the pattern, and of one row in a string."""
     device = torch.device("cuda" if options.device == "auto" else options.device)
     found: dict[str, float] = {}
-    print(f"{'rows':>5} {'structure':>10} {'string':>10} {'pattern':>10}   grammar_mask, us")
+    print(f"{'rows':>5} {'structure':>10} {'string':>10} {'pattern':>10} {'one':>10}   grammar_mask, us")
     for rows in options.rows:
-        states = {"structure": (schema, b"["), "string": (schema, b'[{"name": "'), "pattern": (pattern, b"a")}
-        times = {name: mask_us(tokens, each, before, rows, device) for name, (each, before) in states.items()}
+        in_string = (schema, b'[{"name": "')
+        states = {
+            "structure": (schema, b"[", rows), "string": (*in_string, rows), "pattern": (pattern, b"a", rows),
+            "one": (*in_string, 1),
+        }  # fmt: skip
+        times = {name: mask_us(tokens, *state[:2], rows, state[2], device) for name, state in states.items()}
         found |= {f"{name}_{rows}": value for name, value in times.items()}
         print(f"{rows:5} " + " ".join(f"{value:10.1f}" for value in times.values()), flush=True)
     return found

@@ -7,6 +7,8 @@ import itertools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ from headway.engine.client import EngineClient
 if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
+COMPILING_THREADS = 4
+"""They wait for compiling processes, of which there are as many."""
 LONG_TEXT_CHARS = 4000
 """Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
 
@@ -163,6 +167,8 @@ class AsyncLLM:
         self._info = client.info
         self._door = Door(self._info, self._tokenizer, args.seed, client.learn)
         self.request_metrics = RequestMetrics(self._info.max_model_len)
+        # Threads of their own: a flood of new grammars must not keep others from the event loop's few.
+        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="headway-compiling")
         self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
         self._hub = _Hub(client, self._processor)
         self._finalizer = weakref.finalize(self, self._hub.close)
@@ -238,10 +244,15 @@ class AsyncLLM:
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
         compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
-        if compiles or (isinstance(text, str) and len(text) > LONG_TEXT_CHARS):
-            prepared = await asyncio.to_thread(self._door.prepare, prompt, params, **options)
+        if compiles:
+            options["grammar"] = self._door.known_grammar(params)
+        prepare = partial(self._door.prepare, prompt, params, **options)
+        if compiles and options["grammar"] is None:
+            prepared = await asyncio.get_running_loop().run_in_executor(self._compiling, prepare)
+        elif isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
+            prepared = await asyncio.to_thread(prepare)
         else:
-            prepared = self._door.prepare(prompt, params, **options)
+            prepared = prepare()
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
         news = self._hub.open(request, only_final)
         try:
@@ -292,6 +303,7 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Stop the engine; open generators raise EngineDeadError. Safe to call twice."""
         self._door.close()
+        self._compiling.shutdown()
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:

@@ -17,6 +17,7 @@ from headway.core.messages import AddRequest, ModelInfo
 from headway.core.params import SamplingParams
 
 if TYPE_CHECKING:
+    from headway.api.structured.compile import Outcome
     from headway.api.structured.door import StructuredDoor, Teach
     from headway.api.tokenizer import Tokenizer
 
@@ -133,14 +134,25 @@ class Door:
         self._numbers = itertools.count()
         self._resolved: Resolved | None = None
 
+    def known_grammar(self, params: SamplingParams) -> Outcome | None:
+        """The grammar of ``params`` if it was compiled before. Raises InvalidRequestError if it was refused before."""
+        return None if self._structured is None else self._structured.known(params)
+
     def prepare(
-        self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True, cache_salt: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+        cache_salt: str | None = None,
+        grammar: Outcome | None = None,
     ) -> PreparedRequest:
         """Check one request and make its AddRequests. With structured_outputs it may take seconds (a new grammar).
 
         Args:
             add_special_tokens: False for text that a chat template has already furnished with them.
             cache_salt: used unless the prompt brings its own.
+            grammar: of ``known_grammar``, where the caller cannot wait for a new one.
 
         Raises:
             InvalidRequestError: with ``parameter`` naming the field.
@@ -157,7 +169,7 @@ class Door:
         resolved = self._resolve(params, self._max_tokens(ids, params))
         children = self._fan_out(text, ids, resolved, cache_salt if own_salt is None else own_salt)
         if params.structured_outputs is not None:
-            grammar = self._structured_door().prepare(params)
+            grammar = self._structured_door().prepare(params, grammar)
             for child in children.children:
                 child.automaton, child.host_grammar = grammar.automaton, grammar.host_grammar
         return children

@@ -114,6 +114,7 @@ class OpenRequest:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.error_parameter: str | None = None
         self._sent_prompt_logprobs = False
         if prepared.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
@@ -159,6 +160,7 @@ class OpenRequest:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
+            error_parameter=self.error_parameter,
         )
 
 
@@ -219,6 +221,7 @@ class OutputProcessor:
             request.prompt_logprobs += [logprobs_dict(r, params, self._tokenizer) for r in update.new_prompt_logprobs]
         if update.finish_reason == "error":
             request.error = update.error or "the request failed inside the engine"
+            request.error_parameter = update.error_parameter
 
     def drop(self, request: OpenRequest) -> list[str]:
         """Stop following a request: running completions end with "abort". Returns the ids to abort in the engine."""

@@ -43,7 +43,7 @@ def write_timeline(path: Path, command: str, work: Callable[[], object], *, simu
         return 0
 
     try:
-        run = watch(once, [command], AllowList(), simulate=simulate, driver="profiler", with_stack=False)
+        run = watch(once, [command], AllowList(), simulate=simulate, driver="profiler")
     except ProbeError as error:
         raise ConfigError(f"--trace: {error}") from error
     if run.subprocesses:

@@ -5,6 +5,8 @@ Plain msgspec structs: they are encoded with msgpack when the engine runs in a p
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from headway.core.automaton import Automaton
@@ -52,6 +54,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
 
     ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
     ``queue_seconds``, in the first update: from arrival at the engine to the first step with the request.
+    ``error_parameter``: the request's field that makes ``error`` its own fault and not the engine's.
     """
 
     request_id: str
@@ -63,6 +66,43 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     error: str | None = None
     queue_seconds: float | None = None
+    error_parameter: str | None = None
+
+
+class StepUpdates(msgspec.Struct, array_like=True, eq=False):
+    """The updates of one step, in order. Most rows get one token and nothing else: what they get is two columns, and an
+    object only for who iterates. Compares like a list of updates.
+
+    Attributes:
+        request_ids: the request of each update.
+        token_ids: the one token it brought; meaningless where ``more`` has an entry.
+        more: place -> an update that says more than a token, or something else.
+    """
+
+    request_ids: list[str] = []
+    token_ids: list[int] = []
+    more: dict[int, RequestUpdate] = {}
+
+    def add(self, updates: Sequence[RequestUpdate]) -> None:
+        """Append some. The columns may be shared with others, so they are replaced."""
+        if updates:
+            self.more.update(enumerate(updates, len(self)))
+            self.request_ids = self.request_ids + [each.request_id for each in updates]
+            self.token_ids = self.token_ids + [0] * len(updates)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __iter__(self) -> Iterator[RequestUpdate]:
+        more = self.more
+        for place, (request_id, token) in enumerate(zip(self.request_ids, self.token_ids, strict=True)):
+            found = more.get(place) if more else None
+            yield RequestUpdate(request_id=request_id, new_token_ids=[token]) if found is None else found
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, StepUpdates | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):

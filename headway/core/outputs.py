@@ -44,7 +44,8 @@ class CompletionOutput:
 class RequestOutput:
     """The state of one request; final when ``finished``. ``prompt_logprobs[0]`` is None: nothing precedes it.
 
-    ``error`` says why a completion ended with finish_reason "error".
+    ``error`` says why a completion ended with finish_reason "error"; ``error_parameter`` is the request's field at fault, None
+    where the request is not to blame.
     """
 
     request_id: str
@@ -55,3 +56,4 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_parameter: str | None = None

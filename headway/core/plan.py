@@ -6,9 +6,10 @@ R is the number of rows in the step (one row = the tokens of one request in this
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NewType
+from typing import Final, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from headway.core.messages import AddRequest
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
+
+NO_INTS: Final[Int32s] = np.empty(0, np.int32)
 
 Exact = NewType("Exact", int)
 """A host number equal to the device's."""
@@ -32,8 +35,8 @@ class Finish(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
     LENGTH = 3
-    GRAMMAR = 4
-    """No token was left that its grammar and its other demands allow."""
+    NO_TOKEN = 4
+    """No token was left that the request's demands (grammar, allowed and banned tokens, minimum length) allow together."""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ class StepPlan:
 
     Attributes:
         step: consecutive number, from 0.
-        slots: int32 [R], row -> slot.
+        slots: int32 [R], row -> slot. The very array of the step before says that the step has the same rows of the same
+            requests, all of them decode rows.
         query_lens: int32 [R], tokens of the row in this step, >= 1.
         starts_bound: int32 [R], position of the row's first token: exact on rows inside their known tokens (prefill),
             a bound on decode rows (the device may already have ended them).
@@ -80,11 +84,11 @@ class StepPlan:
     samples: Bools
     num_decode_rows: int
     admissions: list[Admission] = field(default_factory=list)
-    block_edit_slots: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
-    block_edit_indices: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
-    block_edit_ids: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    block_edit_slots: Int32s = field(default_factory=lambda: NO_INTS)
+    block_edit_indices: Int32s = field(default_factory=lambda: NO_INTS)
+    block_edit_ids: Int32s = field(default_factory=lambda: NO_INTS)
     masks: list[tuple[int, Int32s]] = field(default_factory=list)
-    owners: list[object] = field(default_factory=list)
+    owners: Sequence[object] = ()
 
     @property
     def num_rows(self) -> int:
@@ -92,7 +96,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.query_lens.sum())
+        rows = len(self.slots)
+        return rows if rows == self.num_decode_rows else int(self.query_lens.sum())
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ class Stream(Protocol):
         """Later work on this stream starts after ``event``; the host does not wait."""
 
     def active(self) -> AbstractContextManager[object]:
-        """Torch operations inside the context are queued on this stream."""
+        """Torch operations inside the context are queued on this stream. Not to be nested in itself."""
 
 
 class Event(Protocol):

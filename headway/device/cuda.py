@@ -22,8 +22,8 @@ class CudaStream:
         self.raw.wait_event(event.raw)
 
     def active(self) -> AbstractContextManager[object]:
-        """Operations go to this stream."""
-        stream_context: AbstractContextManager[object] = torch.cuda.stream(self.raw)
+        """Operations go to this stream. ``torch.cuda.stream`` does in Python what the stream itself does in C++."""
+        stream_context: AbstractContextManager[object] = self.raw
         return stream_context
 
 

@@ -28,24 +28,19 @@ class Ticket:
     def __init__(self, owner: Readback, source: torch.Tensor, buffer: torch.Tensor, done: Event) -> None:
         self._owner, self._source, self._buffer, self._done = owner, source, buffer, done
 
-    def ready(self) -> bool:
-        """Whether ``wait`` would return at once. Never blocks."""
-        return self._done.query()
-
     def wait(self) -> npt.NDArray[np.int32]:
         """The copied integers, a view that is valid until ``release``. Blocks until they have arrived; the wait is counted."""
         if not self._done.query():
             start = time.perf_counter()
             with allowed(SANCTION):
                 self._done.synchronize()
-            self._owner.back_pressure.waits += 1
-            self._owner.back_pressure.seconds += time.perf_counter() - start
+            self._owner.back_pressure.add(start)
         view: npt.NDArray[np.int32] = self._buffer.numpy()[: self._source.numel()]  # host: after the copy's event
         return view
 
     def release(self) -> None:
-        """Give the buffer back; views from ``wait`` must not be used any more."""
-        self._owner.recycle(self._buffer)
+        """Give the buffer back; views from ``wait`` must not be used any more, nor may the ticket."""
+        self._owner.recycle(self._buffer, self._done)
 
 
 class Readback:
@@ -58,7 +53,7 @@ class Readback:
 
     def __init__(self, device: Device, num_ints: int) -> None:
         self._device, self._num_ints = device, num_ints
-        self._free: list[torch.Tensor] = []
+        self._free: list[tuple[torch.Tensor, Event]] = []
         self.back_pressure, self.unpinned = WaitCounter(), WaitCounter()
 
     def start(self, source: torch.Tensor, produced: Event | None = None) -> Ticket:
@@ -66,15 +61,20 @@ class Readback:
 
         ``produced``: the event to mark that work with, when the caller wants to keep it.
         """
-        buffer = self._free.pop() if self._free else self._device.host_ints(self._num_ints)
-        produced, done = produced or self._device.new_event(), self._device.new_event()
+        buffer, done = self._free.pop() if self._free else self._new_buffer()
+        produced = produced or self._device.new_event()
         produced.record(self._device.main)
         self._device.copies.wait_event(produced)
-        with self._device.copies.active(), self.unpinned.copying(self._device):
+        start = time.perf_counter()
+        with self._device.copies.active():
             buffer[: source.numel()].copy_(source, non_blocking=True)
+        self.unpinned.copied(self._device, start)
         done.record(self._device.copies)
         return Ticket(self, source, buffer, done)
 
-    def recycle(self, buffer: torch.Tensor) -> None:
-        """Take back the buffer of a released ticket."""
-        self._free.append(buffer)
+    def recycle(self, buffer: torch.Tensor, done: Event) -> None:
+        """Take back what a released ticket had."""
+        self._free.append((buffer, done))
+
+    def _new_buffer(self) -> tuple[torch.Tensor, Event]:
+        return self._device.host_ints(self._num_ints), self._device.new_event()

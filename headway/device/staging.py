@@ -6,6 +6,7 @@ grows by one instead of waiting: the host never blocks here, and the number of b
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,8 @@ class StagingRing:
 
     def send(self, staging: Staging, num_ints: int) -> None:
         """Copy the first ``num_ints`` to the device on ``main`` and fence the buffer."""
-        with self.unpinned.copying(self._device):
-            self._destination[:num_ints].copy_(staging.tensor[:num_ints], non_blocking=True)
+        start = time.perf_counter()
+        self._destination[:num_ints].copy_(staging.tensor[:num_ints], non_blocking=True)
+        self.unpinned.copied(self._device, start)
         staging.fence.record(self._device.main)
         self._free_when_fenced.append(staging)

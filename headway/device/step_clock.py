@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.device.base import Device, Event
 
@@ -24,8 +25,7 @@ class StepEvents:
     submitted_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """One step in device microseconds.
 
     Attributes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from headway.device.base import Device
@@ -17,13 +15,13 @@ class WaitCounter:
     waits: int = 0
     seconds: float = 0.0
 
-    def copying(self, device: Device) -> AbstractContextManager[None]:
-        """Around a copy: it counts as a wait where ``device`` is asynchronous and host memory is not pinned."""
-        return nullcontext() if device.pins_memory or not device.asynchronous else self._timed()
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
+    def add(self, start: float) -> None:
+        """A wait that began at ``start`` (``time.perf_counter``) is over."""
         self.waits += 1
         self.seconds += time.perf_counter() - start
+
+    def copied(self, device: Device, start: float) -> None:
+        """A copy that began at ``start`` is queued: that was a wait where ``device`` is asynchronous and host memory is not
+        pinned."""
+        if device.asynchronous and not device.pins_memory:
+            self.add(start)

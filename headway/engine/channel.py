@@ -10,7 +10,7 @@ import msgspec
 from headway.core import errors
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, StepUpdates
 
 
 class Boot(msgspec.Struct, tag=True, array_like=True):
@@ -18,11 +18,13 @@ class Boot(msgspec.Struct, tag=True, array_like=True):
 
     Attributes:
         log_level: show the engine's log on stderr from this level on; None when the parent shows no log either.
+        log_format: "text" or "json".
     """
 
     args: EngineArgs
     factory: str
     log_level: int | None = None
+    log_format: str = "text"
 
 
 class Learn(msgspec.Struct, tag=True, array_like=True):
@@ -60,7 +62,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 class Updates(msgspec.Struct, tag=True, array_like=True):
     """What one iteration of the engine brought."""
 
-    updates: list[RequestUpdate]
+    updates: StepUpdates
 
 
 class Dead(msgspec.Struct, tag=True, array_like=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import signal
 import socket
@@ -14,8 +13,8 @@ import traceback
 
 import zmq
 
-from headway.core.log import logger
-from headway.core.messages import RequestUpdate
+from headway.core.log import show
+from headway.core.messages import RequestUpdate, StepUpdates
 from headway.engine import channel
 from headway.engine.client import Core, add_all, load_core
 
@@ -60,10 +59,10 @@ class Sockets:
 def serve(core: Core, sockets: Sockets) -> None:
     """Run the engine until Shutdown arrives."""
     while True:
-        updates: list[RequestUpdate] = []
+        refused: list[RequestUpdate] = []
         for command in sockets.receive(block=not core.has_work()):
             if isinstance(command, channel.Add):
-                updates += add_all(core, command.requests)
+                refused += add_all(core, command.requests)
             elif isinstance(command, channel.Learn):
                 core.learn(command.vocabulary)
             elif isinstance(command, channel.Abort):
@@ -73,8 +72,8 @@ def serve(core: Core, sockets: Sockets) -> None:
                 sockets.stats.send(channel.encode(core.stats()))
             elif isinstance(command, channel.Shutdown):
                 return
-        if core.has_work():
-            updates += core.step()
+        updates = core.step() if core.has_work() else StepUpdates()
+        updates.add(refused)
         if updates:
             sockets.report(channel.Updates(updates))
 
@@ -89,8 +88,7 @@ def run(sockets: Sockets) -> int:
         if rest:  # only a Shutdown can follow before the parent has seen Ready
             return 0
         if boot.log_level is not None:
-            logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-            logger.setLevel(boot.log_level)
+            show(boot.log_format, boot.log_level)
         core = load_core(boot.factory, boot.args)
         gc.collect()
         gc.freeze()  # what boot built stays: a full collection that walks it inside the loop takes milliseconds

@@ -26,7 +26,7 @@ from typing import Protocol, cast
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, HeadwayError
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
 
 DEFAULT_FACTORY = "headway.engine.boot:build_engine"
 
@@ -42,7 +42,7 @@ class Core(Protocol):
     def learn(self, vocabulary: Vocabulary) -> None: ...
     def add(self, request: AddRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[RequestUpdate]: ...
+    def step(self) -> StepUpdates: ...
     def has_work(self) -> bool: ...
     def stats(self) -> EngineStats: ...
     def shutdown(self) -> None: ...
@@ -164,7 +164,7 @@ class InprocClient:
         with interrupt_held_back():
             while not updates and core.has_work() and in_time:
                 try:
-                    updates = core.step()
+                    updates = list(core.step())
                     in_time = deadline is None or monotonic() < deadline
                 except Exception as error:
                     self._core, self._reason = None, f"the engine failed: {type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from time import perf_counter
 from headway.core.automaton import Vocabulary
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.log import logger
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
 from headway.core.plan import StepPlan
 from headway.device.base import DeviceError
 from headway.engine.host_grammars import HostGrammars
@@ -17,7 +17,7 @@ from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
 from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
 from headway.scheduler import Scheduler
-from headway.scheduler.results import NO_TOKEN_LEFT
+from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
 
 MASK_WAIT_SECONDS = 0.05
@@ -71,14 +71,14 @@ class EngineCore:
         self._preparing.pop(request_id, None)
         self._forget(request_id)
 
-    def step(self) -> list[RequestUpdate]:
-        """One turn of the loop; [] when there is nothing to report yet."""
+    def step(self) -> StepUpdates:
+        """One turn of the loop; empty when there is nothing to report yet."""
         if self._waits is None:
             return self._turn()
         with self._waits.watching():
             return self._turn()
 
-    def _turn(self) -> list[RequestUpdate]:
+    def _turn(self) -> StepUpdates:
         if self._grammars.is_working:
             self._take_masks()
         num_steps = self._num_steps
@@ -87,9 +87,10 @@ class EngineCore:
         if self._num_steps == num_steps and not self._in_flight and not self._failures and self._grammars.is_working:
             self._grammars.wait(MASK_WAIT_SECONDS)  # there is nothing else to do
         if self._failures:
-            updates, self._failures = self._failures + updates, []
+            updates.add(self._failures)
+            self._failures = []
         self._meter.stamp(updates)
-        for update in updates:
+        for update in updates.more.values():
             if update.finish_reason is not None:
                 self._forget(update.request_id)
         return updates
@@ -110,45 +111,44 @@ class EngineCore:
                     self._scheduler.add(request)
                 self._scheduler.provide_mask(request_id, mask)
             except Exception as failure:
-                self._failures.append(
-                    self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
-                )
+                update = self._scheduler.fail(request_id, _reason(failure)) or _failure(request_id, failure)
+                update.error_parameter = _parameter(failure)
+                self._failures.append(update)
 
-    def _feed_grammars(self, updates: list[RequestUpdate]) -> None:
+    def _feed_grammars(self, updates: StepUpdates) -> None:
         """Give the drawn tokens to the matchers; an answer that its grammar did not allow is an error."""
-        for update in updates:
+        for update in updates.more.values():  # requests with a grammar on the host are always there
             if update.request_id not in self._grammars or not update.new_token_ids:
                 continue
             [token] = update.new_token_ids
             if not self._grammars.allows(update.request_id, token):
                 update.new_token_ids, update.new_logprobs, update.stop_token_id = [], None, None
-                update.error, running = NO_TOKEN_LEFT, update.finish_reason is None
-                update.finish_reason = "error"
+                running, update.finish_reason = update.finish_reason is None, "error"
+                update.error, update.error_parameter = no_token_left(self._grammars.request(update.request_id))
                 if running:
                     self._scheduler.abort(update.request_id)
             elif update.finish_reason is None:
                 self._grammars.feed(update.request_id, token)
 
-    def _plain_step(self) -> list[RequestUpdate]:
+    def _plain_step(self) -> StepUpdates:
         """Schedule, launch, wait, apply: the synchronous oracle."""
         self._meter.begin()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._launch(plan)
-        return self._apply_oldest() if self._in_flight else []
+        return self._apply_oldest() if self._in_flight else StepUpdates()
 
-    def _overlapped_step(self) -> list[RequestUpdate]:
+    def _overlapped_step(self) -> StepUpdates:
         """Schedule and launch the next step while up to ``depth`` earlier ones run; then apply the oldest."""
         plan = None
         if len(self._in_flight) <= self._pacer.depth:
             self._meter.begin()
             plan = self._scheduler.schedule()
             if plan is not None:
-                self._observe_headway()
                 self._launch(plan)
         if self._in_flight and (plan is None or len(self._in_flight) > self._pacer.depth):
             return self._apply_oldest()
-        return []
+        return StepUpdates()
 
     def _launch(self, plan: StepPlan) -> None:
         self._meter.scheduled()
@@ -162,21 +162,17 @@ class EngineCore:
         self._in_flight.append(step)
         self._meter.launched(plan, step, replayed=self._runner.num_replays > replays)
 
-    def _apply_oldest(self) -> list[RequestUpdate]:
+    def _apply_oldest(self) -> StepUpdates:
         step = self._in_flight.popleft()
         asked = perf_counter()
         result = self._runner.collect(step)
         arrived = perf_counter()
         updates = self._scheduler.apply(step.plan, result)
-        self._meter.applied(step, asked, arrived)
+        trace = self._meter.applied(step, asked, arrived)
+        if trace.idle_us is not None and trace.headway_us is not None and trace.busy_us is not None:
+            host_us = trace.schedule_us + trace.launch_us + trace.apply_us
+            self._pacer.observe(trace.headway_us, trace.busy_us, host_us)
         return updates
-
-    def _observe_headway(self) -> None:
-        """Tell the pacer how much work the device still had when this step was about to be launched."""
-        if self._pacer.is_adaptive and self._in_flight:
-            ran_dry = self._in_flight[-1].ticket.ready()
-            had_spare = len(self._in_flight) > 1 and not self._in_flight[-2].ticket.ready()
-            self._pacer.observe(ran_dry, had_spare)
 
     def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
         """A step could not be launched: its requests fail, the others and the engine live on.
@@ -235,7 +231,18 @@ def _reason(error: Exception) -> str:
 
 
 def _failure(request_id: str, error: Exception) -> RequestUpdate:
-    return RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="error", error=_reason(error))
+    return RequestUpdate(
+        request_id=request_id,
+        new_token_ids=[],
+        finish_reason="error",
+        error=_reason(error),
+        error_parameter=_parameter(error),
+    )
+
+
+def _parameter(error: Exception) -> str | None:
+    """The request's field at fault; None where the engine is to blame."""
+    return (error.parameter or "request") if isinstance(error, InvalidRequestError) else None
 
 
 def _is_fatal(error: Exception) -> bool:

@@ -124,6 +124,10 @@ class HostGrammars:
         mask = self._open[request_id].mask
         return mask is not None and bool(int(mask[token // 32]) >> (token % 32) & 1)
 
+    def request(self, request_id: str) -> AddRequest:
+        """The open request of this id."""
+        return self._open[request_id].request
+
     def drop(self, request_id: str) -> None:
         """The request is over. Unknown ids are ignored."""
         self._open.pop(request_id, None)

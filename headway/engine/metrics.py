@@ -7,11 +7,10 @@ nothing is done per token. Times of the device are read when the step's result h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from time import perf_counter
 
 from headway.core.histogram import Histogram
-from headway.core.messages import EngineStats, RequestUpdate, StepTrace
+from headway.core.messages import EngineStats, StepTrace, StepUpdates
 from headway.core.plan import StepPlan
 from headway.device.step_clock import StepClock
 from headway.runner.runner import InFlight
@@ -64,10 +63,10 @@ class StepMeter:
         """Times of requests that are kept: those that are open."""
         return len(self._arrivals.keys() | self._queued.keys())
 
-    def stamp(self, updates: Iterable[RequestUpdate]) -> None:
+    def stamp(self, updates: StepUpdates) -> None:
         """Tell each request's first update how long the request had waited to be scheduled."""
         if self._queued:
-            for update in updates:
+            for update in updates.more.values():  # a first update says more than a token
                 update.queue_seconds = self._queued.pop(update.request_id, None)
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -107,8 +106,8 @@ class StepMeter:
         self._rows.observe(rows)
         self._tokens.observe(tokens)
 
-    def applied(self, step: InFlight, asked: float, arrived: float) -> None:
-        """The oldest step is over.
+    def applied(self, step: InFlight, asked: float, arrived: float) -> StepTrace:
+        """The oldest step is over; returns all its times.
 
         Args:
             asked, arrived: ``perf_counter`` when its result was asked for, and when it was there.
@@ -127,6 +126,7 @@ class StepMeter:
         else:
             self._recent[self._place] = trace
             self._place = (self._place + 1) % TRACED_STEPS
+        return trace
 
     def _time_device(self, step: InFlight, trace: StepTrace, rested: bool) -> None:
         assert step.events is not None

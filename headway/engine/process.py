@@ -23,7 +23,7 @@ import zmq
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
-from headway.core.log import logger
+from headway.core.log import logger, shown_format
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.engine import channel
 from headway.engine.client import DEFAULT_FACTORY
@@ -153,7 +153,7 @@ class ProcessClient:
         self._dead: EngineDeadError | None = None
         try:
             log_level = logger.getEffectiveLevel() if logger.hasHandlers() else None
-            self._link.send(channel.Boot(args, factory, log_level))
+            self._link.send(channel.Boot(args, factory, log_level, shown_format()))
             report = self._receive(None)
             if isinstance(report, channel.Dead):
                 raise channel.rebuild(report)
@@ -205,8 +205,9 @@ class ProcessClient:
         if report is None:
             return []
         if isinstance(report, channel.Updates):
-            self._open.difference_update(u.request_id for u in report.updates if u.finish_reason is not None)
-            return report.updates
+            ended = (each.request_id for each in report.updates.more.values() if each.finish_reason is not None)
+            self._open.difference_update(ended)
+            return list(report.updates)
         message = report.message if isinstance(report, channel.Dead) else f"unexpected {type(report).__name__}"
         self._dead = EngineDeadError(f"the engine failed: {message}")
         raise self._dead

@@ -32,11 +32,12 @@ class ResultLayout:
     prompt_entries: int = -1
 
 
-def pack_results(rows: torch.Tensor, parts: list[LogprobTensors]) -> torch.Tensor:
-    """One contiguous int32 tensor of the row records [R, 4] and of every log-probability part."""
+def pack_results(records: torch.Tensor, num_rows: int, parts: list[LogprobTensors]) -> torch.Tensor:
+    """One contiguous int32 tensor of the first ``num_rows`` records (int32 [n * 4]) and of every log-probability part."""
+    rows = records[: num_rows * RESULT_INTS]
     if not parts:
-        return rows.reshape(-1)
-    flat = [rows.reshape(-1)]
+        return rows
+    flat = [rows]
     for ids, logprobs, ranks, counts in parts:
         flat += [ids.reshape(-1), logprobs.view(torch.int32).reshape(-1), ranks, counts]
     return torch.cat(flat)
@@ -50,8 +51,9 @@ def logprob_ints(num_positions: int, entries: int) -> int:
 def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
     """The step's result; all arrays are copies, so the packet's buffer may be reused at once."""
     end = layout.padded_rows * RESULT_INTS
-    rows = packet[:end].reshape(layout.padded_rows, RESULT_INTS)[: layout.num_rows].copy()
-    result = StepResult(sampled=rows[:, 0] != 0, token_ids=rows[:, 1], finish=rows[:, 2])
+    rows = packet[: layout.num_rows * RESULT_INTS].reshape(layout.num_rows, RESULT_INTS)
+    columns = rows.T.copy()
+    result = StepResult(columns[0] != 0, columns[1], columns[2])
     if layout.logprob_entries >= 0:
         part, end = _logprobs(packet, end, layout.padded_rows, layout.logprob_entries)
         result.logprobs = _rows_of(part, 0, layout.num_rows)

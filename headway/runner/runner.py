@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from headway.core.automaton import Vocabulary
-from headway.core.messages import AddRequest
-from headway.core.plan import Int32s, StepPlan, StepResult
+from headway.core.plan import NO_INTS, Int32s, StepPlan, StepResult
 from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
 from headway.device.staging import StagingRing
@@ -30,9 +29,10 @@ from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
-from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedStep
+from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedRows, PackedStep
 from headway.state.slots import SlotArena
 
+NO_LIST = (0, 0)  # position, length
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
@@ -114,7 +114,7 @@ class ModelRunner:
         self.device, self.config = device, config
         self._model, self._sampler, self._arena, self._kv = model, sampler, arena, kv
         self.admissions = AdmissionWriter(arena, sampler)
-        self._requests: list[AddRequest | None] = [None] * config.max_num_seqs
+        self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
@@ -124,11 +124,16 @@ class ModelRunner:
         self._results = torch.zeros(
             config.max_in_flight, rows, RESULT_INTS, dtype=torch.int32, device=device.torch_device
         )
+        self._result_ring = self._results.view(config.max_in_flight, -1).unbind(0)
         most_entries = max(config.max_logprobs, 128)
         packet = rows * RESULT_INTS + logprob_ints(rows, most_entries) + logprob_ints(tokens, config.max_logprobs)
         self.readback = Readback(device, packet)
         self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight = 0
+        self._inference = torch.inference_mode()
+        self._last_slots: Int32s | None = None  # of these are the two below
+        self._head: PackedRows
+        self._variant = Variant()
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
 
@@ -159,18 +164,24 @@ class ModelRunner:
         """
         assert self._num_in_flight < self.config.max_in_flight, "collect a step before launching another"
         staging = self._staging.acquire()
-        packed = PackedStep(staging.ints, plan, plan.step % self.config.max_in_flight)
-        new_counted = self._write_admissions(packed, plan)
+        changed = plan.slots is not self._last_slots
+        if changed:
+            self._head, self._last_slots = PackedRows(plan), None  # until the variant is known, too
+        packed = PackedStep(staging.ints, self._head, plan.step % self.config.max_in_flight)
+        new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
-        prompt = self._prompt_positions(packed, plan)
-        variant = self._sampler.variant(plan.slots)
+        only_decode = plan.num_decode_rows == plan.num_rows
+        prompt = None if only_decode else self._prompt_positions(packed, plan)
+        if changed:
+            self._variant, self._last_slots = self._sampler.variant(plan.slots), plan.slots
+        variant = self._variant
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
-        with self.device.main.active(), torch.inference_mode():
+        with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
             if _edits_first(plan):
@@ -206,9 +217,9 @@ class ModelRunner:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
         for admission in plan.admissions:
             self.admissions.write(packed, admission)
-            self._requests[admission.slot] = admission.request
-        in_use = self._sampler.penalties.in_use
-        counted = [admission.slot for admission in plan.admissions if in_use[admission.slot]]
+            self._prompts[admission.slot] = admission.token_ids[: len(admission.request.prompt_token_ids)]
+        wanted = self._sampler.penalties.wanted
+        counted = [admission.slot for admission in plan.admissions if wanted(admission.request)]
         return packed.list_at(np.array(counted, np.int32)), len(counted)
 
     def _prompt_positions(self, packed: PackedStep, plan: StepPlan) -> PromptPositions | None:
@@ -219,17 +230,15 @@ class ModelRunner:
         starts = np.cumsum(plan.query_lens) - plan.query_lens
         rows: list[tuple[int, int]] = []
         indices: list[Int32s] = []
-        targets: list[int] = []
+        targets: list[Int32s] = []
         for row in np.flatnonzero(asked >= 0):
-            request = self._requests[plan.slots[row]]
-            assert request is not None
-            prompt = request.prompt_token_ids
+            prompt = self._prompts[plan.slots[row]]
             first = int(plan.starts_bound[row])
             count = min(first + int(plan.query_lens[row]), len(prompt) - 1) - first
             if count > 0:
                 rows.append((int(row), count))
                 indices.append(np.arange(starts[row], starts[row] + count, dtype=np.int32))
-                targets += prompt[first + 1 : first + 1 + count]
+                targets.append(prompt[first + 1 : first + 1 + count])
         if not rows:
             return None
         slots = np.repeat(plan.slots[[row for row, _ in rows]], [count for _, count in rows])
@@ -237,7 +246,7 @@ class ModelRunner:
         return PromptPositions(
             rows=rows,
             indices_at=packed.list_at(np.concatenate(indices)),
-            targets_at=packed.list_at(np.array(targets, np.int32)),
+            targets_at=packed.list_at(np.concatenate(targets)),
             slots_at=packed.list_at(slots.astype(np.int32)),
             entries=entries,
         )
@@ -259,14 +268,14 @@ class ModelRunner:
         layout: ResultLayout,
     ) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back."""
-        ring = self._results[plan.step % self.config.max_in_flight]
+        ring = self._result_ring[plan.step % self.config.max_in_flight]
         if prompt is None:
             replayed = self._replay(plan, packed, variant)
             if replayed is not None:
                 done, layout.padded_rows = replayed
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
-                return pack_results(ring[: layout.padded_rows], done.parts)
+                return pack_results(ring, layout.padded_rows, done.parts)
         self._apply_late_edits(plan, packed)
         batch = self._buffers.unpack(
             self._packed,
@@ -281,7 +290,7 @@ class ModelRunner:
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
             parts.append(self._prompt_logprobs(hidden, prompt))
-        return pack_results(ring[: plan.num_rows], parts)
+        return pack_results(ring, plan.num_rows, parts)
 
     def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[Replayed, int] | None:
         """Run the step as graphs, if some fit: what they gave, and padded rows."""
@@ -388,7 +397,7 @@ class ModelRunner:
                 logits = self.row_logits(batch, self._model(batch, self._kv))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
-                pack_results(self._results[0, :num_rows], self.sample_and_advance(batch, logits, variant))
+                pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()
 

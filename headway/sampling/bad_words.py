@@ -19,7 +19,6 @@ class BadWords:
     """Forbids the last token of a phrase when the generated tokens end in the rest of it."""
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         view = at.arena.view
         self._counts, self._offsets, self._tokens = view("bw_counts"), view("bw_offsets"), view("bw_tokens")
         self._history, self._num_tokens, self._prompt_len = view("history"), view("num_tokens"), view("prompt_len")

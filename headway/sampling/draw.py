@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
-from headway.core.plan import Int32s
 from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
 from headway.sampling.feature import SlotEdit, Tables, float_bits, ints
 from headway.state.slots import Table
@@ -19,7 +18,6 @@ class Draw:
     """Chooses one token per row. Stateless: the draw is a function of the request's seed and the position alone."""
 
     def __init__(self, at: Tables) -> None:
-        self._flags = np.zeros(at.num_slots, np.int32)
         view = at.arena.view
         self._temperature, self._top_k, self._top_p = view("temperature"), view("top_k"), view("top_p")
         self._min_p, self._seeds, self._num_tokens = view("min_p"), view("seeds"), view("num_tokens")
@@ -42,8 +40,8 @@ class Draw:
             SlotEdit("seeds", seed),
         ]
 
-    def admit(self, slot: int, request: AddRequest) -> None:
-        """Remember which paths the slot needs."""
+    def flags(self, request: AddRequest) -> int:
+        """The paths that the request's rows need."""
         params = request.params
         flags = 0
         if not params.is_greedy:
@@ -52,11 +50,7 @@ class Draw:
             flags |= MIN_P if params.min_p > 0.0 else 0
             flags |= WIDE if may_be_wide(params.top_k, params.top_p, params.min_p) else 0
             flags |= TWICE if params.top_k > WIDE_K and params.top_p < 1.0 else 0
-        self._flags[slot] = flags
-
-    def flags(self, slots: Int32s) -> int:
-        """Union of the rows' paths."""
-        return int(np.bitwise_or.reduce(self._flags[slots]))
+        return flags
 
     def apply(self, logits: torch.Tensor, slots: torch.Tensor, flags: int) -> torch.Tensor:
         """int32 [N] tokens from ``logits`` [N, V]."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
-from headway.core.plan import Bools, Floats, Int32s
+from headway.core.plan import Floats, Int32s
 from headway.state.slots import SlotArena, Table
 
 
@@ -31,13 +31,7 @@ def float_bits(values: Floats | list[float]) -> Int32s:
 
 
 class Feature(Protocol):
-    """One kind of logit edit.
-
-    Attributes:
-        in_use: bool [S], host mirror: which slots' requests use the feature. Steps without any skip the kernel.
-    """
-
-    in_use: Bools
+    """One kind of logit edit. Steps in which no row wants it skip its kernel."""
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """What the slot's tables must hold for ``request``, resetting what an earlier owner left. Pure.

@@ -28,7 +28,6 @@ class Grammar:
     """
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         view = at.arena.view
         self._on, self._info, self._state = view("grammar_on"), view("grammar_info"), view("grammar_state")
         self._table, self._alive = view("grammar_table"), view("alive")

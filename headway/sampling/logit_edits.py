@@ -22,7 +22,6 @@ class LogitBias:
     """Adds a value to chosen tokens' logits. Tables: ids and values, [S, MAX_LOGIT_BIAS], and how many are set."""
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         self._counts = at.arena.view("bias_counts")
         self._ids, self._values = at.arena.view("bias_ids"), at.arena.view("bias_values")
 
@@ -57,7 +56,6 @@ class AllowedTokens:
     """Everything but the allowed tokens becomes -inf. Tables: a flag and a bit per vocabulary entry."""
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         self._vocab_size = at.vocab_size
         self._on, self._bits = at.arena.view("allowed_on"), at.arena.view("allowed_bits")
 
@@ -96,7 +94,6 @@ class MinTokens:
     """Forbids end-of-sequence and stop tokens until min_tokens were generated. Uses the core stop tables."""
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         view = at.arena.view
         self._num_tokens, self._min_total = view("num_tokens"), view("min_total")
         self._stop_counts, self._stop_ids = view("stop_counts"), view("stop_ids")

@@ -59,6 +59,11 @@ class Logprobs:
             self._entries[slot] = NOT_ASKED if params.logprobs is None else params.logprobs
         self._prompt_entries[slot] = NOT_ASKED if params.prompt_logprobs is None else params.prompt_logprobs
 
+    @staticmethod
+    def wanted(request: AddRequest) -> bool:
+        """Whether the request asks for any at its sampled tokens."""
+        return request.params.logprobs is not None or bool(request.params.logprob_token_ids)
+
     def max_entries(self, slots: Int32s) -> int:
         """Most entries any row asks for; -1 when none asks."""
         return int(self._entries[slots].max(initial=NOT_ASKED))

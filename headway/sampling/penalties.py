@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
@@ -21,7 +20,6 @@ class Penalties:
     """
 
     def __init__(self, at: Tables) -> None:
-        self.in_use = np.zeros(at.num_slots, np.bool_)
         view = at.arena.view
         self.count_on = view("count_on")
         self._repetition, self._frequency, self._presence = view("repetition"), view("frequency"), view("presence")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
@@ -49,6 +50,10 @@ GRAMMAR_EDIT = 1 << 5
 """The bit of ``Variant.edits`` that stands for ``Sampler.grammar``."""
 
 
+ASKS_LOGPROBS = 1 << 30
+"""Marks slots that ask for log-probabilities, in the host's mirror of what slots need: bits of edits, above them flags."""
+
+
 class Sampled(NamedTuple):
     """token_ids int32 [N], and log-probabilities when the variant asks for them."""
 
@@ -62,6 +67,9 @@ class Sampler:
     Args:
         arena: holds the tables named by ``sampler_tables``.
         vocab_size: columns of the logits.
+
+    Attributes:
+        every_edit: ``Variant.edits`` with all features.
     """
 
     def __init__(self, arena: SlotArena, vocab_size: int) -> None:
@@ -78,11 +86,8 @@ class Sampler:
         ]
         self.draw = Draw(at)
         self.logprobs = Logprobs(at)
-
-    @property
-    def every_edit(self) -> int:
-        """``Variant.edits`` with all features."""
-        return (1 << len(self.features)) - 1
+        self.every_edit = (1 << len(self.features)) - 1
+        self._needs = np.zeros(at.num_slots, np.int32)
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""
@@ -97,17 +102,16 @@ class Sampler:
 
     def admit(self, slot: int, request: AddRequest) -> None:
         """Update the host mirrors: ``slot`` now belongs to ``request``."""
-        self.draw.admit(slot, request)
         self.logprobs.admit(slot, request)
-        for feature in self.features:
-            feature.in_use[slot] = feature.wanted(request)
+        edits = sum(feature.wanted(request) << bit for bit, feature in enumerate(self.features))
+        flags = self.draw.flags(request) << len(self.features)
+        self._needs[slot] = edits | flags | (ASKS_LOGPROBS if self.logprobs.wanted(request) else 0)
 
     def variant(self, slots: Int32s) -> Variant:
         """What a step over these slots (int32 [R], on the host) needs."""
-        edits = 0
-        for bit, feature in enumerate(self.features):
-            edits |= int(feature.in_use[slots].any()) << bit
-        return Variant(edits, self.draw.flags(slots), self.logprobs.max_entries(slots))
+        needs = int(np.bitwise_or.reduce(self._needs[slots]))
+        entries = self.logprobs.max_entries(slots) if needs & ASKS_LOGPROBS else NOT_ASKED
+        return Variant(needs & self.every_edit, (needs & ~ASKS_LOGPROBS) >> len(self.features), entries)
 
     def __call__(self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant) -> Sampled:
         """Choose tokens.

@@ -32,15 +32,19 @@ class BlockPool:
     def refs(self, block_id: int) -> int:
         return self._refs[block_id]
 
-    def take(self) -> int:
-        """A block for new content, held once. The caller has checked ``num_free``."""
-        if self._blank:
-            block_id = self._blank.pop()
-        else:
+    def take(self, count: int) -> list[int]:
+        """Blocks for new content, each held once. The caller has checked ``num_free``."""
+        kept = max(len(self._blank) - count, 0)
+        taken = self._blank[kept:]
+        del self._blank[kept:]
+        taken.reverse()
+        while len(taken) < count:
             block_id, _ = self._cached.popitem(last=False)
             self._index.forget(block_id)
-        self._refs[block_id] = 1
-        return block_id
+            taken.append(block_id)
+        for block_id in taken:
+            self._refs[block_id] = 1
+        return taken
 
     def share(self, block_id: int) -> None:
         """One more holder of a named block."""

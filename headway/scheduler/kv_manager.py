@@ -42,7 +42,8 @@ class KVManager:
             return []
         hits: list[int] = []
         for i in range((len(request.tokens) - 1) // self.block_size):
-            self._extend(request, request.tokens, i + 1)
+            if len(request.digests) == i:
+                self._index.extend(request.digests, request.message.cache_salt, request.tokens, i + 1)
             block_id = self._index.find(request.digests[i])
             if block_id is None:
                 break
@@ -65,8 +66,15 @@ class KVManager:
 
     def grow(self, request: Request, num_tokens: int) -> list[int]:
         """Gives the request room for ``num_tokens`` tokens; returns the new blocks. Room has been checked."""
-        new = [self.pool.take() for _ in range(cdiv(num_tokens, self.block_size) - len(request.block_ids))]
+        new = self.pool.take(cdiv(num_tokens, self.block_size) - len(request.block_ids))
         request.block_ids += new
+        return new
+
+    def grow_by_one(self, requests: list[Request]) -> list[int]:
+        """Gives each request one block more; returns the blocks. Room has been checked."""
+        new = self.pool.take(len(requests))
+        for request, block_id in zip(requests, new, strict=True):
+            request.block_ids.append(block_id)
         return new
 
     def register(self, request: Request, tokens: Int32s, num_written: int) -> None:
@@ -77,12 +85,12 @@ class KVManager:
             num_written: tokens whose KV is written by steps launched or about to be; never one that an ended
                 request leaves unwritten.
         """
-        full = num_written // self.block_size
-        if not self.caching or full <= request.num_registered:
+        first, full, digests = request.num_registered, num_written // self.block_size, request.digests
+        if not self.caching or full <= first:
             return
-        self._extend(request, tokens, full)
-        for i in range(request.num_registered, full):
-            self._index.register(request.digests[i], request.block_ids[i])
+        if len(digests) < full:
+            self._index.extend(digests, request.message.cache_salt, tokens, full)
+        self._index.register(digests, request.block_ids, first, full)
         request.num_registered = full
 
     def release(self, request: Request) -> None:
@@ -94,7 +102,3 @@ class KVManager:
     def forget_prefixes(self) -> None:
         """Nothing computed so far will be hit again; what requests hold stays theirs."""
         self.pool.forget_names()
-
-    def _extend(self, request: Request, tokens: Int32s, num_blocks: int) -> None:
-        if len(request.digests) < num_blocks:
-            self._index.extend(request.digests, request.message.cache_salt, tokens, num_blocks)

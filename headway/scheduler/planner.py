@@ -8,10 +8,10 @@ import numpy as np
 
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError
-from headway.core.plan import Admission, Bools, Int32s, StepPlan
+from headway.core.plan import NO_INTS, Admission, Bools, Int32s, StepPlan
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request
-from headway.scheduler.slots import Rows
+from headway.scheduler.slots import Int64s, Rows
 
 MASK_EDIT_INTS = 64
 """What a mask takes of the upload beside its words, at most."""
@@ -54,6 +54,8 @@ class Planner:
         self._config = config
         self._life = life
         self._table = life.table
+        self._ones: Int32s = np.ones(config.max_num_seqs, np.int32)
+        self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
         self.cache_queries = 0
         self.cache_hits = 0
@@ -83,27 +85,29 @@ class Planner:
         table, running = self._table, self._life.running
         rows = running.decode_rows().first(draft.tokens_left)
         starts = table.scheduled[rows.index]
-        short = starts >= table.capacity[rows.index]
-        if short.any():
-            count = self._grow_decode(draft, rows, np.flatnonzero(short).tolist())
+        (short,) = (starts >= table.capacity[rows.index]).nonzero()
+        if len(short):
+            count = self._grow_decode(draft, rows, short)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts = rows.first(count), starts[:count]
         ends = starts + 1
         table.scheduled[rows.index] = ends
         table.in_flight[rows.index] += 1
-        for i in np.flatnonzero(ends == table.last[rows.index]).tolist():
+        for i in (ends == table.last[rows.index]).nonzero()[0].tolist():
             draft.drained.append(rows.requests[i])
         draft.tokens_left -= len(rows)
         return rows, starts
 
-    def _grow_decode(self, draft: _Draft, rows: Rows, short: list[int]) -> int:
+    def _grow_decode(self, draft: _Draft, rows: Rows, short: Int64s) -> int:
         """One more block for each row in ``short`` (ascending); returns how many leading rows can run.
 
         Victims come from the end. The last row left is not preempted for its own sake: it keeps what it has and sits
         this step out, and gives way only when an earlier request needs its blocks.
         """
         life = self._life
-        for i in short:
+        num_free = life.kv.pool.num_free
+        self._grow_by_one(draft, rows, short[:num_free])
+        for i in short[num_free:].tolist():
             request = rows.requests[i]
             if request.slot < 0:  # a victim of an earlier row, and so are all after it
                 break
@@ -115,6 +119,17 @@ class Planner:
                 return i
             self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
         return min(len(rows), life.running.num_decoding)
+
+    def _grow_by_one(self, draft: _Draft, rows: Rows, picked: Int64s) -> None:
+        """A free block for each of the ``picked`` rows; there are enough."""
+        table, kv = self._table, self._life.kv
+        slots = rows.index[picked]
+        capacity = table.capacity[slots]
+        new = kv.grow_by_one([rows.requests[i] for i in picked.tolist()])
+        table.capacity[slots] = capacity + kv.block_size
+        draft.edit_slots += slots.tolist()
+        draft.edit_indices += (capacity // kv.block_size).tolist()
+        draft.edit_ids += new
 
     # -- rows that lag -------------------------------------------------------------------------------------------
 
@@ -243,18 +258,14 @@ class Planner:
     def _assemble(self, step: int, draft: _Draft, decode: Rows, starts: Int32s) -> tuple[StepPlan, Rows]:
         n = len(decode)
         rows = decode
-        query_lens: Int32s = np.ones(n, np.int32)
-        samples: Bools = np.ones(n, np.bool_)
+        query_lens, samples = self._ones[:n], self._all_true[:n]
         if draft.requests:
             rows = decode.plus(Rows.of(draft.requests, self._table))
             query_lens = np.concatenate((query_lens, np.array(draft.query_lens, np.int32)))
             samples = np.concatenate((samples, np.array(draft.samples, np.bool_)))
             starts = np.concatenate((starts, np.array(draft.starts, np.int32)))
-        plan = StepPlan(step, rows.slots.copy(), query_lens, starts, samples, n, draft.admissions)
+        edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
-            plan.block_edit_slots = np.array(draft.edit_slots, np.int32)
-            plan.block_edit_indices = np.array(draft.edit_indices, np.int32)
-            plan.block_edit_ids = np.array(draft.edit_ids, np.int32)
-        plan.masks = draft.masks
-        plan.owners = [*rows.requests]
-        return plan, rows
+            edits = [np.array(each, np.int32) for each in (draft.edit_slots, draft.edit_indices, draft.edit_ids)]
+        at = (step, rows.slots, query_lens, starts, samples, n)
+        return StepPlan(*at, draft.admissions, edits[0], edits[1], edits[2], draft.masks, rows.requests), rows

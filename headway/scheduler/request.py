@@ -42,6 +42,7 @@ class Request:
         cached_tokens: tokens that the first admission found in the prefix cache, None before it.
         reported: whether an update has been issued.
         lags: a grammar on the host must see each token before the next may be drawn.
+        says_more: its updates are not a mere token for the loop: they carry log-probabilities, or a matcher must see them.
         mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
         admitted: how many admissions came before its present one.
     """
@@ -61,6 +62,7 @@ class Request:
         "prompt_rows",
         "reported",
         "request_id",
+        "says_more",
         "slot",
         "status",
         "tokens",
@@ -98,6 +100,7 @@ class Request:
         self.cached_tokens: int | None = None
         self.reported = False
         self.lags = message.host_grammar is not None
+        self.says_more = self.wants_logprobs or self.lags
         self.mask: Int32s | None = None
         self.admitted = 0
 

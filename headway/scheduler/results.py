@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
-from headway.core.messages import RequestUpdate, TokenLogprobsRow
+from headway.core.messages import AddRequest, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
-from headway.scheduler.slots import Rows
+from headway.scheduler.slots import Int64s, Rows
 
 FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length"}
 
-NO_TOKEN_LEFT = (
-    "no token was left that structured_outputs allow together with the request's bad_words, allowed_token_ids and "
-    "min_tokens; loosen those"
-)
+
+def no_token_left(request: AddRequest) -> tuple[str, str | None]:
+    """What to say, and the request's field at fault, when nothing was left to draw."""
+    given = {
+        "structured_outputs": request.automaton is not None or request.host_grammar is not None,
+        "allowed_token_ids": request.params.allowed_token_ids is not None,
+        "bad_words": bool(request.bad_words_token_ids),
+        "min_tokens": request.params.min_tokens > 0,
+    }
+    narrowing = [name for name, is_given in given.items() if is_given]
+    if not narrowing:
+        return "no token could be drawn: the model's logits hold no number", None
+    return f"no token was left that {', '.join(narrowing)} allow together; loosen them", narrowing[0]
 
 
-def logprobs_row(result: LogprobsResult, i: int) -> TokenLogprobsRow:
-    """Position ``i`` of a result, cut to its valid entries. Raises HeadwayError when it has none."""
-    count = int(result.counts[i])
-    if count < 1:
-        raise HeadwayError("the step brought no log-probabilities for a row that asked for them")
-    return TokenLogprobsRow(
-        result.token_ids[i, :count].tolist(), result.logprobs[i, :count].tolist(), int(result.ranks[i])
-    )
+NO_LOGPROBS = "the step brought no log-probabilities for a row that asked for them"
+
+
+def logprobs_rows(result: LogprobsResult | None, positions: list[int]) -> list[TokenLogprobsRow | None]:
+    """Positions of a result, each cut to its valid entries; None for one that has none."""
+    if result is None or not positions:
+        return [None] * len(positions)
+    columns = [each[positions].tolist() for each in (result.token_ids, result.logprobs, result.ranks, result.counts)]
+    rows = zip(*columns, strict=True)
+    return [TokenLogprobsRow(ids[:n], values[:n], rank) if n > 0 else None for ids, values, rank, n in rows]
+
+
+def _nonzero(values: npt.NDArray[Any]) -> list[int]:
+    """Where ``values`` are not zero. The method: numpy's function of that name comes in three layers of Python."""
+    return values.nonzero()[0].tolist()
+
+
+def _token_update(request_id: str, token: int) -> RequestUpdate:
+    return RequestUpdate(request_id=request_id, new_token_ids=[token])
 
 
 class Collector:
@@ -39,33 +62,26 @@ class Collector:
         self.prompt_tokens = 0
         self.generation_tokens = 0
 
-    def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> list[RequestUpdate]:
-        """Updates in row order; then those of rows whose request no longer owns the row's slot, in row order.
+    def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> StepUpdates:
+        """Updates in row order; then failures, and those of rows whose request no longer owns the row's slot.
 
         Rows of finished requests are ignored: zombies, and rows of requests aborted meanwhile.
         """
-        updates: list[RequestUpdate] = []
+        others: list[RequestUpdate] = []
         for row in sorted(result.prompt_logprobs):
             request = rows.requests[row]
             if request.status is not Status.FINISHED:
                 try:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
-                    updates.append(self.fail(request, str(error)))
-        live = self._table.epoch[rows.index] == rows.epochs
-        live_rows = np.arange(len(rows)) if live.all() else np.flatnonzero(live)
-        self._table.in_flight[rows.index[live_rows]] -= 1
-        missing = plan.samples[live_rows] & ~result.sampled[live_rows]
-        if missing.any():
-            for row in live_rows[missing].tolist():
-                updates.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
-            live_rows = live_rows[~missing]
-        updates += self._apply_live(rows, result, live_rows[plan.samples[live_rows]])
-        if not live.all():
-            for row in np.flatnonzero(~live).tolist():
-                update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
-                if update is not None:
-                    updates.append(update)
+                    others.append(self.fail(request, str(error)))
+        num_sampled = np.count_nonzero(result.sampled)
+        if rows.num_closed == self._table.num_closed and plan.num_decode_rows == num_sampled == len(rows):
+            self._table.in_flight[rows.index] -= 1
+            updates = self._apply_live(rows, result, None)  # as almost always: all rows are live, and have sampled
+        else:
+            updates = self._apply_mixed(plan, rows, result, others)
+        updates.add(others)
         return updates
 
     def fail(self, request: Request, message: str) -> RequestUpdate:
@@ -79,38 +95,51 @@ class Collector:
             num_cached_tokens=0 if request.reported else request.cached_tokens or 0,
         )
 
+    def _apply_mixed(self, plan: StepPlan, rows: Rows, result: StepResult, others: list[RequestUpdate]) -> StepUpdates:
+        """Rows that sampled and whose request still owns the slot; those of the others' are added to ``others``."""
+        live = self._table.epoch[rows.index] == rows.epochs
+        self._table.in_flight[rows.index[live]] -= 1
+        picked = live & plan.samples
+        for row in _nonzero(picked & ~result.sampled):
+            others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
+        updates = self._apply_live(rows, result, np.flatnonzero(picked & result.sampled))
+        for row in _nonzero(~live):
+            update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
+            if update is not None:
+                others.append(update)
+        return updates
+
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 
-    def _apply_live(self, rows: Rows, result: StepResult, picked: npt.NDArray[np.int64]) -> list[RequestUpdate]:
-        """``picked``: int64 [n], rows that sampled, ascending."""
-        if not len(picked):
-            return []
+    def _apply_live(self, rows: Rows, result: StepResult, picked: Int64s | None) -> StepUpdates:
+        """``picked``: int64 [n], rows that sampled, ascending; None: all."""
         table = self._table
-        whole = len(picked) == len(rows)
-        slots = rows.index if whole else rows.index[picked]
-        tokens = result.token_ids if whole else result.token_ids[picked]
+        slots, ids, requests, tokens, finish = rows.index, rows.ids, rows.requests, result.token_ids, result.finish
+        order: Sequence[int] = range(len(rows))
+        if picked is not None:
+            order = picked.tolist()
+            slots, tokens, finish = slots[picked], tokens[picked], finish[picked]
+            ids, requests = [ids[row] for row in order], [requests[row] for row in order]
         known = table.known[slots]
         table.history[slots, known] = tokens
         table.known[slots] = known + 1
-        order = picked.tolist()
-        ids = rows.ids if whole else [rows.ids[row] for row in order]
-        updates = [
-            RequestUpdate(request_id=request_id, new_token_ids=[token])
-            for request_id, token in zip(ids, tokens.tolist(), strict=True)
-        ]
-        self.generation_tokens += len(updates)
+        updates = StepUpdates(ids, tokens.tolist())
+        self.generation_tokens += len(ids)
         if self._life.kv.caching:
             # The new token's own KV is not written yet: ``known`` tokens are, the one before it included.
-            for i in np.flatnonzero(known % self._life.kv.block_size == 0).tolist():
-                request = rows.requests[order[i]]
-                self._life.kv.register(request, table.history[request.slot], int(known[i]))
-        for i in np.flatnonzero(table.special[slots]).tolist():
-            request = rows.requests[order[i]]
-            updates[i] = self._decorate(request, updates[i], result, order[i])
-            table.special[slots[i]] = request.wants_logprobs
-        finish = result.finish if whole else result.finish[picked]
-        for i in np.flatnonzero(finish).tolist():
-            self._end(rows.requests[order[i]], updates[i], int(finish[i]))
+            for i in _nonzero(known % self._life.kv.block_size == 0):
+                self._life.kv.register(requests[i], table.history[requests[i].slot], int(known[i]))
+        more = updates.more
+        special = _nonzero(table.special[slots])
+        asking = [i for i in special if requests[i].wants_logprobs]
+        told = dict(zip(asking, logprobs_rows(result.logprobs, [order[i] for i in asking]), strict=True))
+        for i in special:
+            more[i] = self._decorate(requests[i], _token_update(ids[i], updates.token_ids[i]), told.get(i))
+            table.special[slots[i]] = requests[i].says_more
+        for i in _nonzero(finish):
+            if i not in more:
+                more[i] = _token_update(ids[i], updates.token_ids[i])
+            self._end(requests[i], more[i], int(finish[i]))
         return updates
 
     # -- rows whose request was preempted, is draining or is over --------------------------------------------------
@@ -126,9 +155,9 @@ class Collector:
         token = int(result.token_ids[row])
         request.tokens = np.append(request.tokens, np.int32(token))
         self.generation_tokens += 1
-        update = RequestUpdate(request_id=request.request_id, new_token_ids=[token])
+        update = _token_update(request.request_id, token)
         if request.wants_logprobs or not request.reported:
-            update = self._decorate(request, update, result, row)
+            update = self._decorate(request, update, logprobs_rows(result.logprobs, [row])[0])
         finish = int(result.finish[row])
         if finish:
             self._end(request, update, finish)
@@ -142,9 +171,10 @@ class Collector:
         if request.status is Status.FINISHED:  # it failed while this update was made
             return
         code = Finish(finish)
-        if code is Finish.GRAMMAR:
+        if code is Finish.NO_TOKEN:
             update.new_token_ids, update.new_logprobs = [], None
-            update.finish_reason, update.error = "error", NO_TOKEN_LEFT
+            update.finish_reason = "error"
+            update.error, update.error_parameter = no_token_left(request.message)
             self._life.finish(request)
             return
         update.finish_reason = FINISH_REASONS[code]
@@ -152,13 +182,13 @@ class Collector:
             update.stop_token_id = update.new_token_ids[0]
         self._life.finish(request)
 
-    def _decorate(self, request: Request, update: RequestUpdate, result: StepResult, row: int) -> RequestUpdate:
+    def _decorate(self, request: Request, update: RequestUpdate, told: TokenLogprobsRow | None) -> RequestUpdate:
         """Adds what a first update or log-probabilities bring; a request this raises for fails alone."""
         try:
             if request.wants_logprobs:
-                if result.logprobs is None:
-                    raise HeadwayError("the step brought no log-probabilities although a row asked for them")
-                update.new_logprobs = [logprobs_row(result.logprobs, row)]
+                if told is None:
+                    raise HeadwayError(NO_LOGPROBS)
+                update.new_logprobs = [told]
             if not request.reported:
                 update.num_cached_tokens = request.cached_tokens or 0
                 update.new_prompt_logprobs = self._whole_prompt(request)
@@ -182,6 +212,8 @@ class Collector:
         done = len(rows)
         if start > done:
             raise HeadwayError(f"prompt log-probabilities of positions {done + 1}..{start} never came")
-        for i in range(done - start, len(result.counts)):
-            if len(rows) < request.prompt_len - 1:
-                rows.append(logprobs_row(result, i))
+        end = min(len(result.counts), request.prompt_len - 1 - start)
+        for told in logprobs_rows(result, list(range(done - start, end))):
+            if told is None:
+                raise HeadwayError(NO_LOGPROBS)
+            rows.append(told)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
-from headway.core.messages import AddRequest, EngineStats, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, RequestUpdate, StepUpdates
 from headway.core.plan import Int32s, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.planner import Planner
@@ -93,7 +93,7 @@ class Scheduler:
         self._next_step += 1
         return plan
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
+    def apply(self, plan: StepPlan, result: StepResult) -> StepUpdates:
         """Takes the result of the oldest step in flight; returns one update per request that got something.
 
         Prompt log-probabilities are delivered whole, with the update that brings the first token.

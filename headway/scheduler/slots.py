@@ -25,6 +25,7 @@ class SlotTable:
         epoch: how often the slot changed hands; a row launched under an older epoch is not the present owner's.
         special: the next update of the owner carries more than a token.
         history: int32 [S, L], known tokens.
+        num_closed: how often any slot changed hands.
     """
 
     def __init__(self, num_slots: int, max_model_len: int) -> None:
@@ -37,6 +38,7 @@ class SlotTable:
         self.epoch = np.zeros(num_slots, np.int64)
         self.special = np.zeros(num_slots, np.bool_)
         self.history: Int32s = np.zeros((num_slots, max_model_len), np.int32)
+        self.num_closed = 0
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -52,7 +54,7 @@ class SlotTable:
         self.last[slot] = request.max_total - 1
         self.capacity[slot] = 0
         self.in_flight[slot] = 0
-        self.special[slot] = request.wants_logprobs or not request.reported
+        self.special[slot] = request.says_more or not request.reported
         self.history[slot, :known] = request.tokens
         request.slot = slot
         return slot
@@ -64,6 +66,7 @@ class SlotTable:
         request.in_flight = int(self.in_flight[slot])
         request.slot = -1
         self.epoch[slot] += 1
+        self.num_closed += 1
         self._free.append(slot)
 
 
@@ -75,6 +78,7 @@ class Rows:
         slots: int32 [R].
         index: int64 [R], the same numbers (numpy indexes with these without converting).
         epochs: int64 [R], epoch of each slot when the rows were chosen.
+        num_closed: the table's, then.
         requests: R owners.
         ids: R request ids.
     """
@@ -82,6 +86,7 @@ class Rows:
     slots: Int32s
     index: Int64s
     epochs: Int64s
+    num_closed: int
     requests: list[Request]
     ids: list[str]
 
@@ -89,7 +94,7 @@ class Rows:
     def of(cls, requests: list[Request], table: SlotTable) -> Rows:
         index = np.array([r.slot for r in requests], np.int64)
         ids = [r.request_id for r in requests]
-        return cls(index.astype(np.int32), index, table.epoch[index], requests, ids)
+        return cls(index.astype(np.int32), index, table.epoch[index], table.num_closed, requests, ids)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -97,7 +102,7 @@ class Rows:
     def first(self, n: int) -> Rows:
         if n >= len(self.requests):
             return self
-        return Rows(self.slots[:n], self.index[:n], self.epochs[:n], self.requests[:n], self.ids[:n])
+        return Rows(self.slots[:n], self.index[:n], self.epochs[:n], self.num_closed, self.requests[:n], self.ids[:n])
 
     def plus(self, other: Rows) -> Rows:
         """These rows, then ``other``'s."""
@@ -105,6 +110,7 @@ class Rows:
             np.concatenate((self.slots, other.slots)),
             np.concatenate((self.index, other.index)),
             np.concatenate((self.epochs, other.epochs)),
+            min(self.num_closed, other.num_closed),
             self.requests + other.requests,
             self.ids + other.ids,
         )

@@ -20,9 +20,11 @@ from headway.server.completions import completions
 from headway.server.door import Door
 from headway.server.errors import ApiError, as_api_error
 from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.metrics_source import shared_source
 from headway.server.responses import responses
 from headway.server.service import ClientGoneError, Service
 from headway.server.settings import ServerSettings
+from headway.server.throughput import ThroughputLog
 from headway.server.tokens import detokenize, tokenize
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
             yield
         finally:
             service.templates.close()
+            if service.throughput is not None:
+                service.throughput.close()
             end_tracing()
 
     app = FastAPI(
@@ -68,6 +72,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     app.state.service = service
     for path, handler, kind, streams in ROUTES:
         app.add_api_route(path, _bound(handler, service), methods=["POST"], **openapi.operation(kind, streams))
+    if not settings.disable_log_stats:
+        service.throughput = ThroughputLog(shared_source(app, llm), lifecycle, settings.log_stats_interval)
     _add_information(app, service)
     metrics.install(app, llm, settings)
     page.install(app, llm, settings)

@@ -11,14 +11,15 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from headway.core.outputs import CompletionOutput, RequestOutput
+from headway.server.call_reader import Arguments, CallStart, Content, Piece
 from headway.server.errors import refuse
 from headway.server.messages import for_template
 from headway.server.protocol import ChatRequest
 from headway.server.report import Usage, chat_logprobs, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
-from headway.server.service import Service, log_usage, time_limit, until_gone
-from headway.server.sse import Chunks, EventStream, encode
-from headway.server.tool_parsers import Arguments, Call, Content, Piece, PlainParser, ToolParser
+from headway.server.service import Service, log_usage
+from headway.server.sse import Chunks, encode, respond
+from headway.server.tool_parsers import PlainParser, ToolParser
 from headway.server.tools import parser_form, tool_plan
 
 ROLE = b'"delta":{"role":"assistant","content":""}'
@@ -28,18 +29,7 @@ async def chat(service: Service, request: Request) -> Response:
     """Answer one request; ApiError and InvalidRequestError go to the handlers of the app."""
     body = await service.body.read(request, ChatRequest)
     job = ChatJob(service, body, request.scope)
-    if body.stream:
-        if body.prompt_logprobs is not None:
-            raise refuse("log-probabilities of the prompt need stream: false", "prompt_logprobs")
-        return EventStream(job.events(), service.settings.request_timeout)
-    if body.stream_options is not None:
-        raise refuse("stream_options needs stream: true", "stream_options")
-
-    async def whole() -> Response:
-        async with time_limit(service.settings.request_timeout):
-            return await job.whole()
-
-    return await until_gone(request.receive, whole())
+    return await respond(request, job, body.stream, service.settings.request_timeout)
 
 
 def max_tokens(body: ChatRequest) -> int | None:
@@ -53,15 +43,20 @@ def max_tokens(body: ChatRequest) -> int | None:
 class Turn:
     """The assistant's message of one choice, as its text comes in.
 
+    Args:
+        named: the one function to call was asked for by its name.
+        single: at most one call is kept.
+
     Attributes:
-        content: text so far, or since the last ``take``.
+        content: text so far.
         calls: tool calls so far.
     """
 
-    def __init__(self, parser: ToolParser, forced_name: str, single: bool) -> None:
+    def __init__(self, parser: ToolParser, named: bool, single: bool) -> None:
         self._parser = parser
-        self._name = forced_name
+        self._named = named
         self._single = single
+        self._dropping = False
         self.content = ""
         self.calls: list[dict[str, Any]] = []
         self.is_plain = isinstance(parser, PlainParser)
@@ -78,24 +73,20 @@ class Turn:
         if isinstance(piece, Content):
             self.content += piece.text
             yield b'{"content":' + encode(piece.text) + b"}"
-        elif isinstance(piece, Call):
-            if not (self._single and self.calls):
-                yield self._new_call(piece.name, piece.arguments)
-        elif self.calls:
-            self.calls[0]["function"]["arguments"] += piece.text
-            yield encode({"tool_calls": [{"index": 0, "function": {"arguments": piece.text}}]})
-        else:
+        elif isinstance(piece, CallStart):
+            self._dropping = self._single and bool(self.calls)
+            if not self._dropping:
+                call = {"id": new_id("call_"), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+                yield encode({"tool_calls": [{"index": len(self.calls), **call}]})
+                self.calls.append(call)
+        elif not self._dropping:
             assert isinstance(piece, Arguments)
-            yield self._new_call(self._name, piece.text)
-
-    def _new_call(self, name: str, arguments: str) -> bytes:
-        call = {"id": new_id("call_"), "type": "function", "function": {"name": name, "arguments": arguments}}
-        self.calls.append(call)
-        return encode({"tool_calls": [{"index": len(self.calls) - 1, **call}]})
+            self.calls[-1]["function"]["arguments"] += piece.text
+            yield encode({"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": piece.text}}]})
 
     def finish_reason(self, reason: str | None) -> str | None:
         """ "tool_calls" where the model chose to call; a call asked for by name ends as text does, as at OpenAI's."""
-        return "tool_calls" if reason == "stop" and self.calls and not self._name else reason
+        return "tool_calls" if reason == "stop" and self.calls and not self._named else reason
 
     def message(self) -> dict[str, Any]:
         """The whole message."""
@@ -113,6 +104,7 @@ class ChatJob:
         self._body = body
         self._scope = scope
         self._model = service.check_common(body)
+        service.check_stream(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
         self._plan = tool_plan(body, parser_form(service.settings.tool_call_parser, service.templates.tool_source))
@@ -143,7 +135,7 @@ class ChatJob:
             yield output
 
     def _turn(self) -> Turn:
-        return Turn(self._plan.parser(), self._plan.name, self._plan.single)
+        return Turn(self._plan.parser(), self._plan.mode == "named", self._plan.single)
 
     def _logprobs_of(self, part: CompletionOutput) -> dict[str, Any]:
         top = self._body.top_logprobs or 0

@@ -17,26 +17,17 @@ from headway.server.fields import REFUSED
 from headway.server.protocol import CompletionRequest
 from headway.server.report import CompletionLogprobs, Usage, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
-from headway.server.service import Service, log_usage, time_limit, until_gone
-from headway.server.sse import Chunks, EventStream, encode
+from headway.server.service import NO_STREAM, Service, log_usage
+from headway.server.sse import Chunks, encode, respond
 
 
 async def completions(service: Service, request: Request) -> Response:
     """Answer one request; ApiError and InvalidRequestError go to the handlers of the app."""
     body = await service.body.read(request, CompletionRequest)
     job = CompletionJob(service, body, request.scope)
-    if body.stream:
-        if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
-            raise refuse("log-probabilities of the prompt need stream: false", "prompt_logprobs")
-        return EventStream(job.events(), service.settings.request_timeout)
-    if body.stream_options is not None:
-        raise refuse("stream_options needs stream: true", "stream_options")
-
-    async def whole() -> Response:
-        async with time_limit(service.settings.request_timeout):
-            return await job.whole()
-
-    return await until_gone(request.receive, whole())
+    if body.stream and body.echo and body.logprobs is not None:
+        raise refuse(NO_STREAM, "prompt_logprobs")
+    return await respond(request, job, body.stream, service.settings.request_timeout)
 
 
 def prompts_of(body: CompletionRequest) -> list[Prompt]:
@@ -63,6 +54,7 @@ class CompletionJob:
         self._body = body
         self._scope = scope
         self._model = service.check_common(body)
+        service.check_stream(body)
         self._prompts = prompts_of(body)
         self._echo = bool(body.echo)
         self._empty = body.max_tokens == 0

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sized
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse
@@ -89,14 +89,21 @@ class Supervisor:
         self._settings = settings
         self.lifecycle = Lifecycle()
         self._waiting = Door(self._not_ready, settings, self.lifecycle)
+        self._refusing = Door(_too_many, settings, self.lifecycle)
         self._app: ASGIApp = self._waiting
+        self._connections: Sized = ()
+        self._crowded = False
         self._signals = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application: whatever stands behind the port now."""
-        await self._app(scope, receive, send)
+        """The ASGI application: whatever stands behind the port now, for as many connections as there may be."""
+        crowded = len(self._connections) > self._settings.max_connections
+        if crowded and not self._crowded:
+            logger.warning("%d connections are open: refusing requests (--max-connections)", len(self._connections))
+        self._crowded = crowded
+        await (self._refusing if crowded else self._app)(scope, receive, send)
 
     async def _not_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application while there is no engine."""
@@ -117,11 +124,11 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         http = server(
             self,
-            limit_concurrency=settings.max_connections,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
             backlog=BACKLOG,
         )
+        self._connections = http.server_state.connections
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             return await self._supervise(listener, serving)
@@ -232,6 +239,15 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application for connections beyond the limit. uvicorn's own answer is plain text, which clients cannot read."""
+    headers = {"Retry-After": "1", "Connection": "close"}
+    error = ApiError(
+        503, "too many connections are open; try again soon (--max-connections)", None, "too_many_connections", headers
+    )
+    await error.response()(scope, receive, send)
 
 
 async def _done(future: asyncio.Future[Any]) -> None:

@@ -19,22 +19,15 @@ from headway.server.messages import input_messages
 from headway.server.protocol import ResponsesRequest, TextOptions
 from headway.server.report import Usage, new_id
 from headway.server.sampling import sampling_params, structured
-from headway.server.service import Service, log_usage, time_limit, until_gone
-from headway.server.sse import EventStream, encode
+from headway.server.service import Service, log_usage
+from headway.server.sse import encode, respond
 
 
 async def responses(service: Service, request: Request) -> Response:
     """Answer one request; ApiError and InvalidRequestError go to the handlers of the app."""
     body = await service.body.read(request, ResponsesRequest)
     job = ResponseJob(service, body, request.scope)
-    if body.stream:
-        return EventStream(job.events(), service.settings.request_timeout, last=b"")
-
-    async def whole() -> Response:
-        async with time_limit(service.settings.request_timeout):
-            return await job.whole()
-
-    return await until_gone(request.receive, whole())
+    return await respond(request, job, body.stream, service.settings.request_timeout, last=b"")
 
 
 def text_form(text: TextOptions | None) -> StructuredOutputsParams | None:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.types import Receive, Scope
 
@@ -19,15 +19,17 @@ from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
 from headway.server.errors import ApiError, refuse
 from headway.server.lifecycle import Lifecycle
-from headway.server.protocol import Sampling
+from headway.server.protocol import PromptSampling, Sampling
 from headway.server.settings import ServerSettings
 from headway.server.templates import Templates
+from headway.server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
     from headway.api.async_llm import AsyncLLM
     from headway.api.tokenizer import Tokenizer
 
 T = TypeVar("T")
+NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
 class ClientGoneError(Exception):
@@ -40,7 +42,10 @@ class Service:
     Attributes:
         names: model names clients may use; the first one is shown.
         created: Unix time at which the model was loaded.
+        throughput: is told when there is work; None where nobody wants its lines.
     """
+
+    throughput: ThroughputLog | None = None
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
         self.llm = llm
@@ -81,6 +86,16 @@ class Service:
             raise refuse("store: answers are not kept here; send false, or leave it out", "store")
         return self.check_model(body.model)
 
+    @staticmethod
+    def check_stream(body: PromptSampling) -> None:
+        """Raises ApiError for what goes only with a stream, or never with one."""
+        if body.stream and body.prompt_logprobs is not None:
+            raise refuse(NO_STREAM, "prompt_logprobs")
+        if body.stream_options is not None and not body.stream:
+            raise refuse("stream_options needs stream: true", "stream_options")
+        if body.stream_options is not None and body.stream_options.include_obfuscation:
+            raise refuse("the sizes of events are not obfuscated; leave it out", "stream_options.include_obfuscation")
+
     @contextlib.contextmanager
     def room(self, num_prompts: int, n: int) -> Iterator[None]:
         """Hold the places of one request's completions. Raises ApiError (400, 429)."""
@@ -92,6 +107,8 @@ class Service:
                 "n",
             )
         self.lifecycle.admit(count)
+        if self.throughput is not None:
+            self.throughput.wake()
         try:
             yield
         finally:
@@ -132,8 +149,10 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 def _check(output: RequestOutput) -> None:
-    """Raises RequestFailedError for one that did not end as requests do."""
+    """Raises InvalidRequestError or RequestFailedError for one that did not end as requests do."""
     if output.error is not None:
+        if output.error_parameter is not None:
+            raise InvalidRequestError(output.error, output.error_parameter)
         raise RequestFailedError(output.error)
     for completion in output.outputs:
         if completion.finish_reason == "abort":

@@ -37,6 +37,8 @@ class ServerSettings:
         restart: how often a dead engine is started again before the server gives up.
         log_format: "text" or "json", one object a line.
         access_log: one line for each request; no text of prompts or answers in it.
+        disable_log_stats: no line with throughput, queue and headway every few seconds while there is work.
+        log_stats_interval: seconds between those lines.
         otlp_traces_endpoint: address of an OpenTelemetry collector that gets a span for each request; needs headway[otel].
         ssl_keyfile: private key, to serve https.
         ssl_certfile: certificate chain, to serve https.
@@ -61,6 +63,8 @@ class ServerSettings:
     restart: int = 0
     log_format: str = "text"
     access_log: bool = True
+    disable_log_stats: bool = False
+    log_stats_interval: float = 10.0
     otlp_traces_endpoint: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
@@ -78,12 +82,14 @@ class ServerSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ConfigError(f"{name} must be an integer from {low} to {high}; got {value!r}")
-        for name in ("request_timeout", "shutdown_timeout", "template_timeout"):
+        for name in ("request_timeout", "shutdown_timeout", "template_timeout", "log_stats_interval"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 86400:
                 raise ConfigError(f"{name} must be seconds from 0 to 86400; got {value!r}")
         if self.template_timeout == 0:
             raise ConfigError("template_timeout must be above 0: a template that never ends must be stopped")
+        if self.log_stats_interval < 1:
+            raise ConfigError("log_stats_interval must be at least 1 second; disable_log_stats turns the lines off")
         for name, choices in (
             ("log_format", ("text", "json")),
             ("tool_call_parser", ("auto", "hermes", "llama3_json", "none")),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -80,6 +81,28 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": _sorry(known) + self._last, "more_body": False})
                 else:
                     await known.response()(scope, receive, send)
+
+
+class Job(Protocol):
+    """One checked request of a generating route."""
+
+    async def whole(self) -> Response:
+        """The answer in one piece."""
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events."""
+
+
+async def respond(request: Request, job: Job, stream: bool | None, seconds: float, last: bytes = DONE) -> Response:
+    """The answer, streamed or whole; it ends when the client leaves. ``seconds``, ``last``: see EventStream."""
+    if stream:
+        return EventStream(job.events(), seconds, last)
+
+    async def whole() -> Response:
+        async with time_limit(seconds):
+            return await job.whole()
+
+    return await until_gone(request.receive, whole())
 
 
 def _sorry(error: ApiError) -> bytes:

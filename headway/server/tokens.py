@@ -8,14 +8,13 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.api.async_llm import LONG_TEXT_CHARS
 from headway.server.errors import refuse
 from headway.server.messages import for_template, tools_for_template
 from headway.server.protocol import DetokenizeRequest, TokenizeRequest
 from headway.server.service import Service
 from headway.server.sse import encode
 
-LONG_TEXT_CHARS: Final = 4000
-"""Longer texts are handled in a thread, so that they do not hold up the event loop."""
 MAX_ID: Final = 2**31 - 1
 
 

@@ -1,43 +1,17 @@
-"""Tool calls out of text, piece by piece: what is content goes through at once, what may become a call is held back."""
+"""Tool calls out of text, piece by piece: content and arguments go through at once, what may become a call is held back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-import msgspec
+from headway.server.call_reader import Arguments, CallReader, CallStart, Content, Piece
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
 BETWEEN: Final = frozenset(" \n\r\t;,[]")
 """What may stand between the objects of a list of calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for the reader."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A whole call; ``arguments`` is a JSON object, as text."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """More of the arguments of the one call that was asked for by name."""
-
-    text: str
-
-
-Piece = Content | Call | Arguments
 
 
 class ToolParser(Protocol):
@@ -58,30 +32,52 @@ class HermesParser:
 
     def __init__(self) -> None:
         self._held = ""
-        self._inside = False
+        self._before = ""
+        """White space before the call that is being read."""
+        self._reader: CallReader | None = None
+        self._closing = False
         self._calls = 0
-        self._seen = 0
-        """How much of a call's text has been searched for its end."""
 
     def push(self, text: str) -> Iterator[Piece]:
         self._held += text
         while True:
-            if self._inside:
-                end = self._held.find(CLOSE, max(0, self._seen - len(CLOSE)))
-                self._seen = len(self._held)
-                if end < 0:
+            if self._reader is not None:
+                yield from self._read(self._reader)
+                if self._reader is not None:
                     return
-                body, self._held = self._held[:end], self._held[end + len(CLOSE) :]
-                self._inside = False
-                yield from self._call(body, CLOSE)
-                continue
+            if self._closing and not self._close():
+                return
             at = self._held.find(OPEN)
             if at < 0:
                 yield from self._content(len(self._held) - _open_end(self._held, OPEN))
                 return
             yield from self._content(at)
-            self._held = self._held.partition(OPEN)[2]
-            self._inside, self._seen = True, 0
+            self._before, _, self._held = self._held.partition(OPEN)
+            self._reader = CallReader()
+
+    def _read(self, reader: CallReader) -> Iterator[Piece]:
+        """Let the reader have what is held; it is gone when the call is over, or none."""
+        pieces, self._held = reader.read(self._held)
+        yield from pieces
+        if reader.is_open:
+            return
+        self._reader = None
+        if reader.is_call:
+            self._calls += 1
+            self._closing = True
+        else:
+            yield Content(self._before + OPEN)
+            self._held = reader.text + self._held
+
+    def _close(self) -> bool:
+        """Drop the closing tag, if it is there; False while that is not known."""
+        rest = self._held.lstrip()
+        if CLOSE.startswith(rest) and rest != CLOSE:
+            return False
+        if rest.startswith(CLOSE):
+            self._held = rest.removeprefix(CLOSE)
+        self._closing = False
+        return True
 
     def _content(self, end: int) -> Iterator[Piece]:
         """Let go of text up to ``end``, but for white space at its end, which may be a call's surroundings."""
@@ -91,45 +87,20 @@ class HermesParser:
             self._held = self._held[len(kept) :]
             yield Content(kept)
 
-    def _call(self, body: str, close: str) -> Iterator[Piece]:
-        call = parse_call(body)
-        if call is None:
-            yield Content(OPEN + body + close)
-        else:
-            self._calls += 1
-            yield call
-
     def finish(self) -> Iterator[Piece]:
         held, self._held = self._held, ""
-        if self._inside:
-            self._inside = False
-            yield from self._call(held, "")
-        elif held and not (self._calls and not held.strip()):
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            held = "" if reader.is_call else self._before + OPEN + reader.text
+        elif self._closing and CLOSE.startswith(held.strip()):  # cut off in the tag
+            held = ""
+        if held and not (self._calls and not held.strip()):
             yield Content(held)
 
 
 def _open_end(text: str, tag: str) -> int:
     """How many characters at the end of ``text`` may be the beginning of ``tag``."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def parse_call(text: str) -> Call | None:
-    """One call from its JSON object; None if it is none."""
-    try:
-        value: Any = msgspec.json.decode(text.strip())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
-        return None
-    return Call(value["name"], msgspec.json.encode(arguments).decode())
 
 
 class JsonParser:
@@ -143,72 +114,72 @@ class JsonParser:
 
     def __init__(self, forced: bool = False) -> None:
         self._held = ""
-        self._at = 0
-        self._depth = 0
-        self._start = 0
-        self._quoted = self._escaped = False
+        """What has come since the last call, up to the object being read."""
+        self._reader: CallReader | None = None
         self._plain = False
         self._calls = 0
-        self._forced = forced
+        self._forced = self._tag_done = forced
 
     def push(self, text: str) -> Iterator[Piece]:
         if self._plain:
             yield Content(text)
             return
-        self._held += text
-        if not self._calls and self._depth == 0 and not self._forced:
-            if PYTHON_TAG.startswith(self._held):
+        if not self._tag_done:
+            text, self._held = self._held + text, ""
+            if PYTHON_TAG.startswith(text) and text != PYTHON_TAG:
+                self._held = text
                 return
-            if self._held.startswith(PYTHON_TAG):
-                self._held, self._at = self._held[len(PYTHON_TAG) :], 0
-        while self._at < len(self._held):
-            if self._depth == 0 and self._held[self._at] != "{" and self._held[self._at] not in BETWEEN:
-                yield from self._give_up()
+            text, self._tag_done = text.removeprefix(PYTHON_TAG), True
+        while text and not self._plain:
+            text = self._skip(text) if self._reader is None else text
+            if self._reader is None:
+                if text:
+                    yield from self._give_up(text)
                 return
-            if self._step(self._held[self._at]):
-                call = parse_call(self._held[self._start : self._at])
-                if call is None:
-                    yield from self._give_up()
-                    return
-                self._calls += 1
-                self._held, self._at = self._held[self._at :], 0
-                yield call
+            pieces, text = self._reader.read(text)
+            yield from pieces
+            if not self._reader.is_open:
+                if self._reader.is_call:
+                    self._calls += 1
+                    self._held = ""
+                    self._reader = None
+                else:
+                    yield from self._give_up(self._reader.text + text)
 
-    def _step(self, char: str) -> bool:
-        """Take one character; True when an object is complete."""
-        self._at += 1
-        if self._escaped:
-            self._escaped = False
-        elif self._quoted:
-            self._escaped, self._quoted = char == "\\", char != '"'
-        elif char == '"':
-            self._quoted = self._depth > 0
-        elif char == "{":
-            if self._depth == 0:
-                self._start = self._at - 1
-            self._depth += 1
-        elif char == "}":
-            self._depth -= 1
-            return self._depth == 0
-        return False
+    def _skip(self, text: str) -> str:
+        """Hold what stands between calls; the rest begins with the next object, which a reader then waits for, or is none."""
+        rest = text.lstrip("".join(BETWEEN))
+        self._held += text[: len(text) - len(rest)]
+        if rest.startswith("{"):
+            self._reader = CallReader()
+        return rest
 
-    def _give_up(self) -> Iterator[Piece]:
-        self._plain = True
-        held, self._held = self._held, ""
-        if held:
-            yield Content(held)
+    def _give_up(self, text: str) -> Iterator[Piece]:
+        self._plain, self._reader = True, None
+        held, self._held = self._held + text, ""
+        yield Content(held)
 
     def finish(self) -> Iterator[Piece]:
         held, self._held = self._held, ""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            held = "" if reader.is_call else held + reader.text
         rest = held.strip("".join(BETWEEN)) if self._calls or self._forced else held
-        if rest and not self._plain:
+        if rest:
             yield Content(rest)
 
 
 class NamedParser:
     """The whole text is the arguments of the one function that was asked for."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = False
+
     def push(self, text: str) -> Iterator[Piece]:
+        if not self._begun:
+            self._begun = True
+            yield CallStart(self._name)
         yield Arguments(text)
 
     def finish(self) -> Iterator[Piece]:

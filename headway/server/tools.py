@@ -36,7 +36,7 @@ class ToolPlan:
     def parser(self) -> ToolParser:
         """A new parser for one completion."""
         if self.mode == "named":
-            return NamedParser()
+            return NamedParser(self.name)
         if self.mode == "required":
             return JsonParser(forced=True)
         if self.mode == "auto":

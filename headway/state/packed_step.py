@@ -33,6 +33,21 @@ def segment_ints(num_values: int) -> int:
     return num_values + EDIT_INTS * num_edits_for(num_values)
 
 
+class PackedRows:
+    """The beginning of a packed step, int32 [16 + 4 R]: header (no edits, result index 0) and rows. Same rows, same ints."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        num_rows = plan.num_rows
+        self.num_tokens = plan.num_tokens
+        self.ints: Int32s = np.zeros(HEADER_INTS + ROW_INTS * num_rows, np.int32)
+        self.ints[2], self.ints[3], self.ints[4] = num_rows, self.num_tokens, HEADER_INTS
+        rows = self.ints[HEADER_INTS:].reshape(num_rows, ROW_INTS)
+        rows[:, 0] = plan.slots
+        rows[:, 1] = plan.query_lens
+        np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
+        rows[:, 3] = plan.samples
+
+
 class PackedStep:
     """Writes one packed step into a host buffer.
 
@@ -40,19 +55,12 @@ class PackedStep:
         ints: int32 [P], the staging buffer; too small a buffer is a bug of the scheduler's upload budget (AssertionError).
     """
 
-    def __init__(self, ints: npt.NDArray[np.int32], plan: StepPlan, result_index: int) -> None:
+    def __init__(self, ints: Int32s, rows: PackedRows, result_index: int) -> None:
         self._ints = ints
-        num_rows = plan.num_rows
-        self.num_tokens = plan.num_tokens
-        ints[:HEADER_INTS] = 0
-        ints[2], ints[3], ints[4], ints[5] = num_rows, self.num_tokens, HEADER_INTS, result_index
-        rows = ints[HEADER_INTS : HEADER_INTS + ROW_INTS * num_rows].reshape(num_rows, ROW_INTS)
-        rows[:, 0] = plan.slots
-        rows[:, 1] = plan.query_lens
-        np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
-        rows[0:1, 2] = 0
-        rows[:, 3] = plan.samples
-        self._end = HEADER_INTS + ROW_INTS * num_rows
+        self.num_tokens = rows.num_tokens
+        self._end = len(rows.ints)
+        ints[: self._end] = rows.ints
+        ints[5] = result_index
         self._edits: list[npt.NDArray[np.int32]] = []
         self.num_edits = 0
 
@@ -92,5 +100,6 @@ class PackedStep:
         """Write the edit descriptors; returns the ints in use, the length of the copy."""
         self._ints[0] = self.num_edits
         if self._edits:
-            self._ints[1] = self.list_at(np.concatenate(self._edits).reshape(-1))
+            edits = self._edits[0] if len(self._edits) == 1 else np.concatenate(self._edits)
+            self._ints[1] = self.list_at(edits.reshape(-1))
         return self._end

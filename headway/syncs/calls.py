@@ -49,62 +49,19 @@ class CallStack(threading.local):
 CALLS: Final = CallStack()
 
 _PREFIXES: Final = (("TensorBase.", "Tensor."), ("_VariableFunctionsClass.", "torch."), ("_TensorBase.", "Tensor."))
-_READS: Final = frozenset(
-    [
-        "item",
-        "tolist",
-        "cpu",
-        "numpy",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__complex__",
-        "__repr__",
-        "__format__",
-        "__str__",
-        "__contains__",
-        "equal",
-        "allclose",
-        "is_nonzero",
-        "__array__",
-        "storage",
-    ]
-)
-_SIZES: Final = frozenset(
-    [
-        "nonzero",
-        "argwhere",
-        "where",
-        "masked_select",
-        "unique",
-        "unique_consecutive",
-        "bincount",
-        "repeat_interleave",
-        "combinations",
-        "masked_scatter",
-        "masked_scatter_",
-        "split",
-        "tensor_split",
-        "histogram",
-        "multinomial",
-    ]
-)
-_UPLOADS: Final = frozenset(
-    [
-        "tensor",
-        "as_tensor",
-        "asarray",
-        "cuda",
-        "full",
-        "scalar_tensor",
-        "new_tensor",
-        "from_numpy",
-        "new_full",
-        "randperm",
-        "arange",
-    ]
-)
+_READS: Final = frozenset([
+    "item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__repr__",
+    "__format__", "__str__", "__contains__", "equal", "allclose", "is_nonzero", "__array__", "storage",
+])  # fmt: skip
+_SIZES: Final = frozenset([
+    "nonzero", "argwhere", "where", "masked_select", "unique", "unique_consecutive", "bincount",
+    "repeat_interleave", "combinations", "masked_scatter", "masked_scatter_", "split", "tensor_split", "histogram",
+    "multinomial",
+])  # fmt: skip
+_UPLOADS: Final = frozenset([
+    "tensor", "as_tensor", "asarray", "cuda", "full", "scalar_tensor", "new_tensor", "from_numpy", "new_full",
+    "randperm", "arange",
+])  # fmt: skip
 
 
 def label_of(function: Any) -> str:

@@ -109,13 +109,13 @@ class Finding:
         """Whether an allowance gave a reason."""
         return self.reason is not None
 
-    def add(self, wait: Wait, count: int = 1) -> None:
+    def add(self, wait: Wait) -> None:
         """Count ``wait``."""
-        self.count += count
+        self.count += 1
         self.threads.add(wait.thread)
         if wait.micros is not None:
             self.micros += wait.micros
-            self.timed += count
+            self.timed += 1
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -143,25 +143,29 @@ class Log:
     Attributes:
         probes: the probes that were attached, with what each watches: an empty log is only worth these.
         waits: the first MAX_WAITS waits, in order of arrival.
+        unkept: how many more there were.
     """
 
     def __init__(self, probes: Iterable[str] = ()) -> None:
         self.probes = list(probes)
         self.waits: list[Wait] = []
+        self.unkept = 0
         self._findings: dict[tuple[Site, Kind, str, str | None], Finding] = {}
         self._lock = threading.Lock()
 
-    def add(self, wait: Wait, count: int = 1) -> None:
-        """Record ``wait``; ``count`` 0 adds time to waits counted before."""
+    def add(self, wait: Wait) -> None:
+        """Record ``wait``."""
         key = (wait.site, wait.kind, wait.call, wait.reason)
         with self._lock:
             finding = self._findings.get(key)
             if finding is None:
                 finding = Finding(*key, wait.detector, wait.stack)
                 self._findings[key] = finding
-            finding.add(wait, count)
+            finding.add(wait)
             if len(self.waits) < MAX_WAITS:
                 self.waits.append(wait)
+            else:
+                self.unkept += 1
 
     @property
     def findings(self) -> list[Finding]:

@@ -144,8 +144,8 @@ _BY_KIND: Final = {
 
 
 def fix_for(kind: str, call: str) -> Fix:
-    """The cure for a wait of ``kind`` caused by ``call`` ("Tensor.item", "cudaFree")."""
-    name = call.rpartition(".")[2]
+    """The cure for a wait of ``kind`` caused by ``call`` ("Tensor.item", "cudaFree", "cudaFree after Tensor.item")."""
+    name = call.partition(" ")[0].rpartition(".")[2]
     found = _BY_KIND_AND_CALL.get((kind, name))
     if found is None and kind in ("read", "size", "upload"):
         found = _BY_CALL.get(name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
+import threading
 from typing import Any
 
+import torch
+
+from headway.syncs import recording
 from headway.syncs.errors import ProbeError
-from headway.syncs.trace import END, PROOF, Trace, read
+from headway.syncs.live import ANNOTATION
+from headway.syncs.trace import END, PROOF, Trace, may_wait, read
 
 
 class ProfilerRun:
@@ -21,9 +23,9 @@ class ProfilerRun:
     name = "profiler"
     watches = "every blocking CUDA runtime and driver call, from torch.profiler's CUPTI records, after the run"
 
-    def __init__(self, with_stack: bool = True) -> None:
-        self._with_stack = with_stack
+    def __init__(self) -> None:
         self._profile: Any = None
+        self._threads: dict[int, str] = {}
         self.trace = Trace([], {}, False)
 
     def __enter__(self) -> ProfilerRun:
@@ -32,40 +34,26 @@ class ProfilerRun:
         Raises:
             ProbeError: no CUDA, or the profiler cannot record it.
         """
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ProbeError("the profiler has no CUDA device to record")
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
-            raise ProbeError("this torch is built without CUPTI: torch.profiler cannot record CUDA calls")
-        self._profile = torch.profiler.profile(activities=activities, with_stack=self._with_stack)
+        self._profile = recording.profile(recording.activities())
         self._profile.__enter__()
         self.mark()
         return self
 
+    def know_thread(self) -> None:
+        """Remember this thread's name: the records only have numbers."""
+        self._threads[threading.get_native_id()] = threading.current_thread().name
+
     def mark(self) -> None:
         """One deliberate wait; what the trace holds before the last of these is set-up, not the program's."""
-        import torch
-
         with torch.profiler.record_function(PROOF):
             torch.cuda.synchronize()
 
     def __exit__(self, *error: object) -> None:
-        import torch
-
         with torch.profiler.record_function(END):
             torch.cuda.synchronize()
         self._profile.__exit__(None, None, None)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            text = path.read_text(encoding="utf-8")
-        try:
-            self.trace = read(json.loads(text))
-        except json.JSONDecodeError as broken:
-            near = text[max(0, broken.pos - 120) : broken.pos + 40]
-            raise ProbeError(f"torch.profiler wrote a trace that is no JSON ({broken}), near {near!r}") from None
+        results, self._profile = self._profile.profiler.kineto_results, None
+        self.trace = read(recording.read(results, ANNOTATION, may_wait), self._threads)
 
     def require_proof(self) -> Trace:
         """The trace.

@@ -7,6 +7,7 @@ an ``allowed()`` is strict again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from headway.syncs.calls import CALLS
 from headway.syncs.errors import SyncError
 from headway.syncs.findings import Log, Wait
+from headway.syncs.fixes import fix_for
 from headway.syncs.probes import Probe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -201,26 +203,22 @@ def wanted() -> bool:
     return bool(PROCESS.listeners) or any(entry.log is not None for entry in _STACK.get())
 
 
-def judge(wait: Wait, count: int = 1) -> None:
+def judge(wait: Wait) -> None:
     """Give ``wait`` to the regions open on this thread, then to the process's.
 
     Raises:
         SyncError: a forbid() is open and no allowance inside it covers the wait.
     """
-    import dataclasses
-
     reason: str | None = None
     offended = False
     for entry in reversed(_STACK.get()):
         if entry.log is None:
             reason = reason or entry.reason
             continue
-        entry.log.add(dataclasses.replace(wait, reason=reason), count)
-        offended = offended or (entry.strict and reason is None and count > 0)
+        entry.log.add(dataclasses.replace(wait, reason=reason))
+        offended = offended or (entry.strict and reason is None)
     for listener in PROCESS.listeners:
         listener(dataclasses.replace(wait, reason=reason))
     if offended:
-        from headway.syncs.fixes import fix_for
-
         advice = fix_for(wait.kind, wait.call)
         raise SyncError(f"the host waited for the device at {wait}. Cure: {advice.name}. {advice.advice}", wait)

@@ -15,7 +15,7 @@ from headway.syncs.findings import Finding, Log
 from headway.syncs.fixes import fix_for
 from headway.syncs.timeline import Spans, build
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the JSON's shape; rises when a field changes its meaning."""
 
 
@@ -33,6 +33,7 @@ class Run:
         subprocesses: what the target started and nobody watched.
         notes: limits of this run, in plain words.
         exit_status: of the target.
+        unread: pieces of device work that ``streams`` lacks because there were too many, the last ones.
     """
 
     command: list[str]
@@ -44,13 +45,14 @@ class Run:
     subprocesses: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     exit_status: int = 0
+    unread: int = 0
 
 
 def to_dict(run: Run) -> dict[str, Any]:
     """The data model. Times in microseconds, from the start of the run."""
     findings = run.log.findings
     timeline = build(run.log.waits, run.streams, run.start_micros, run.wall_micros)
-    busy = timeline["busy_micros"]
+    busy = timeline["busy_micros"] if not run.unread else None
     return {
         "version": VERSION,
         "command": run.command,
@@ -70,9 +72,21 @@ def to_dict(run: Run) -> dict[str, Any]:
         "findings": [finding.to_dict() for finding in findings],
         "lines": _lines(findings),
         "subprocesses": run.subprocesses,
-        "notes": run.notes,
+        "notes": run.notes + _limits(run, timeline["hidden"]),
         "timeline": timeline,
     }
+
+
+def _limits(run: Run, hidden: dict[str, int]) -> list[str]:
+    """What the timeline leaves out."""
+    said = [f"timeline: {name}: {number:,} more not shown; sums are exact" for name, number in hidden.items()]
+    if run.log.unkept:
+        said.append(f"timeline: {run.log.unkept:,} more waits not shown; sums are exact")
+    if run.unread:
+        said.append(
+            f"timeline: {run.unread:,} more pieces of GPU work not shown, nor in any sum: it was too much to keep"
+        )
+    return said
 
 
 def _lost(findings: list[Finding]) -> float | None:
@@ -135,7 +149,8 @@ def table(log: Log) -> str:
 
 def summary(run: Run) -> str:
     """What the command prints at the end."""
-    totals = to_dict(run)["totals"]
+    data = to_dict(run)
+    totals = data["totals"]
     parts = [f"\nheadway syncs ({run.mode}): {totals['unsanctioned']} waits, {_text(totals['micros_lost'])} lost"]
     parts[0] += f"; {totals['sanctioned']} allowed, {_text(totals['micros_sanctioned'])}"
     parts += [f"  watched by {probe}" for probe in run.log.probes]
@@ -145,7 +160,7 @@ def summary(run: Run) -> str:
             f"NOT watched: {len(run.subprocesses)} child process(es) of the target, which this tool does not follow:"
         )
         parts += [f"  {child}" for child in run.subprocesses[:10]]
-    parts += [f"note: {note}" for note in run.notes]
+    parts += [f"note: {note}" for note in data["notes"]]
     return "\n".join(parts)
 
 

@@ -26,14 +26,12 @@ def watch(
     *,
     simulate: bool = False,
     driver: str = "auto",
-    with_stack: bool = True,
 ) -> Run:
     """Do ``work`` once, watched on all threads that it starts; its result is the run's exit status.
 
     Args:
         command: what the report says was run.
         driver: one of DRIVERS.
-        with_stack: let torch.profiler record Python stacks, which costs time: lines for waits outside of torch calls.
 
     Raises:
         ProbeError: nothing could be watched.
@@ -45,6 +43,8 @@ def watch(
         log.add(allow.apply(wait))
 
     def enter() -> None:
+        if profiler is not None:
+            profiler.know_thread()
         for probe in probes:
             probe.attach(judge)
 
@@ -52,7 +52,7 @@ def watch(
         for probe in reversed(probes):
             probe.detach()
 
-    profiler = ProfilerRun(with_stack) if mode == "profiler" else None
+    profiler = ProfilerRun() if mode == "profiler" else None
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(children())
         if profiler is not None:
@@ -103,18 +103,21 @@ def _probes(simulate: bool, driver: str) -> tuple[list[Probe], str, list[str]]:
         except ProbeError:
             if driver == "cupti":
                 raise
-    limits = "torch.profiler's records: outside torch calls a line is that of the function's head, and allowed() does not reach"
+    limits = "torch.profiler's records: outside torch calls the line is that of the call before; none is allowed"
     return [LiveProbe(runtime, annotate=True)], "profiler", [limits]
 
 
 def _merge(run: Run, profiler: ProfilerRun, allow: AllowList) -> None:
-    """Add the driver's waits on lines where no live probe saw one; take the streams from the trace."""
+    """Add the driver's waits on lines where no live probe saw one, and those outside; take the streams from the trace."""
     trace = profiler.require_proof()
     seen = {(finding.site.file, finding.site.line) for finding in run.log.findings}
     offset = run.start_micros - trace.begin
     for wait in trace.waits:
         if (wait.site.file, wait.site.line) not in seen:
             run.log.add(allow.apply(trace.shifted(wait, offset)))
+    for wait in trace.outside:
+        run.log.add(trace.shifted(wait, offset))
+    run.unread = trace.unread
     run.streams = {
         name: [(at + offset, duration, what) for at, duration, what in spans] for name, spans in trace.streams.items()
     }

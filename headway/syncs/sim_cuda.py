@@ -12,10 +12,10 @@ import torch
 
 from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind
+from headway.syncs.live import SPINS
 
 PENDING_QUERIES: Final = 10
 """An event is found unfinished this often, so that loops around query() show themselves and still end."""
-SPINS: Final = 8
 
 Report = Callable[[Kind, str], None]
 MISSING: Final = ("CUDAGraph", "graph", "make_graphed_callables", "CUDAPluggableAllocator", "MemPool", "Generator")

@@ -31,18 +31,10 @@ CUDA: Final = torch.device("cuda", 0)
 META: Final = torch.device("meta")
 
 READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "allclose"})
-SIZES: Final = frozenset(
-    {
-        "nonzero",
-        "masked_select",
-        "_unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "bincount",
-        "repeat_interleave",
-    }
-)
+SIZES: Final = frozenset([
+    "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+    "repeat_interleave",
+])  # fmt: skip
 INDEXING: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 COPIES: Final = frozenset({"copy_", "_to_copy"})
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})

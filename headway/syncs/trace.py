@@ -1,42 +1,42 @@
-"""A torch.profiler trace read after the fact: blocking CUDA calls with their lines, and what the streams did when."""
+"""torch.profiler's records read after the fact: blocking CUDA calls with their lines, and what the streams did when."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import json
-import re
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from headway.syncs.driver import ASYNC_COPIES, blocking, plain
 from headway.syncs.findings import Kind, Site, Wait
-from headway.syncs.frames import is_users
 from headway.syncs.live import ANNOTATION
+from headway.syncs.recording import Event, Recording
 
 PROOF: Final = ANNOTATION + "proof"
 END: Final = ANNOTATION + "end"
-_RUNTIME: Final = ("cuda_runtime", "cuda_driver")
-_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
-_FRAME: Final = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
 
 @dataclasses.dataclass
 class Trace:
-    """What a trace holds.
+    """What a recording says.
 
     Attributes:
-        waits: blocking calls of the program, times in the trace's clock.
+        waits: blocking calls inside torch calls of the program, each with its line; times in the recording's clock.
+        outside: those outside, in extensions for example: what is known is the line of the torch call before them.
         streams: stream name -> (start, duration, name) in microseconds, in order.
-        begin: the end of the last deliberate wait, which is the program's start, in the trace's clock.
+        begin: the end of the last deliberate wait, which is the program's start, in the recording's clock.
         proven: whether the deliberate wait at the start was recorded, so that an empty list means none.
+        unread: pieces of device work that ``streams`` lacks, the last ones.
     """
 
     waits: list[Wait]
     streams: dict[str, list[tuple[float, float, str]]]
     proven: bool
     begin: float = 0.0
+    unread: int = 0
+    outside: list[Wait] = dataclasses.field(default_factory=list)
 
     @staticmethod
     def shifted(wait: Wait, micros: float) -> Wait:
@@ -45,102 +45,84 @@ class Trace:
 
 
 class _Intervals:
-    """Nested intervals of one thread; finds those around a moment, innermost first."""
+    """Nested intervals of one thread, given in order; finds those around a moment, or before it."""
 
-    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
-        self._events = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0)))
-        self._starts = [event["ts"] for event in self._events]
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+        self._starts = [event.start for event in events]
         self._parents: list[int] = []
         open_: list[int] = []
-        for index, event in enumerate(self._events):
-            while open_ and _end(self._events[open_[-1]]) < event["ts"]:
+        for index, event in enumerate(events):
+            while open_ and events[open_[-1]].end < event.start:
                 open_.pop()
             self._parents.append(open_[-1] if open_ else -1)
             open_.append(index)
 
-    def around(self, moment: float) -> Iterable[dict[str, Any]]:
+    def around(self, moment: float) -> Iterable[Event]:
         """Events that contain ``moment``, innermost first."""
         index = bisect.bisect_right(self._starts, moment) - 1
         while index >= 0:
-            if _end(self._events[index]) >= moment:
+            if self._events[index].end >= moment:
                 yield self._events[index]
             index = self._parents[index]
 
+    def before(self, moment: float) -> Event | None:
+        """The last event that began before ``moment``."""
+        index = bisect.bisect_right(self._starts, moment) - 1
+        return self._events[index] if index >= 0 else None
 
-def _end(event: dict[str, Any]) -> float:
-    return float(event["ts"]) + float(event.get("dur", 0))
+
+def may_wait(name: str) -> bool:
+    """Whether a CUDA call of this name is a wait, always or with pageable memory."""
+    return blocking(name) is not None or plain(name) in ASYNC_COPIES
 
 
-def read(trace: dict[str, Any]) -> Trace:
-    """Parse a chrome trace as torch.profiler exports it (CPU and CUDA activities; stacks give lines outside torch calls)."""
-    events = [event for event in trace.get("traceEvents", []) if event.get("ph") == "X"]
-    annotations: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    frames: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    pageable: set[Any] = set()
+def read(recording: Recording, threads: Mapping[int, str] | None = None) -> Trace:
+    """The waits and the streams of a recording.
+
+    Args:
+        threads: names of host threads, as far as known.
+    """
+    lines: dict[int, list[Event]] = defaultdict(list)
+    marks: dict[int, list[Event]] = defaultdict(list)
+    for event in recording.annotations:
+        (marks if event.name in (PROOF, END) else lines)[event.lane].append(event)
     streams: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
-    for event in events:
-        category, name = event.get("cat"), str(event.get("name", ""))
-        if name.startswith(ANNOTATION) and category != "gpu_user_annotation":
-            annotations[event["tid"]].append(event)
-        elif category == "python_function":
-            frames[event["tid"]].append(event)
-        elif category in _DEVICE:
-            streams[_stream(event)].append((float(event["ts"]), float(event.get("dur", 0)), name))
-            if "Pageable" in name:
-                pageable.add(event.get("args", {}).get("correlation"))
-    ends = [event["ts"] for events in annotations.values() for event in events if event["name"] == END]
-    by_line = {thread: _Intervals(found) for thread, found in annotations.items()}
-    by_frame = {thread: _Intervals(found) for thread, found in frames.items()}
-    nowhere = _Intervals(())
-    waits: list[Wait] = []
-    marks = [event for found in annotations.values() for event in found if event["name"] == PROOF]
-    begin = max(map(_end, marks), default=0.0)
-    proven = False
-    for event in events:
-        kind = _kind(event, pageable)
-        if kind is None or (ends and event["ts"] >= min(ends)):
+    every_mark = [event for found in marks.values() for event in found]
+    begin = max((event.end for event in every_mark if event.name == PROOF), default=0.0)
+    for event in recording.work:
+        if event.start >= begin:
+            streams[f"GPU {event.device}, stream {event.lane}"].append((event.start, event.micros, event.name))
+    end = min((event.start for event in every_mark if event.name == END), default=float("inf"))
+    by_line = {lane: _Intervals(found) for lane, found in lines.items()}
+    by_mark = {lane: _Intervals(found) for lane, found in marks.items()}
+    nowhere = _Intervals([])
+    trace = Trace([], dict(sorted(streams.items())), False, begin, recording.unread)
+    for call in recording.calls:
+        kind = _kind(call, recording.pageable)
+        if kind is None or call.start >= end:
             continue
-        around = list(by_line.get(event["tid"], nowhere).around(event["ts"]))
-        if any(found["name"] == PROOF for found in around):
-            proven = True
-            continue
-        if event["ts"] < begin:
-            continue
-        waits.append(_wait(event, kind, around, by_frame.get(event["tid"], nowhere)))
-    return Trace(waits, {name: sorted(spans) for name, spans in sorted(streams.items())}, proven, begin)
+        if any(mark.name == PROOF for mark in by_mark.get(call.lane, nowhere).around(call.start)):
+            trace.proven = True
+        elif call.start >= begin:
+            thread = (threads or {}).get(call.lane, f"thread {call.lane}")
+            _attribute(trace, call, kind, by_line.get(call.lane, nowhere), thread)
+    return trace
 
 
-def _stream(event: dict[str, Any]) -> str:
-    arguments = event.get("args", {})
-    return f"GPU {arguments.get('device', event.get('pid'))}, stream {arguments.get('stream', event.get('tid'))}"
+def _kind(call: Event, pageable: set[int]) -> Kind | None:
+    if plain(call.name) in ASYNC_COPIES:
+        return Kind.PAGEABLE if call.correlation in pageable else None
+    return blocking(call.name)
 
 
-def _kind(event: dict[str, Any], pageable: set[Any]) -> Kind | None:
-    if event.get("cat") not in _RUNTIME:
-        return None
-    name = str(event["name"])
-    if plain(name) in ASYNC_COPIES:
-        return Kind.PAGEABLE if event.get("args", {}).get("correlation") in pageable else None
-    return blocking(name)
-
-
-def _wait(event: dict[str, Any], kind: Kind, annotated: list[dict[str, Any]], frames: _Intervals) -> Wait:
-    label = plain(str(event["name"]))
-    stack = _user_frames(frames.around(float(event["ts"])))
-    site = stack[0] if stack else Site("<native thread>", 0, "")
-    if annotated:
-        file, line, function, _ = json.loads(str(annotated[0]["name"]).removeprefix(ANNOTATION))
+def _attribute(trace: Trace, call: Event, kind: Kind, lines: _Intervals, thread: str) -> None:
+    inside = next(iter(lines.around(call.start)), None)
+    near = inside or lines.before(call.start)
+    site, label = Site("<native thread>", 0, ""), plain(call.name)
+    if near is not None:
+        file, line, function, torch_call = json.loads(near.name.removeprefix(ANNOTATION))
         site = Site(str(file), int(line), str(function))
-    start = int(float(event["ts"]) * 1000)
-    lines = tuple(f"{frame} {frame.function}" for frame in stack[:12])
-    return Wait(site, kind, label, float(event.get("dur", 0)), start, str(event["tid"]), "profiler", None, lines)
-
-
-def _user_frames(events: Iterable[dict[str, Any]]) -> list[Site]:
-    """Python frames of the user's, innermost first. The profiler gives a function's first line, not the current one."""
-    found = []
-    for event in events:
-        match = _FRAME.fullmatch(str(event["name"]))
-        if match and is_users(match["file"]):
-            found.append(Site(match["file"], int(match["line"]), match["function"]))
-    return found
+        label = label if inside else f"{label} after {torch_call}"
+    wait = Wait(site, kind, label, call.micros, int(call.start * 1000), thread, "profiler")
+    (trace.waits if inside else trace.outside).append(wait)

@@ -14,6 +14,8 @@ import pytest
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, RequestOutput, SamplingParams, UnknownParameterError
 from headway.api.async_llm import LONG_TEXT_CHARS
 from headway.api.frontend import ChatOptions
+from headway.api.structured.compile import Outcome
+from headway.core.params import StructuredOutputsParams
 from headway.engine.client import ThreadClient
 from tests.api import fakes
 from tests.engine import fake_core
@@ -222,6 +224,54 @@ def test_chat_and_salt_and_long_text() -> None:
         assert seen == ["s", "own"]
         output = await last(llm, "x" * (LONG_TEXT_CHARS + 1), seeded(max_tokens=1))
         assert len(output.prompt_token_ids) == LONG_TEXT_CHARS + 2
+
+    run(body, multiprocess=False)
+
+
+def test_a_flood_of_new_grammars_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a thread for as long as it compiles; all else that needs a thread has its own."""
+    release, begun = threading.Event(), threading.Semaphore(0)
+
+    async def body(llm: AsyncLLM) -> None:
+        prepare = llm._door.prepare
+
+        def compile_slowly(prompt: Any, params: SamplingParams, **options: Any) -> Any:
+            if params.structured_outputs is not None:
+                begun.release()
+                release.wait()
+                raise InvalidRequestError("took its time")
+            return prepare(prompt, params, **options)
+
+        monkeypatch.setattr(llm._door, "prepare", compile_slowly)
+        wanted = seeded(structured_outputs=StructuredOutputsParams(regex="a+"))
+        flood = [asyncio.create_task(last(llm, "x", wanted)) for _ in range(80)]
+        try:
+            async with asyncio.timeout(60):  # for ever, where they share threads with others
+                while not begun.acquire(blocking=False):
+                    await asyncio.sleep(0)
+                await last(llm, "x" * (LONG_TEXT_CHARS + 1), seeded(max_tokens=1))
+                await llm.stats()
+        finally:
+            release.set()
+        assert all(isinstance(e, InvalidRequestError) for e in await asyncio.gather(*flood, return_exceptions=True))
+
+    run(body, multiprocess=False)
+
+
+def test_a_known_grammar_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        grammar = Outcome(host_grammar="known")
+        monkeypatch.setattr(llm._door, "known_grammar", lambda params: grammar)
+        prepared = []
+
+        def prepare(*args: Any, **options: Any) -> Any:
+            prepared.append((threading.current_thread(), options["grammar"]))
+            raise InvalidRequestError("enough")
+
+        monkeypatch.setattr(llm._door, "prepare", prepare)
+        with pytest.raises(InvalidRequestError, match="enough"):
+            await last(llm, "x", seeded(structured_outputs=StructuredOutputsParams(regex="a+")))
+        assert prepared == [(threading.current_thread(), grammar)]
 
     run(body, multiprocess=False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.door import vocabulary_of
 from headway.api.tokenizer import from_gguf
 from headway.core.automaton import Automaton, Vocabulary
-from headway.core.errors import InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.params import SamplingParams, StructuredOutputsParams
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
 from tests.engine.fake_core import model_info
@@ -65,6 +67,10 @@ def test_a_known_grammar_is_not_compiled_again(grammars: GrammarCompiler, monkey
     assert "valid" in refusal(grammars, regex="(")
     monkeypatch.setattr(grammars._pool, "run", None)
     assert grammars.compile(StructuredOutputsParams(regex="a+")) is first
+    assert grammars.known(StructuredOutputsParams(regex="a+")) is first
+    assert grammars.known(StructuredOutputsParams(regex="a*")) is None
+    with pytest.raises(InvalidRequestError, match="valid"):
+        grammars.known(StructuredOutputsParams(regex="("))
     assert "valid" in refusal(grammars, regex="(")
 
 
@@ -116,6 +122,27 @@ def test_no_process_outlives_its_compiler() -> None:
     made.close()
     made.close()
     assert worker._process.poll() is not None
+
+
+def test_closing_does_not_wait_for_what_is_being_compiled() -> None:
+    made = GrammarCompiler(EVERY, seconds=3600.0)
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(made.compile, StructuredOutputsParams(regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"))
+        while not made._pool._busy:
+            os.sched_yield()
+        made.close()
+        with pytest.raises(EngineDeadError):
+            bomb.result()
+    with pytest.raises(EngineDeadError):
+        made.compile(StructuredOutputsParams(regex="a"))
+
+
+def test_a_closed_door_starts_no_processes() -> None:
+    made = door(Engine())
+    made._structured_door()
+    made.close()
+    with pytest.raises(EngineDeadError):
+        made.prepare("ab", params())
 
 
 def test_hostile_grammars_are_answered_with_an_error(grammars: GrammarCompiler) -> None:
@@ -173,7 +200,11 @@ def test_the_engine_learns_the_vocabulary_once_and_gets_the_automaton() -> None:
     engine = Engine()
     made = door(engine)
     try:
+        assert made.known_grammar(params()) is None
         prepared = made.prepare("ab", params(n=2))
+        known = made.known_grammar(params())
+        assert known is not None and known.automaton is prepared.children[0].automaton
+        assert made.prepare("ab", params(), grammar=known).children[0].automaton is known.automaton
         made.prepare("ab", params())
         assert len(engine.learnt) == 1
         [vocabulary] = engine.learnt

@@ -24,6 +24,11 @@ LINE: dict[str, Any] = {
     "back_pressure_waits": 3,
 }
 SEEN = {"add": [], "item": ["read"]}
+SOAK: dict[str, Any] = {
+    "device": "NVIDIA H200", "model": "a/qwen3", "dtype": "float32", "guard": "armed", "seconds": 60.0, "finished": 5000,
+    "aborted": 9, "tokens": 70000, "steps": 800, "preemptions": 4, "checked": 20, "agreed": 19, "agreed_alone": 20,
+    "wrong": [], "over": True,
+}  # fmt: skip
 CORPUS = {"snippets": 2, "precision": 1.0, "recall": 1.0, "missed": [], "false_alarms": [], "errors": {}, "seen": SEEN}
 
 
@@ -43,13 +48,21 @@ def test_parts_that_break_cost_only_themselves(tmp_path: Path, monkeypatch: pyte
     ]
     monkeypatch.setattr(proof, "parts", lambda: made)
     monkeypatch.setattr(sys, "argv", ["proof", "--json", str(tmp_path / "o.json")])
+    (tmp_path / "o.json").write_text('{"parts": {"earlier": {"wrong": "old", "result": {}}, "good": {}}}')
     assert proof.main() == 1
     found = json.loads((tmp_path / "o.json").read_text())["parts"]
+    assert found.pop("earlier") == {"wrong": "old", "result": {}}, "a part that was not run again is kept"
     assert found["good"]["result"] == {"a": 1} and not found["good"]["wrong"] and "said" in found["good"]["printed"]
     assert found["crash"]["wrong"] == found["hang"]["wrong"] == "no result"
     assert "more than 1 s" in found["hang"]["printed"] and "begun" in found["hang"]["printed"]
     assert found["partial"]["result"] == {"b": 2} and found["partial"]["wrong"].startswith("exit status -")
     assert found["verdict"]["wrong"] == "c is 3" and found["no file"]["wrong"] == "exit status 1"
+
+
+def test_reports_do_not_say_where_this_machine_keeps_things() -> None:
+    text = f'{{"file": "/opt/t/.venv/lib/python3.12/site-packages/transformers/a.py", "b": "{proof.ROOT}/bench/b.py"}}'
+    assert json.loads(proof.placeless(text)) == {"file": "transformers/a.py", "b": "bench/b.py"}
+    assert proof.placeless("GET /v1/x and 1/2") == "GET /v1/x and 1/2"
 
 
 def test_a_budget_and_a_page_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +103,7 @@ def test_the_other_verdicts() -> None:
     assert not corpus_verdict({"results": {"torch": CORPUS | {"missed": ["x"]}}})
     assert "taken" in corpus_verdict({"results": {"cupti": {"failed": "taken"}}})
     assert "wrong labels" in corpus_verdict({"wrong_labels": ["x"]})
+    assert "no detector ran" in corpus_verdict({}) and "no feature" in calls_verdict({"features": {}})
     assert "no wait" in page_verdict({"totals": {"unsanctioned": 0}})
     assert not page_verdict({"totals": {"unsanctioned": 4}, "gpu": {"busy_percent": 3}})
 
@@ -112,13 +126,16 @@ def reports(folder: Path, *, gpu: bool) -> list[str]:
         "scenarios": {"number": 10, "cpu_seconds": 2.0},
     }  # fmt: skip
     planted = [
-        {"caught": True, "as_meant": True, "seconds": 60.0},
-        {"caught": False, "as_meant": False, "seconds": 60.0},
+        {"fault": "staging-without-fence", "caught": True, "as_meant": True, "seconds": 60.0},
+        {"fault": "ring-of-one", "caught": False, "as_meant": False, "seconds": 60.0},
     ]
     about = {"gpu": "NVIDIA H200", "torch": "2.11", "cupti_python": "13.0.1", "wrong_labels": []}
     found = {
         "file": "/a/b/c/utils.py", "line": 7, "call": "Tensor.item", "kind": "read", "count": 16, "micros": 50.0,
         "fix": {"name": "readback ring"},
+    }  # fmt: skip
+    generated = {
+        "command": ["python", "generate.py"], "totals": {"unsanctioned": 87, "micros_lost": 1000.0}, "wall_micros": 40000.0,
     }  # fmt: skip
     card = {
         "parts": {
@@ -130,7 +147,9 @@ def reports(folder: Path, *, gpu: bool) -> list[str]:
                     "features": {"greedy": LINE, "top_k": {"error": "KeyError: 1"}},
                 }
             },
+            "generate-cupti": {"result": generated | {"findings": [found] * 14, "gpu": None}},
             "generate": {
+                "page_bytes": 999,
                 "result": {
                     "command": ["python", "generate.py"], "totals": {"unsanctioned": 33, "micros_lost": 2000.0},
                     "wall_micros": 50000.0, "gpu": {"busy_percent": 12.5}, "findings": [found],
@@ -142,13 +161,21 @@ def reports(folder: Path, *, gpu: bool) -> list[str]:
     (folder / "p.json").write_text(json.dumps(planted))
     if gpu:
         (folder / "g.json").write_text(json.dumps(card))
-    words = ["--simulation", "s.json", "--planted", "p.json", "--gpu", "g.json", "--soak", "none.json"]
+    failed = [{"seed": 6, "again": "python -m tests.sim.replay 6"}]
+    soaked = {"first": 5, "number": 2000, "cpu_seconds": 800.4, "failed": failed, "mended": [{"seed": 7}]}
+    (folder / "l.json").write_text(json.dumps(soaked))
+    (folder / "k.json").write_text(json.dumps(SOAK))
+    words = ["--simulation", "s.json", "--planted", "p.json", "--gpu", "g.json", "--simulation-soak", "l.json"]
+    words += ["--soak", "none.json", "k.json"]
     return [str(folder / word) if word.endswith(".json") else word for word in words] + ["--out", str(folder)]
 
 
 def test_pages_without_a_gpu_hold_what_was_measured(tmp_path: Path) -> None:
     proof_pages.main(reports(tmp_path, gpu=False))
     text = (tmp_path / "proof.md").read_text()
+    told = " ".join(text.split())
+    assert "**1,999 of 2,000 scenarios of the soak passed** (seeds 5-2004, 800 s of CPU), 1 of them only after" in told
+    assert "those that fail: `python -m tests.sim.replay 6`." in told
     assert "1,234 steps" in text and "1 of 2 caught" in text and "## 4" not in text and "## 5" not in text
     accuracy = (tmp_path / "syncs-accuracy.md").read_text()
     assert "| item | read | read |" in accuracy and "Measured on" not in accuracy
@@ -159,6 +186,12 @@ def test_pages_with_a_gpu(tmp_path: Path) -> None:
     text = (tmp_path / "proof.md").read_text()
     assert "| greedy | 40 | 0 | 3 | 1.0 | 1.0 | 1.0 | 0.0 |" in text and "| top_k | failed: KeyError: 1 |" in text
     assert "33 host waits, 2.0 ms of 50 ms lost in them; GPU busy 12.5 % (profiled)." in text
+    assert "**14 findings by CUPTI's callbacks, as it happens:** 87 host waits, 1.0 ms of 40 ms lost in them.\n" in text
+    assert "| 2 more | | | | | |" in text and "docs/syncs-generate.html` (open" in text
+    assert (
+        "| NVIDIA H200, qwen3, float32 | armed | 1.0 | 5,000 | 9 | 70,000 | 800 | 4 | 20 of 20 | 19 of 20 | nothing |"
+        in text
+    )
     assert "| b/c/utils.py:7 | Tensor.item | read | 16 | 50 | readback ring |" in text
     accuracy = (tmp_path / "syncs-accuracy.md").read_text()
     assert "Measured on an NVIDIA H200 (torch 2.11, cupti-python 13.0.1)" in " ".join(accuracy.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ from bench.soak import Soak, main
 from headway.core.messages import AddRequest
 from headway.engine.core import EngineCore
 from headway.runner.admission import AdmissionWriter
-from tests.engine.harness import Answer
+from tests.engine.harness import Answer, run
 from tests.engine.tiny_llama import VOCAB
 
 
 def soak(tmp_path: Path, seconds: float = 0.5) -> tuple[int, dict[str, Any]]:
     out = tmp_path / "soak.json"
-    words = ["--minutes", str(seconds / 60), "--json", str(out), "--device", "cpu", "--every", "3"]
+    words = ["--seconds", str(seconds), "--json", str(out), "--device", "cpu", "--every", "3"]
     return main([*words, "--run-ahead", "2"]), json.loads(out.read_text())
 
 
@@ -26,7 +28,7 @@ def test_a_sound_engine(tmp_path: Path) -> None:
     status, result = soak(tmp_path)
     assert status == 0 and result["ok"] and result["over"] and not result["wrong"]
     assert result["finished"] > 5 and result["finished"] + result["aborted"] == result["requests"]
-    assert result["checked"] == result["agreed"] > 0 and result["steps"] > 0
+    assert result["checked"] == result["agreed"] == result["agreed_alone"] > 0 and result["steps"] > 0
     assert result["guard"] == "none: no CUDA" and result["guarded_launches"] == 0
 
 
@@ -50,13 +52,48 @@ def test_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_update_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = EngineCore.step
+    made = Soak.__init__
 
-    def twice(self: EngineCore) -> Any:
-        updates = step(self)
-        under_load = self.stats().run_ahead > 0  # the oracle is spared
-        return [*updates, *(update for update in updates if update.finish_reason and under_load)]
+    def with_echo(self: Soak, core: EngineCore, *others: Any) -> None:
+        made(self, core, *others)
+        step = core.step
 
-    monkeypatch.setattr(EngineCore, "step", twice)
+        def twice() -> Any:
+            updates = step()
+            return [*updates, *(update for update in updates if update.finish_reason)]
+
+        monkeypatch.setattr(core, "step", twice)
+
+    monkeypatch.setattr(Soak, "__init__", with_echo)
     status, result = soak(tmp_path)
     assert status == 1 and result["wrong"][0].startswith("KeyError")
+
+
+def test_a_depth_that_changes_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbled(core: EngineCore, requests: list[AddRequest]) -> dict[str, Answer]:
+        answers = run(core, requests)
+        if core.stats().run_ahead:
+            for answer in answers.values():
+                answer.token_ids[-1] += 1
+        return answers
+
+    monkeypatch.setattr("bench.soak.run", garbled)
+    status, result = soak(tmp_path)
+    assert status == 1 and "alone: " in result["wrong"][0] and result["agreed_alone"] == 0
+    assert result["agreed"] == result["checked"] > 0
+
+
+def test_a_run_that_is_ended_from_outside_leaves_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Soak.turn
+
+    def ended(self: Soak) -> None:
+        turn(self)
+        if self.tally.finished == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Soak, "turn", ended)
+    with pytest.raises(SystemExit, match="from outside"):
+        soak(tmp_path, 60)
+    result = json.loads((tmp_path / "soak.json").read_text())
+    assert result["finished"] == 6 and not result["over"] and not result["ok"] and not result["wrong"]
+    assert [path.name for path in tmp_path.iterdir()] == ["soak.json"]

@@ -10,33 +10,31 @@ from typing import Any
 
 import pytest
 
-from bench.step_calls import FEATURES, LiveCounting, Watched, calls_in, measure, per_step, requests_of
+from bench.step_calls import FEATURES, MARK, LiveCounting, Watched, calls_in, measure, per_step, requests_of
+from headway.syncs import recording
 from headway.syncs.counting import Calls
 from tests.engine.harness import MakeEngine
+from tests.syncs.fake_kineto import FakeResults, call, note, work
 
 
-def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
-
-
-def test_calls_of_a_trace_belong_to_the_part_they_lie_in() -> None:
+def test_calls_of_a_recording_belong_to_the_part_they_lie_in() -> None:
     events = [
-        event("cuda_runtime", "cudaDeviceSynchronize", 0, 5),  # before the first mark
-        event("user_annotation", "step_calls:launch", 10, 40),
-        event("cuda_runtime", "cudaMemcpyAsync", 12, 2, correlation=1),
-        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 13, 1, tid=7, correlation=1),
-        event("cuda_runtime", "cudaGraphLaunch", 15, 5),
-        event("cuda_driver", "cuGraphLaunch", 16, 2),  # inside the runtime's
-        event("cuda_driver", "cuLaunchKernel", 22, 2),
-        event("cuda_runtime", "cudaMemcpyAsync", 25, 2, correlation=2),
-        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 40, 1, tid=7, correlation=2),
-        event("cuda_runtime", "cudaStreamSynchronize", 30, 2, tid=2),  # another thread's
-        event("user_annotation", "step_calls:collect", 50, 20),
-        event("cuda_runtime", "cudaEventSynchronize", 52, 9),
-        event("user_annotation", "step_calls:rest", 70, 20),
-        event("cuda_runtime", "cudaEventQuery", 71, 1),
+        call("cudaDeviceSynchronize", 0, 5),  # before the first mark
+        note("step_calls:launch", 10, 40),
+        call("cudaMemcpyAsync", 12, 2, correlation=1),
+        work("Memcpy HtoD (Pinned -> Device)", 13, 1, correlation=1),
+        call("cudaGraphLaunch", 15, 5),
+        call("cuGraphLaunch", 16, 2),  # inside the runtime's
+        call("cuLaunchKernel", 22, 2),
+        call("cudaMemcpyAsync", 25, 2, correlation=2),
+        work("Memcpy DtoH (Device -> Pinned)", 40, 1, correlation=2),
+        call("cudaStreamSynchronize", 30, 2, lane=2),  # another thread's
+        note("step_calls:collect", 50, 20),
+        call("cudaEventSynchronize", 52, 9),
+        note("step_calls:rest", 70, 20),
+        call("cudaEventQuery", 71, 1),
     ]
-    calls = calls_in({"traceEvents": events})
+    calls = calls_in(recording.read(FakeResults(events), MARK, lambda name: True))
     launch = calls["launch"]
     assert (launch.copies, launch.graph_launches, launch.kernel_launches) == ({"HtoD": 1, "DtoH": 1}, 1, 1)
     assert not launch.waits and calls["collect"].waits == {"cudaEventSynchronize": 1}

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from headway import __version__
 from headway.api.request_metrics import RequestMetrics
 from headway.core.messages import EngineStats
 from headway.server.metrics import Figures
@@ -120,7 +121,10 @@ def test_an_image_starts_a_command_that_exists_as_nobody_special(path: Path) -> 
     last = dict(lines)
     command = json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"])
     assert command[:2] == ["headway", "serve"] and last["EXPOSE"] == "8000"
-    assert last["USER"] not in ("root", "0") and names.index("USER") > max(i for i, n in enumerate(names) if n == "RUN")
+    assert names.index("USER") > max(i for i, n in enumerate(names) if n == "RUN")
+    # A number, since Kubernetes cannot tell who a name is; and a user that the image has made.
+    assert last["USER"].isdigit() and int(last["USER"]) == pod()["securityContext"]["runAsUser"] > 0
+    assert any(f"useradd --uid {last['USER']} " in rest for name, rest in lines if name == "RUN")
     assert 'headway = "headway.cli.main:main"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     check_flags(command)
 
@@ -138,6 +142,55 @@ def test_an_image_copies_what_is_there_and_what_the_wheel_needs(path: Path) -> N
     for word in sources:
         assert (ROOT / word).exists()
         assert any(fnmatch.fnmatch(word.removeprefix("./"), rule[1:]) for rule in ignore if rule.startswith("!"))
+
+
+def pinned(image: str) -> bool:
+    """Whether a reference names a version: what is built or deployed tomorrow is what was tried today."""
+    name, _, tag = image.rpartition(":")
+    return "@sha256:" in image or (bool(name) and "/" not in tag and tag not in ("", "latest"))
+
+
+def test_what_counts_as_pinned() -> None:
+    assert [pinned(each) for each in ("a:1.2", "r:5000/a:1", "a@sha256:0")] == [True] * 3
+    assert [pinned(each) for each in ("a", "a:latest", "r:5000/a")] == [False] * 3
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_is_built_from_pinned_layers_and_keeps_no_caches(path: Path) -> None:
+    lines = instructions(path)
+    stages = [rest.split() for name, rest in lines if name == "FROM"]
+    assert all(pinned(words[0]) for words in stages)
+    named = {words[2] for words in stages if len(words) == 3}
+    copied = {word.partition("=")[2] for name, rest in lines for word in rest.split() if word.startswith("--from=")}
+    assert copied == named, "every stage is used, and every one used exists"
+    for name, rest in lines:
+        if name == "RUN" and "pip " in rest:
+            assert "--no-cache-dir" in rest
+        if name == "RUN" and "apt-get install" in rest:
+            assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists" in rest
+        assert name != "ADD" and "curl" not in rest and "sudo" not in rest
+        assert not (name in ("ARG", "ENV") and re.search("KEY|TOKEN|SECRET|PASSWORD", rest)), (
+            "it would stay in the image"
+        )
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_what_an_image_writes_goes_into_its_volume(path: Path) -> None:
+    """The root file system may be read-only, as in the Kubernetes example."""
+    last = dict(instructions(path))
+    places = dict(word.split("=") for word in last["ENV"].split())
+    assert {"XDG_CACHE_HOME", "HF_HOME"} <= set(places)
+    assert all(place.startswith(last["VOLUME"]) for place in places.values() if "/" in place)
+    mounts = [mount["mountPath"] for mount in pod()["containers"][0]["volumeMounts"]]
+    assert last["VOLUME"] in mounts and pod()["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_examples_name_this_version() -> None:
+    [image] = [container["image"] for container in pod()["containers"]]
+    assert pinned(image) and image == f"headway:{__version__}"
+    for path in DOCKERFILES:
+        tags = re.findall(r"-t (\S+)", path.read_text(encoding="utf-8"))
+        assert tags and all(tag.endswith(f":{__version__}") for tag in tags)
 
 
 # -- services --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, InvalidRequestError, OutOfMemoryError
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, TokenLogprobsRow
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, TokenLogprobsRow
 
 ROOT = str(Path(__file__).parents[2])
 """What PYTHONPATH must hold for processes that tests start by hand."""
@@ -61,9 +61,11 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self.requests)
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepUpdates:
         self.num_steps += 1
-        return [self._advance(request) for request in list(self.requests.values())]
+        updates = StepUpdates()
+        updates.add([self._advance(request) for request in list(self.requests.values())])
+        return updates
 
     def _advance(self, request: AddRequest) -> RequestUpdate:
         update = RequestUpdate(request_id=request.request_id, new_token_ids=[], num_cached_tokens=3)

@@ -24,6 +24,7 @@ class Answer:
         self.stop_token_id: int | None = None
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.error_parameter: str | None = None
 
     def take(self, update: RequestUpdate) -> None:
         assert self.finish_reason is None, "an update after the end"
@@ -34,7 +35,7 @@ class Answer:
             self.prompt_logprobs.append((row.token_ids, row.logprobs, row.rank))
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         self.finish_reason, self.stop_token_id = update.finish_reason, update.stop_token_id
-        self.error = update.error
+        self.error, self.error_parameter = update.error, update.error_parameter
 
 
 def request(request_id: str, prompt: list[int], seed: int = 0, **params: Any) -> AddRequest:

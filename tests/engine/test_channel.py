@@ -7,7 +7,7 @@ import pytest
 
 from headway.core import errors
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, RequestUpdate, TokenLogprobsRow
+from headway.core.messages import AddRequest, EngineStats, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.core.params import SamplingParams
 from headway.engine import channel
 from tests.engine.fake_core import model_info
@@ -43,16 +43,20 @@ def test_commands_survive(command: channel.Command) -> None:
     [
         channel.Ready(model_info()),
         channel.Updates(
-            [
-                RequestUpdate(
-                    request_id="0",
-                    new_token_ids=[1],
-                    new_logprobs=[TokenLogprobsRow([1, 2], [-0.25, -1.5], 4)],
-                    finish_reason="stop",
-                    stop_token_id=1,
-                    error="e",
-                )
-            ]
+            StepUpdates(
+                ["0", "1"],
+                [1, 7],
+                {
+                    0: RequestUpdate(
+                        request_id="0",
+                        new_token_ids=[1],
+                        new_logprobs=[TokenLogprobsRow([1, 2], [-0.25, -1.5], 4)],
+                        finish_reason="stop",
+                        stop_token_id=1,
+                        error="e",
+                    )
+                },
+            )
         ),
         channel.Dead("ConfigError", "no", "field"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError
-from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.messages import AddRequest, RequestUpdate, StepUpdates
 from headway.core.params import SamplingParams
 from headway.engine.client import EngineClient, InprocClient, ThreadClient
 from tests.engine import fake_core
@@ -155,7 +155,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     assert isinstance(core, fake_core.FakeCore)
     step, order = core.step, []
 
-    def interrupted_step() -> list[RequestUpdate]:
+    def interrupted_step() -> StepUpdates:
         signal.raise_signal(signal.SIGINT)
         updates = step()
         order.append("step done")

@@ -15,6 +15,7 @@ from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
 NUM_REQUESTS = 2000
 POOL_BLOCKS = 20
+CONTEXT = 128
 EMPTIES_A_GRAMMAR = ("ignore_eos", "min_tokens", "stop_token_ids", "allowed_token_ids", "bad_words_ids")
 
 
@@ -47,7 +48,10 @@ def random_request(rng: random.Random, index: int) -> Any:
     params = random_params(rng)
     if rng.random() < 0.25:
         params = {name: value for name, value in params.items() if name not in EMPTIES_A_GRAMMAR}
-        params |= {"automaton": automaton("regex", rng.choice([PATTERN, LOOP])), "max_tokens": rng.randrange(1, 20)}
+        params |= {
+            "automaton": automaton("regex", rng.choice([PATTERN, LOOP])),
+            "max_tokens": min(rng.randrange(1, 20), CONTEXT - len(prompt)),
+        }
     return request(str(index), prompt, seed=rng.getrandbits(64), **params)
 
 

@@ -23,6 +23,15 @@ GRAMMARS: list[tuple[Any, Any, str]] = [
     ("json", {"enum": ["abc", 12, None]}, json.dumps({"enum": ["abc", 12, None]})),
 ]
 
+STARVED: list[tuple[dict[str, Any], list[str]]] = [
+    # Token 0 reads "{": legal for the grammar, and what a row without any choice used to draw.
+    ({"automaton": automaton("regex", r"\{+"), "bad_words_ids": [[0]]}, ["structured_outputs", "bad_words"]),
+    ({"allowed_token_ids": [0, 9], "bad_words_ids": [[0], [9]]}, ["allowed_token_ids", "bad_words"]),
+    ({"allowed_token_ids": EOS, "min_tokens": 3}, ["allowed_token_ids", "min_tokens"]),
+    ({"allowed_token_ids": [4], "bad_words_ids": [[4, 4]], "temperature": 1.0, "top_k": 3}, ["allowed_token_ids"]),
+]
+"""Demands that leave no token, and the fields the error names."""
+
 
 def prompt(rng: random.Random) -> list[int]:
     return [rng.randrange(97) for _ in range(rng.randrange(1, 40))]
@@ -129,6 +138,28 @@ def test_demands_that_leave_no_token_fail_alone(make_engine: MakeEngine, params:
     assert answers["broken"].finish_reason == "error" and "structured_outputs" in str(answers["broken"].error)
     assert all(text.startswith("a") or not text for text in [text_of(answers["broken"])])
     check(others, answers)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(("params", "fields"), STARVED)
+def test_a_banned_token_is_never_drawn_for_want_of_another(
+    make_engine: MakeEngine, params: dict[str, Any], fields: list[str], depth: int
+) -> None:
+    core = make_engine(run_ahead=depth)
+    others = mixed(6, seed=3)
+    answers = run(core, [*others[:3], request("broken", [1, 2, 3], logprobs=2, **params), *others[3:]])
+    broken = answers["broken"]
+    assert broken.finish_reason == "error" and broken.error_parameter == fields[0]
+    assert all(field in str(broken.error) for field in fields)
+    assert broken.token_ids == ([4] if params.get("top_k") else []), "what was allowed before stays"
+    check(others, answers)
+
+
+def test_a_bias_against_all_that_is_allowed_is_only_a_bias(make_engine: MakeEngine) -> None:
+    """-100 is a finite number: as elsewhere it makes a token unlikely, and a grammar may leave nothing likelier."""
+    bias = dict.fromkeys(range(len(TOKENS)), -100.0)
+    [answer] = run(make_engine(), [request("a", [1], automaton=automaton("regex", "ab"), logit_bias=bias)]).values()
+    assert text_of(answer) == "ab" and answer.finish_reason == "stop"
 
 
 def test_ignoring_the_end_cannot_break_out(make_engine: MakeEngine) -> None:

@@ -15,7 +15,7 @@ from headway.runner.graphs import DecodeGraphs
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from tests.engine.harness import request
 from tests.engine.test_depths import close
-from tests.engine.test_structured import check
+from tests.engine.test_structured import STARVED, check
 from tests.engine.tiny_grammars import LOOP, PATTERN, SCHEMA, automaton
 from tests.gpu.guard import no_waits
 from tests.gpu.test_engine_on_cuda import engine, run, tiny_model
@@ -64,3 +64,16 @@ def test_grammars_give_the_tokens_of_the_cpu(
         close(answer, truth[request_id], tolerance=1e-3)
     assert check(batch(), answers) > 5
     assert enforce_eager or any(variant.edits == GRAMMAR_EDIT for variant in replayed)
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+def test_a_row_with_nothing_to_draw_fails_alone(tiny_model: Path, enforce_eager: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    starved = [request(f"starved {i}", [1, 2, 3], **params) for i, (params, _) in enumerate(STARVED)]
+    truth = run(engine(tiny_model, device="cpu", run_ahead=0), batch()[:12])
+    answers = run(engine(tiny_model, run_ahead=2, enforce_eager=enforce_eager), [*starved, *batch()[:12]])
+    for i, (_, fields) in enumerate(STARVED):
+        answer = answers.pop(f"starved {i}")
+        assert answer.finish_reason == "error" and all(field in str(answer.error) for field in fields)
+    for request_id, answer in answers.items():
+        close(answer, truth[request_id], tolerance=1e-3)

@@ -31,7 +31,7 @@ REALS = (
 )  # fmt: skip
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
-    "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride",
+    "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
 )  # fmt: skip
 
 
@@ -39,6 +39,8 @@ def compile_kernel(
     name: str, kernel: Any, logits: str, constants: Mapping[str, object], num_warps: int, **options: int
 ) -> None:
     """Compile with the types the launchers pass; pointers and the vocabulary are 16-aligned."""
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": True}
     signature, constexprs, attributes = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -108,7 +110,7 @@ def compile_logprobs(logits: str) -> None:
 def main() -> None:
     compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
-        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK}
+        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ def case(seed: int, ring: int = 1) -> tuple[list[torch.Tensor], dict[int, torch.
             state[slot] = made.walk(slot, tokens[row]) if 0 <= tokens[row] < 97 else 0
             broken = state[slot] == 0
         if broken:
-            after[ring, row, 2], alive[slot] = int(Finish.GRAMMAR), 0
+            after[ring, row, 2], alive[slot] = int(Finish.NO_TOKEN), 0
     on, info, before, table, vocabulary = made.tables()
     packed = ints([0, 0, 0, 0, 0, ring, 0, 0])
     args = [packed, ints(slots), ints(tokens), on, info, before, table, vocabulary, ints([1] * 7), results]
@@ -52,3 +54,11 @@ def test_a_ring_index_outside_of_the_ring_writes_nothing(ring: int) -> None:
 def test_the_cases_hold_every_kind_of_row() -> None:
     codes = [int(code) for seed in range(12) for code in case(seed)[1][9][1, :7, 2]]
     assert set(codes) == {int(code) for code in Finish}
+
+
+def test_what_stands_before_it_is_launched_the_usual_way() -> None:
+    """It reads the drawn tokens before it waits: their writer must have ended when ``slot_advance`` begins."""
+    from headway.kernels.slot_advance import triton as before
+
+    source = inspect.getsource(before.slot_advance)
+    assert "**launch_early" not in source and "launch_pdl" not in source

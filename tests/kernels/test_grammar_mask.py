@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -39,6 +41,16 @@ def test_forbids_what_the_automaton_cannot_read(vocab: int, dtype: torch.dtype) 
         logits = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(seed)).to(dtype)
         expected = forbid(made, slots, logits)
         expect(grammar_mask, arguments(made, slots, logits), {0: expected})
+
+
+@pytest.mark.parametrize("programs", [1, 4, 6])
+def test_programs_share_the_rows_that_have_a_grammar(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    """Fewer programs than rows: each takes several, and none is left out or done twice by another's state."""
+    monkeypatch.setattr("headway.kernels.grammar_mask.triton.PROGRAMS", programs)
+    made, rng = Slots(5, 1031, num_slots=20), random.Random(programs)
+    for slots in ([rng.randrange(-1, 20) for _ in range(19)], [7], [-1, -1], list(range(20))):
+        logits = torch.zeros(len(slots), 1031)
+        expect(grammar_mask, arguments(made, slots, logits), {0: forbid(made, slots, logits)})
 
 
 def test_something_is_forbidden_and_something_allowed() -> None:

@@ -150,7 +150,7 @@ def test_infinities_and_nan(row: Row) -> None:
     rows = [Row(row.temperature, row.top_k, row.top_p, row.min_p) for _ in range(6)]
     for flags in (None, 31):
         for _, drawn in run_both(sample, _args(logits, rows, flags)):
-            assert drawn.tolist() == [0, 0, 69, 5, 41, 6]
+            assert drawn.tolist() == [-1, -1, 69, 5, 41, 6]
 
 
 @pytest.mark.parametrize("flags", [1, 3, 7, 15, 31])

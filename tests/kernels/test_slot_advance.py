@@ -59,8 +59,6 @@ def _oracle(state: dict[str, Any]) -> dict[str, torch.Tensor]:
             result = [0, 0, 0, total]
             if samples:
                 token, finish = int(state["token_ids"][r]), Finish.NONE
-                if total < L:
-                    out["history"][slot, total] = token
                 if 0 <= token < V and state["count_on"][slot] and int(state["counts"][slot, token]) & 32767 != 32767:
                     out["counts"][slot, token] += 1
                 if total + 1 >= min(int(state["max_total"][slot]), L):
@@ -70,6 +68,10 @@ def _oracle(state: dict[str, Any]) -> dict[str, torch.Tensor]:
                 if total >= state["min_total"][slot]:
                     if token in listed[:stops]:
                         finish = Finish.EOS if token in listed[:eos] else Finish.STOP_TOKEN
+                if token < 0:
+                    token, finish = 0, Finish.NO_TOKEN
+                if total < L:
+                    out["history"][slot, total] = token
                 out["num_tokens"][slot] = total + 1
                 out["alive"][slot] = 0 if finish else 1
                 result = [1, token, finish, total + 1]

@@ -82,6 +82,8 @@ def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFix
     assert "**1 of 2 caught**" in text and "rounds down, which a look at the syntax does not tell. Only running" in text
     assert (ROOT / "headway/core/ints.py").read_text() == before, "the tree itself is left alone"
     assert tool().main(["not-python", "--faults", str(catalogue), "--from", str(outcomes)]) == 0
+    assert tool().main(["not-pyhton", "--faults", str(catalogue), "--from", str(outcomes)]) == 2
+    assert "has no fault not-pyhton" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,10 @@ def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (('old = "return -(-a // b)"', 'old = "return 7"'), "0 lines of headway/core/ints.py"),
         (('name = "not-python"', 'name = "not-python"\ncheck = "none"'), "there is no check 'none'"),
-        (("headway/core/ints.py", "headway/core/nowhere.py"), "nowhere.py"),
+        (('file = "headway/core/ints.py"', 'file = "headway/core/nowhere.py"'), "nowhere.py"),
+        (('["compileall"', '["headway.nowhere"'), "'syntax' fails on the clean tree"),
     ],
-    ids=["line", "check", "file"],
+    ids=["line", "check", "file", "clean tree"],
 )
 def test_a_catalogue_that_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: tuple[str, str], words: str

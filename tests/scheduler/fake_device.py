@@ -126,6 +126,9 @@ class FakeDevice:
         admitted = {a.slot: a for a in plan.admissions}
         for slot in plan.slots[decode].tolist():
             assert slot not in admitted
+        before = self.log[-1] if self.log else None
+        if before is not None and plan.slots is before.slots:
+            assert n == plan.num_decode_rows == before.num_decode_rows and list(plan.owners) == list(before.owners)
 
     def _spans(self, plan: StepPlan) -> list[tuple[int, Slot, int, int]]:
         out: list[tuple[int, Slot, int, int]] = []

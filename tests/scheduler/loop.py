@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headway.core.config import SchedulerConfig
-from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.messages import AddRequest, RequestUpdate, StepUpdates
 from headway.core.plan import StepPlan, StepResult
 from headway.scheduler import Scheduler
 from tests.scheduler.fake_device import FakeDevice
@@ -60,7 +60,7 @@ class Loop:
             self.in_flight.append((plan, self.device.run(plan)))
         return plan
 
-    def collect(self) -> list[RequestUpdate]:
+    def collect(self) -> StepUpdates:
         got = self.scheduler.apply(*self.in_flight.popleft())
         for update in got:
             self.updates[update.request_id].append(update)

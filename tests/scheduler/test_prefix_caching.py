@@ -111,14 +111,13 @@ def test_the_least_recently_used_prefix_is_recycled_first_from_its_end() -> None
     pool = BlockPool(6, index)
     digests: list[bytes] = []
     index.extend(digests, None, np.arange(8, dtype=np.int32), 4)
-    held = [pool.take() for _ in range(4)]
-    for digest, block in zip(digests, held, strict=True):
-        index.register(digest, block)
+    held = pool.take(4)
+    index.register(digests, held, 0, 4)
     pool.release(reversed(held))
-    assert pool.take() not in held  # blank blocks go first
+    assert pool.take(1)[0] not in held  # blank blocks go first
     pool.share(held[3])
     pool.release([held[3]])  # used again: now the most recent
-    assert [pool.take() for _ in range(4)] == [held[2], held[1], held[0], held[3]]
+    assert pool.take(4) == [held[2], held[1], held[0], held[3]]
     assert pool.num_free == 0 and len(index) == 0
 
 
@@ -133,7 +132,7 @@ def test_digests_are_keyed_per_index() -> None:
 
 def test_the_pool_notices_lost_blocks() -> None:
     pool = BlockPool(4, PrefixIndex(2))
-    block = pool.take()
+    [block] = pool.take(1)
     pool.check([block])
     with pytest.raises(HeadwayError, match="do not match"):
         pool.check([])

@@ -59,7 +59,12 @@ def client(make_client: MakeClient) -> TestClient:
 def smollm2() -> Iterator[Live]:
     """``headway serve`` as users start it, with a template that shows tools."""
     sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "float32", "--device", "cpu"]
-    sizes += ["--kv-cache-memory-bytes", "30m"]  # 40 blocks of 16 tokens: three requests of full length
+    sizes += [
+        "--log-stats-interval",
+        "1",
+        "--kv-cache-memory-bytes",
+        "30m",
+    ]  # 40 blocks of 16 tokens: three requests of full length
     template = str(Path(__file__).with_name("hermes.jinja"))  # SmolLM2's own shows no tools
     with Live(["-m", "headway", "serve", "smollm2", "--port", "0", "--chat-template", template, *sizes]) as server:
         yield server.wait_ready()

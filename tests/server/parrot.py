@@ -15,8 +15,10 @@ from typing import Any
 
 from headway import AsyncLLM
 from headway.api import frontend
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, TokenLogprobsRow
+from headway.core.log import logger
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.engine.client import EngineClient, ThreadClient
 from headway.engine.process import ProcessClient
 from tests.api.fakes import ByteTokenizer
@@ -58,6 +60,9 @@ class ParrotCore:
         self._requests: dict[str, tuple[AddRequest, str, list[int]]] = {}
         self._made: dict[str, int] = {}
 
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """It says what it is told, whatever a grammar wants."""
+
     def add(self, request: AddRequest) -> None:
         prompt = bytes(t for t in request.prompt_token_ids if 1 < t < 256).decode("utf-8", "replace")
         answer = prompt.rpartition("\x06user\x05")[2].partition("\x06")[0]
@@ -70,11 +75,13 @@ class ParrotCore:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> StepUpdates:
         running = list(self._requests.values())[:SLOTS]
         if any(SLOW in prompt for _, prompt, _ in running):
             time.sleep(0.002)
-        return [self._advance(*one) for one in running]
+        updates = StepUpdates()
+        updates.add([self._advance(*one) for one in running])
+        return updates
 
     def _advance(self, request: AddRequest, prompt: str, answer: list[int]) -> RequestUpdate:
         if DIE in prompt:
@@ -117,11 +124,15 @@ def _row(token: int, others: int) -> TokenLogprobsRow:
 
 
 def build(args: EngineArgs) -> ParrotCore:
+    logger.info("the parrot is awake")
     return ParrotCore()
 
 
 class ParrotTokenizer(ByteTokenizer):
     """Bytes, with what the server asks beyond that."""
+
+    has_exact_bytes = True
+    added_ids = frozenset([EOS])
 
     def __init__(self) -> None:
         super().__init__(template=TEMPLATE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.server import logs
+from headway.core.log import JsonFormatter, TextFormatter
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 from tests.server.conftest import MakeClient
@@ -184,17 +184,17 @@ def test_log_lines_hold_figures_and_no_texts(make_client: MakeClient, caplog: py
         client.post(PATH, json={"prompt": "private words"})
         client.get("/health")
     [record] = [r for r in caplog.records if r.name == "headway.access"]
-    line = json.loads(logs.JsonFormatter().format(record))
+    line = json.loads(JsonFormatter().format(record))
     assert (line["path"], line["status"], line["completion_tokens"], line["finish"]) == (PATH, 200, 14, "stop")
-    assert "private" not in json.dumps(line) and "request_id=req-" in logs.TextFormatter().format(record)
+    assert "private" not in json.dumps(line) and "request_id=req-" in TextFormatter().format(record)
 
 
 def test_a_path_cannot_forge_a_log_line(make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="headway.access"):
         make_client().get("/x%0aINFO%20forged")
     [record] = [r for r in caplog.records if r.name == "headway.access"]
-    assert len(logs.TextFormatter().format(record).splitlines()) == 1
-    assert len(logs.JsonFormatter().format(record).splitlines()) == 1
+    assert len(TextFormatter().format(record).splitlines()) == 1
+    assert len(JsonFormatter().format(record).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

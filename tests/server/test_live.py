@@ -206,10 +206,18 @@ def test_no_check_goes_away_with_assertions() -> None:
 def test_too_many_connections() -> None:
     with live_parrot(max_connections=3) as live, contextlib.ExitStack() as stack:
         live.wait_ready()
-        for _ in range(3):
+        for _ in range(2):
             stack.enter_context(raw(live))
+        last = stack.enter_context(live.client())
+        assert last.get("/health").status_code == 200, "the last one that may be"
         with live.client() as client:
+            answer = client.get("/health")
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["code"] == "too_many_connections" and "--max-connections" in answer.text
+            assert answer.headers["x-request-id"] and answer.headers["connection"] == "close"
             assert client.get("/health").status_code == 503
+            live.wait_for("--max-connections")
+            assert sum("--max-connections" in line for line in live.lines) == 1, "one line, however many are refused"
             stack.close()
             statuses = iter(lambda: client.get("/health").status_code, 200)
             assert set(statuses) <= {503}, "and it ends"
@@ -222,6 +230,12 @@ def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
         while b"second" not in received:
             received += connection.recv(65536)
     assert received.index(b'"first"') < received.index(b'"second"')
+
+
+def test_lines_of_all_processes_have_one_form(server: Live) -> None:
+    awake = json.loads(server.wait_for("the parrot is awake").string)
+    assert (awake["level"], awake["message"]) == ("info", "the parrot is awake"), "of the engine's process"
+    assert json.loads(server.wait_for("ready on").string)["logger"] == "headway"
 
 
 def test_the_port_is_taken(server: Live) -> None:

@@ -97,6 +97,25 @@ def test_required_calls_are_calls(client: OpenAI) -> None:
     assert value in WORDS[field] and call.function.name in ("weather", "time")
 
 
+def test_required_calls_stream_as_the_clients_accumulator_expects(client: OpenAI) -> None:
+    """The official client's own accumulation of streamed calls, which a strict tool also parses."""
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    asked: dict[str, Any] = {"model": "smollm2", "messages": ASK, "max_completion_tokens": 120, "tools": strict}
+    parts, done = [], []
+    with client.chat.completions.stream(**asked, tool_choice="required", parallel_tool_calls=False) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta":
+                parts.append(event.arguments_delta)
+            elif event.type == "tool_calls.function.arguments.done":
+                done.append(event)
+        [choice] = stream.get_final_completion().choices
+    [call] = choice.message.tool_calls or []
+    assert len(done) == 1 and "".join(parts) == done[0].arguments == call.function.arguments
+    [(field, value)] = call.function.parsed_arguments.items()  # type: ignore[attr-defined]
+    assert value in WORDS[field] and call.function.name in ("weather", "time")
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+
+
 def test_a_call_by_name_streams_its_arguments(client: OpenAI) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     chunks = list(chat(client, tools=TOOLS, tool_choice=named, stream=True))
@@ -104,6 +123,15 @@ def test_a_call_by_name_streams_its_arguments(client: OpenAI) -> None:
     assert calls[0].function.name == "weather" and calls[0].id.startswith("call_")
     assert json.loads("".join(call.function.arguments for call in calls))["city"] in WORDS["city"]
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_demands_that_leave_no_token_are_the_requests_fault(client: OpenAI) -> None:
+    """One that fails at its first token has a proper status, streamed or not; a client need not try again."""
+    only = {"structured_outputs": {"choice": ["a"]}, "bad_words": ["a"]}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="no token was left") as caught:
+            client.completions.create(model="smollm2", prompt="x", max_tokens=4, stream=stream, extra_body=only)
+        assert caught.value.param == "structured_outputs"
 
 
 def test_what_cannot_be_compiled_is_a_400(client: OpenAI) -> None:

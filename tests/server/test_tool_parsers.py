@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.server.call_reader import Arguments, CallStart, Content
 from headway.server.protocol import Function, Tool
-from headway.server.tool_parsers import Call, Content, HermesParser, JsonParser, Piece, ToolParser
+from headway.server.tool_parsers import HermesParser, JsonParser, NamedParser, ToolParser
 from headway.server.tools import calls_schema, parser_form
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "}<tool_call>\\""}}</tool_call>'
-WANTED = Call("f", '{"a":"}<tool_call>\\""}')
 
 
-def read(parser: ToolParser, pieces: list[str]) -> list[Piece]:
-    """Pieces out, neighbouring contents joined."""
-    found: list[Piece] = []
+@dataclass
+class Call:
+    """A call and all of its arguments."""
+
+    name: str
+    arguments: str
+
+
+WANTED = Call("f", '{"a": "}<tool_call>\\""}')
+
+
+def read(parser: ToolParser, pieces: list[str]) -> list[Content | Call]:
+    """Pieces out, neighbouring contents joined, calls with their arguments."""
+    found: list[Content | Call] = []
     for piece in [p for text in pieces for p in parser.push(text)] + list(parser.finish()):
-        if isinstance(piece, Content) and found and isinstance(found[-1], Content):
-            found[-1] = Content(found[-1].text + piece.text)
+        last = found[-1] if found else None
+        if isinstance(piece, CallStart):
+            found.append(Call(piece.name, ""))
+        elif isinstance(piece, Arguments):
+            assert isinstance(last, Call), "arguments follow their call"
+            last.arguments += piece.text
+        elif isinstance(last, Content):
+            found[-1] = Content(last.text + piece.text)
         else:
             found.append(piece)
     return found
@@ -35,7 +53,7 @@ def cut(draw: st.DrawFn, texts: list[str]) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in zip([0, *places], [*places, len(text)])]
 
 
-HERMES: dict[str, list[Piece]] = {
+HERMES: dict[str, list[Content | Call]] = {
     "": [],
     "no calls <tool here": [Content("no calls <tool here")],
     "ends with < ": [Content("ends with < ")],
@@ -46,11 +64,26 @@ HERMES: dict[str, list[Piece]] = {
     "<tool_call>not json</tool_call>": [Content("<tool_call>not json</tool_call>")],
     '<tool_call>{"name": 1}</tool_call>x': [Content('<tool_call>{"name": 1}</tool_call>x')],
     "<tool_call>{": [Content("<tool_call>{")],
+    'so  <tool_call>{"name": "f", "arg': [Content('so  <tool_call>{"name": "f", "arg')],
+    "x <tool_call>no call<tool_call>" + CALL: [Content("x <tool_call>no call<tool_call>"), WANTED],
+    '<tool_call>{"arguments": {"a": [1, {}]}, "id": "7", "name": "f"}</tool_call>': [Call("f", '{"a": [1, {}]}')],
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>': [Call("f", '{"a": 1}')],
+    '<tool_call>{"name": "f", "arguments": "no object"}</tool_call>': [
+        Content('<tool_call>{"name": "f", "arguments": "no object"}</tool_call>')
+    ],
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>': [
+        Content('<tool_call>{"name": "f", "arguments": [1]}</tool_call>')
+    ],
+    '<tool_call>{"name": "f"}</tool_call>': [Call("f", "{}")],
+    '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>': [Call("f", '{"a": "</tool_call>"}')],
+    '<tool_call>{"name": "f", "arguments": {"a": 1': [Call("f", '{"a": 1')],
+    '<tool_call>{"name": "f", "arguments": {}, "name": "g", "arguments": {"a": 1}}</tool': [Call("f", "{}")],
+    '<tool_call>{"arguments": {}, "name": "f", "name": "g"} and': [Call("f", "{}"), Content(" and")],
 }
-LLAMA: dict[str, list[Piece]] = {
+LLAMA: dict[str, list[Content | Call]] = {
     "": [],
     "plain [1] text": [Content("plain [1] text")],
-    '{"name": "f", "parameters": {"a": 1}}': [Call("f", '{"a":1}')],
+    '{"name": "f", "parameters": {"a": 1}}': [Call("f", '{"a": 1}')],
     '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}': [
         Call("f", "{}"),
         Call("g", "{}"),
@@ -84,7 +117,7 @@ def test_evenly_cut(size: int) -> None:
 @pytest.mark.parametrize("make", [HermesParser, JsonParser])
 def test_no_text_breaks_a_parser_or_is_lost(make: Callable[[], ToolParser], pieces: list[str]) -> None:
     found = read(make(), pieces)
-    if not any(isinstance(piece, Call) for piece in found):
+    if not any(isinstance(piece, Call) for piece in found):  # white space around calls goes
         shown = "".join(piece.text for piece in found if isinstance(piece, Content))
         assert shown == "".join(pieces).removeprefix("<|python_tag|>") or shown == "".join(pieces)
 
@@ -94,6 +127,28 @@ def test_content_is_not_held_back() -> None:
     assert list(parser.push("Hello wor")) == [Content("Hello wor")]
     assert list(parser.push("ld <")) == [Content("ld")], "a space and a bracket may begin a call"
     assert list(parser.push("b>")) == [Content(" <b>")]
+
+
+@pytest.mark.parametrize(
+    ("make", "head"),
+    [
+        (HermesParser, '<tool_call>{"name": "f", "arguments": '),
+        (lambda: JsonParser(True), '[{"name":"f","parameters":'),
+    ],
+)
+def test_arguments_are_not_held_back(make: Callable[[], ToolParser], head: str) -> None:
+    parser = make()
+    assert list(parser.push(head)) == []
+    assert list(parser.push('{"ci')) == [CallStart("f"), Arguments('{"ci')]
+    assert list(parser.push('ty": "Ro')) == [Arguments('ty": "Ro')]
+    assert list(parser.push('me"}')) == [Arguments('me"}')]
+    assert list(parser.push("}")) == []
+
+
+def test_a_named_call_begins_with_its_name() -> None:
+    parser = NamedParser("f")
+    assert list(parser.push("{")) == [CallStart("f"), Arguments("{")]
+    assert list(parser.push("}")) == [Arguments("}")]
 
 
 def test_forced_calls_may_be_cut_off() -> None:

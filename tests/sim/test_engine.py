@@ -121,12 +121,15 @@ def test_shutting_down_waits_for_the_launched_steps() -> None:
         assert pending and not any(item in device.timeline.main.queue for item in pending)
 
 
-def test_the_pacer_follows_the_device() -> None:
+def test_the_pacer_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs dry makes it run further ahead; one that never finishes early does not."""
     depths = {}
     for name, speeds in (("fast", (1.0, 1.0)), ("slow", (0.0, 0.0))):
         with simulated(0, run_ahead="auto") as (core, device, _):
             device.timeline.main.speed, device.timeline.copies.speed = speeds
+            timeline = device.timeline  # the host's work is timed by the device's clock: an operation is a microsecond
+            for module in ("core", "metrics"):
+                monkeypatch.setattr(f"headway.engine.{module}.perf_counter", lambda at=timeline: at.num_executed * 1e-6)
             run(core, requests_for([{"ignore_eos": True, "max_tokens": 30}] * 3, seed=1))
             depths[name] = core.stats().run_ahead
     assert depths["fast"] > depths["slow"] == 1

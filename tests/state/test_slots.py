@@ -9,7 +9,7 @@ import torch
 from headway.core.errors import ConfigError
 from headway.core.plan import StepPlan
 from headway.kernels.apply_edits import apply_edits
-from headway.state.packed_step import HEADER_INTS, PackedStep, segment_ints
+from headway.state.packed_step import HEADER_INTS, PackedRows, PackedStep, segment_ints
 from headway.state.slots import SlotArena, Table
 
 
@@ -45,7 +45,7 @@ def test_edits_land_where_they_should_and_nowhere_else() -> None:
         num_decode_rows=1,
     )
     ints = np.full(8000, -9, np.int32)
-    packed = PackedStep(ints, plan, result_index=6)
+    packed = PackedStep(ints, PackedRows(plan), result_index=6)
     long = np.arange(2500, dtype=np.int32)
     packed.write(slots.position("long", 2), long)
     packed.scatter(np.array([slots.position("a", 0), slots.position("real", 4)]), np.array([5, 0x3F800000], np.int32))
@@ -72,6 +72,6 @@ def test_overflow_is_caught() -> None:
         samples=np.array([True]),
         num_decode_rows=1,
     )
-    packed = PackedStep(np.zeros(30, np.int32), plan, 0)
+    packed = PackedStep(np.zeros(30, np.int32), PackedRows(plan), 0)
     with pytest.raises(AssertionError, match="overflow"):
         packed.write(0, np.zeros(11, np.int32))

@@ -92,9 +92,10 @@ def torch_mode() -> Iterator[list[str]]:
 def profiler() -> Iterator[list[str]]:
     """torch.profiler's CUPTI records."""
     kinds: list[str] = []
-    with ProfilerRun(with_stack=False) as run:
+    with ProfilerRun() as run:
         yield kinds
-    kinds.extend(str(wait.kind) for wait in run.require_proof().waits)
+    trace = run.require_proof()
+    kinds.extend(str(wait.kind) for wait in trace.waits + trace.outside)
 
 
 Detector = Callable[[], contextlib.AbstractContextManager[list[str]]]
@@ -179,6 +180,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="names of snippets")
     parser.add_argument("--detector", action="append")
     given = parser.parse_args()
+    unknown = {*(given.only or ())} - {s.name for s in corpus()} | {*(given.detector or ())} - {*detectors()}
+    if unknown:
+        parser.error(f"not known on this machine: {', '.join(sorted(unknown))}; detectors: {', '.join(detectors())}")
     snippets = [s for s in corpus() if not given.only or s.name in given.only]
     results: dict[str, Any] = {}
     wrong: list[str] = []

@@ -1,12 +1,9 @@
-"""The driver boundary without a driver: a fake cupti module, and a trace as torch.profiler writes them."""
+"""The driver boundary without a driver: a fake cupti module."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +12,6 @@ from headway.syncs.counting import CallCounter, direction
 from headway.syncs.cupti_api import parameters
 from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.driver import blocking, plain
-from headway.syncs.live import ANNOTATION
-from headway.syncs.trace import END, PROOF, read
 from tests.syncs.fake import device_tensor, probe
 from tests.syncs.fake_cupti import CallbackData, CopyCall, FakeCupti, Site, install
 
@@ -54,6 +49,27 @@ def test_a_torch_calls_driver_wait_counts_once(cupti: FakeCupti) -> None:
     with syncs.record(probes=(live, CuptiProbe())) as log:
         x.item()
     assert [(f.call, f.count) for f in log.findings] == [("Tensor.item", 1)]
+
+
+def test_an_extensions_wait_is_not_charged_to_another_threads_call(cupti: FakeCupti) -> None:
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+    found: list[tuple[str, int]] = []
+
+    def extension() -> None:
+        with syncs.record(probes=(CuptiProbe(),)) as log:
+            cupti.call("cudaStreamSynchronize")
+        found.extend((finding.call, finding.count) for finding in log.findings)
+
+    def sync() -> None:  # inside of item(): the other thread runs from begin to end meanwhile
+        other = threading.Thread(target=extension)
+        other.start()
+        other.join()
+
+    with syncs.record(probes=(live,)) as log:
+        runtime.sync = sync  # type: ignore[method-assign]
+        x.item()
+    assert found == [("cudaStreamSynchronize", 1)] and not log.findings
 
 
 def test_a_forbidden_wait_in_a_callback_is_raised_outside_the_driver(cupti: FakeCupti) -> None:
@@ -124,41 +140,3 @@ def test_a_blind_probe_is_an_error(monkeypatch: pytest.MonkeyPatch, fault: str, 
     install(monkeypatch, FakeCupti(**{fault: True}))
     with pytest.raises(syncs.ProbeError, match=says), syncs.record(probes=(CuptiProbe(),)):
         pass
-
-
-def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 9, "ts": ts, "dur": dur, "args": args}
-
-
-def test_a_trace_is_read() -> None:
-    line = ANNOTATION + json.dumps(["/u/a.py", 12, "step", "Tensor.item"])
-    here = str(Path(__file__))
-    trace = read(
-        {
-            "traceEvents": [
-                event("user_annotation", PROOF, 0, 10),
-                event("cuda_runtime", "cudaDeviceSynchronize", 1, 8),
-                event("cuda_runtime", "cudaStreamSynchronize", 9.5, 0.1),  # the other probes' set-up
-                event("user_annotation", line, 20, 30),
-                event("cuda_runtime", "cudaStreamSynchronize", 25, 20),
-                event("python_function", f"{here}(40): outer", 60, 40),
-                event("python_function", "torch/nn/x.py(3): forward", 61, 30),
-                event("cuda_driver", "cuStreamSynchronize", 65, 5),
-                event("cuda_runtime", "cudaMemcpyAsync", 75, 2, correlation=5),
-                event("cuda_runtime", "cudaMemcpyAsync", 78, 2, correlation=6),
-                event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 76, 3, correlation=5, device=0, stream=7),
-                event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 80, 3, correlation=6, device=0, stream=7),
-                event("user_annotation", END, 110, 10),
-                event("cuda_runtime", "cudaDeviceSynchronize", 111, 8),
-            ]
-        }
-    )
-    assert trace.proven and trace.begin == 10
-    found = [(str(wait.kind), wait.call, wait.micros, wait.site.line) for wait in trace.waits]
-    assert found[0] == ("stream", "cudaStreamSynchronize", 20.0, 12)
-    assert [row[:2] for row in found[1:]] == [("stream", "cuStreamSynchronize"), ("pageable", "cudaMemcpyAsync")]
-    assert len(trace.streams["GPU 0, stream 7"]) == 2
-
-
-def test_a_trace_without_the_proof_is_unproven() -> None:
-    assert not read({"traceEvents": [event("cpu_op", "aten::add", 0, 1)]}).proven

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway import syncs
+from headway.syncs.copies import suspicion
 from headway.syncs.live import SPINS
 from tests.syncs.fake import Event, device_tensor, in_thread, probe
 
@@ -144,6 +145,43 @@ def test_a_single_query_is_no_wait() -> None:
         for _ in range(3):
             runtime.event_class().query()
     assert not log.findings
+
+
+def test_a_query_between_pieces_of_work_is_no_loop() -> None:
+    runtime, live = probe()
+    event = runtime.event_class()
+    event.left = 5 * SPINS
+    with syncs.record(probes=(live,)) as log:
+        while not event.query():
+            torch.ones(2) + 1
+    assert not log.findings
+
+
+class Answers:
+    """float64 is the device's, all else is pinned."""
+
+    def on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype == torch.float64
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("host", "waits"),
+    [
+        (torch.zeros(4), False),
+        (torch.zeros(8)[::2], True),
+        (torch.zeros(3, 4).t(), False),
+        (torch.zeros(3, 4)[:, :2], True),
+        (torch.zeros(1, 4).expand(3, 4), True),
+    ],
+    ids=["dense", "every other", "transposed", "columns", "broadcast"],
+)
+def test_pinned_memory_with_holes_is_copied_by_way_of_pageable_memory(host: torch.Tensor, waits: bool) -> None:
+    made = torch.zeros(host.shape, dtype=torch.float64)
+    kind = suspicion("Tensor.to", (host,), {"non_blocking": True}, made, Answers())
+    assert kind == (syncs.Kind.PAGEABLE if waits else None)
 
 
 def test_copies_that_only_claim_not_to_block() -> None:

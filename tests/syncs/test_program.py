@@ -92,6 +92,14 @@ def test_a_program_that_fails_still_gets_its_report(tmp_path: Path, capsys: pyte
     assert "its own" in text and "fails.py:2" in text
 
 
+@no_cuda
+@pytest.mark.parametrize(("limit", "status"), [(1, FAILED), (2, FAILED), (3, 0)])
+def test_the_limit_itself_fails(tmp_path: Path, limit: int, status: int) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text('import torch\nx = torch.ones(2, device="cuda")\nx.tolist()\nx.tolist()\n')
+    assert main(["--simulate", "--fail-on", str(limit), "--", str(script)]) == status
+
+
 def test_targets(program: Path) -> None:
     assert parse(["python3", str(program), "x"]) == (str(program), ["x"], False)
     assert parse(["-m", "pkg", "x"]) == ("pkg", ["x"], True)
@@ -187,6 +195,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
     dom: Any = browse("--dump-dom")
     assert 'data-ready="1"' in dom and "owned" not in dom.partition("<title>")[2].partition("</title>")[0]
+    assert '59.1 %</b><span class="soft">from its first to its last work' in dom, "195 of 330 us"
     assert "readback ring" in dom and "39 %" in dom and "allowed: end" in dom and 'id="children"' in dom
     browse(f"--screenshot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000

@@ -17,7 +17,7 @@ import msgspec
 
 from headway.api.structured.compile import Outcome, Task
 from headway.api.structured.worker import HEADER
-from headway.core.errors import HeadwayError, InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.params import StructuredOutputsParams
 
 MAX_SPEC_BYTES = 64 * 1024
@@ -67,6 +67,10 @@ class _Worker:
                 parts += part
         return parts
 
+    def stop(self) -> None:
+        """End its task from another thread: whoever waits for it gets None, and kills it."""
+        self._process.kill()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -82,6 +86,7 @@ class _Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
         self._room = threading.BoundedSemaphore(MAX_WORKERS)
         self._closed = False
 
@@ -90,25 +95,30 @@ class _Pool:
         with self._room:
             with self._lock:
                 if self._closed:
-                    raise HeadwayError("the grammar compiler is closed")
-                worker = self._idle.pop() if self._idle else None
-            worker = worker or _Worker()
+                    raise EngineDeadError("the engine is shut down")
+                worker = self._idle.pop() if self._idle else _Worker()
+                self._busy.add(worker)
             outcome = None
             try:
                 outcome = worker.run(task, seconds)
             finally:
                 with self._lock:
+                    self._busy.discard(worker)
                     keep = outcome is not None and not self._closed
                     if keep:
                         self._idle.append(worker)
                 if not keep:
                     worker.kill()
+        if outcome is None and self._closed:
+            raise EngineDeadError("the engine is shut down")
         return outcome
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            for worker in self._busy:
+                worker.stop()
         for worker in idle:
             worker.kill()
 
@@ -135,12 +145,10 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: it is wrong, not supported, or takes too much to compile.
+            EngineDeadError: the compiler was closed.
         """
         task = make_task(wanted, self._usable)
-        with self._lock:
-            outcome = self._known.get(task)
-            if outcome is not None:
-                self._known.move_to_end(task)
+        outcome = self._recall(task)
         if outcome is None:
             outcome = self._pool.run(task, self._seconds)
             if outcome is None:
@@ -148,9 +156,20 @@ class GrammarCompiler:
                     refusal=f"it takes over {self._seconds:g} s or too much memory to compile; simplify it"
                 )
             self._remember(task, outcome)
-        if outcome.refusal is not None:
-            raise InvalidRequestError(f"{WHERE}: {task.kind}: {outcome.refusal}", WHERE)
-        return outcome
+        return _served(task, outcome)
+
+    def known(self, wanted: StructuredOutputsParams) -> Outcome | None:
+        """As ``compile`` where that would take microseconds; None where it would take longer."""
+        task = make_task(wanted, self._usable)
+        outcome = self._recall(task)
+        return None if outcome is None else _served(task, outcome)
+
+    def _recall(self, task: Task) -> Outcome | None:
+        with self._lock:
+            outcome = self._known.get(task)
+            if outcome is not None:
+                self._known.move_to_end(task)
+            return outcome
 
     def _remember(self, task: Task, outcome: Outcome) -> None:
         with self._lock:
@@ -161,8 +180,15 @@ class GrammarCompiler:
                 self._known_bytes -= _size(*self._known.popitem(last=False))
 
     def close(self) -> None:
-        """End the processes. Safe to call twice."""
+        """End the processes; whoever waits for one gets EngineDeadError. Safe to call twice."""
         self._finalizer()
+
+
+def _served(task: Task, outcome: Outcome) -> Outcome:
+    """Raises InvalidRequestError for a refusal."""
+    if outcome.refusal is not None:
+        raise InvalidRequestError(f"{WHERE}: {task.kind}: {outcome.refusal}", WHERE)
+    return outcome
 
 
 def _size(task: Task, outcome: Outcome) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.api.structured.compile import Outcome
 from headway.api.structured.compiler import WHERE, GrammarCompiler
 from headway.core.automaton import Vocabulary
-from headway.core.errors import InvalidRequestError
+from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import ModelInfo
 from headway.core.params import SamplingParams
 
@@ -37,9 +37,18 @@ class StructuredDoor:
         self._info, self._tokenizer, self._teach = info, tokenizer, teach
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
+        self._closed = False
 
-    def prepare(self, params: SamplingParams) -> Outcome:
+    def known(self, params: SamplingParams) -> Outcome | None:
+        """What ``prepare`` would use if it is known already. Raises InvalidRequestError as that does."""
+        wanted = params.structured_outputs
+        return None if self._compiler is None or wanted is None else self._compiler.known(wanted)
+
+    def prepare(self, params: SamplingParams, known: Outcome | None = None) -> Outcome:
         """``params.structured_outputs``, compiled: an automaton or a grammar for the host's matcher.
+
+        Args:
+            known: of ``known``: nothing is compiled.
 
         Raises:
             InvalidRequestError: it cannot be served, alone or with the other parameters.
@@ -49,7 +58,7 @@ class StructuredDoor:
         if params.ignore_eos or not self._info.eos_token_ids:
             reason = "ignore_eos is set" if params.ignore_eos else "the model has no end-of-sequence token"
             raise InvalidRequestError(f"{WHERE} end with the end-of-sequence token, but {reason}", WHERE)
-        outcome = self._ready().compile(wanted)
+        outcome = known or self._ready().compile(wanted)
         automaton = outcome.automaton
         if params.min_tokens > 0 and automaton is not None and not automaton.can_go_on:
             raise InvalidRequestError(
@@ -60,6 +69,8 @@ class StructuredDoor:
 
     def _ready(self) -> GrammarCompiler:
         with self._lock:
+            if self._closed:
+                raise EngineDeadError("the engine is shut down")
             if self._compiler is None:
                 vocabulary = vocabulary_of(self._tokenizer, self._info.vocab_size)
                 self._teach(vocabulary)
@@ -68,5 +79,7 @@ class StructuredDoor:
 
     def close(self) -> None:
         """End the compiling processes. Safe to call twice."""
+        with self._lock:
+            self._closed = True
         if self._compiler is not None:
             self._compiler.close()

@@ -21,8 +21,8 @@ DATASETS: Final = ("random", "prefix_repetition", "custom")
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 
 
-def _int(flag: str, text: str) -> Any:
-    return typer.Option(flag, help=text, parser=human_int, metavar="INTEGER")
+def _int(text: str) -> Any:
+    return typer.Option(help=text, parser=human_int, metavar="INTEGER")
 
 
 def _words(text: str) -> list[str]:
@@ -38,7 +38,7 @@ class ServeArgs:
         None
     )
     host: Annotated[str, typer.Option(help="The server's host.")] = "127.0.0.1"
-    port: Annotated[int, _int("--port", "The server's port.")] = 8000
+    port: Annotated[int, _int("The server's port.")] = 8000
     endpoint: Annotated[str | None, typer.Option(help="Path; default: the backend's.")] = None
     model: Annotated[str | None, typer.Option(help="Name in the requests; default: the server's first model.")] = None
     tokenizer: Annotated[
@@ -48,51 +48,35 @@ class ServeArgs:
     dataset_path: Annotated[
         Path | None, typer.Option(help='For custom: a file of lines {"prompt": ..., "output_tokens": N}.')
     ] = None
-    num_prompts: Annotated[int, _int("--num-prompts", "Requests.")] = 1000
-    random_input_len: Annotated[int, _int("--random-input-len", "random: prompt length.")] = 1024
-    random_output_len: Annotated[int, _int("--random-output-len", "random: tokens to generate.")] = 128
+    num_prompts: Annotated[int, _int("Requests.")] = 1000
+    random_input_len: Annotated[int, _int("random: prompt length.")] = 1024
+    random_output_len: Annotated[int, _int("random: tokens to generate.")] = 128
     random_range_ratio: Annotated[
         float, typer.Option(help="random: lengths vary evenly by this share, up and down.")
     ] = 0.0
-    random_prefix_len: Annotated[int, _int("--random-prefix-len", "random: same first tokens in all prompts.")] = 0
-    random_vocab_size: Annotated[
-        int, _int("--random-vocab-size", "Random token ids are below this, without a tokenizer.")
-    ] = 10_000
-    prefix_repetition_prefix_len: Annotated[
-        int, _int("--prefix-repetition-prefix-len", "prefix_repetition: tokens of each prefix.")
-    ] = 256
-    prefix_repetition_suffix_len: Annotated[
-        int, _int("--prefix-repetition-suffix-len", "prefix_repetition: tokens after the prefix.")
-    ] = 256
-    prefix_repetition_num_prefixes: Annotated[
-        int, _int("--prefix-repetition-num-prefixes", "prefix_repetition: different prefixes.")
-    ] = 10
-    prefix_repetition_output_len: Annotated[
-        int, _int("--prefix-repetition-output-len", "prefix_repetition: tokens to generate.")
-    ] = 128
-    custom_output_len: Annotated[
-        int, _int("--custom-output-len", "custom: tokens to generate where the line does not say.")
-    ] = 256
+    random_prefix_len: Annotated[int, _int("random: same first tokens in all prompts.")] = 0
+    random_vocab_size: Annotated[int, _int("Random token ids are below this, without a tokenizer.")] = 10_000
+    prefix_repetition_prefix_len: Annotated[int, _int("prefix_repetition: tokens of each prefix.")] = 256
+    prefix_repetition_suffix_len: Annotated[int, _int("prefix_repetition: tokens after the prefix.")] = 256
+    prefix_repetition_num_prefixes: Annotated[int, _int("prefix_repetition: different prefixes.")] = 10
+    prefix_repetition_output_len: Annotated[int, _int("prefix_repetition: tokens to generate.")] = 128
+    custom_output_len: Annotated[int, _int("custom: tokens to generate where the line does not say.")] = 256
     request_rate: Annotated[float, typer.Option(help="Requests per second; inf sends all at once.")] = math.inf
     burstiness: Annotated[
         float, typer.Option(help="Shape of the gamma distribution of gaps: 1 Poisson, less in bursts, more evenly.")
     ] = 1.0
-    max_concurrency: Annotated[int | None, _int("--max-concurrency", "Most requests open at once.")] = None
+    max_concurrency: Annotated[int | None, _int("Most requests open at once.")] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past the end-of-sequence token.")] = False
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
     extra_body: Annotated[str | None, typer.Option(help="JSON object added to every request.")] = None
     header: Annotated[
         list[str], typer.Option(help="NAME=VALUE sent with every request; repeatable. $OPENAI_API_KEY is sent if set.")
     ] = field(default_factory=list)
-    seed: Annotated[int, _int("--seed", "Of prompts and arrivals.")] = 0
-    num_warmups: Annotated[int, _int("--num-warmups", "Requests before measuring.")] = 0
-    ready_check_timeout_sec: Annotated[
-        int, _int("--ready-check-timeout-sec", "Wait this long for the server's first answer; 0 does not ask.")
-    ] = 600
-    request_timeout_sec: Annotated[int, _int("--request-timeout-sec", "A request that takes longer has failed.")] = (
-        6 * 3600
-    )
-    num_workers: Annotated[int, _int("--num-workers", "Processes that generate load.")] = 1
+    seed: Annotated[int, _int("Of prompts and arrivals.")] = 0
+    num_warmups: Annotated[int, _int("Requests before measuring.")] = 0
+    ready_check_timeout_sec: Annotated[int, _int("Wait this long for the server's first answer; 0 does not ask.")] = 600
+    request_timeout_sec: Annotated[int, _int("A request that takes longer has failed.")] = 6 * 3600
+    num_workers: Annotated[int, _int("Processes that generate load.")] = 1
     percentile_metrics: Annotated[
         str, typer.Option(help=f"Latencies to show, of {', '.join(METRICS)}; commas between.")
     ] = "ttft,tpot,itl"

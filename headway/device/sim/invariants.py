@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headway.core.plan import Finish
 from headway.device.sim.errors import InvariantError
 
 After = Callable[[], None] | None
@@ -112,13 +113,15 @@ def check_attention(args: tuple[Any, ...]) -> After:
 
 
 def check_advance(args: tuple[Any, ...]) -> After:
-    """R5: slots without a live row in the step keep their state; R9: a live row's token is in the vocabulary."""
+    """R5: slots without a live row in the step keep their state; R9: a live row's token is in the vocabulary, or there was
+    none to draw (-1), which ends the request and is written nowhere.
+    """
     row_slots, token_ids = args[1], args[2]
     history, num_tokens, num_computed, alive, counts, results = (*args[3:8], args[13])
     seen = row_slots[row_slots >= 0].long()
     live = seen[alive[seen] != 0]
     tokens = token_ids[(row_slots >= 0) & (alive[row_slots.long().clamp(0)] != 0)]
-    need(bool(((tokens >= 0) & (tokens < counts.shape[1])).all()), "slot_advance: a token outside the vocabulary")
+    need(bool(((tokens >= -1) & (tokens < counts.shape[1])).all()), "slot_advance: a token outside the vocabulary")
     others = torch.ones(len(alive), dtype=torch.bool)
     others[live] = False
     tables = (history, num_tokens, num_computed, alive, counts)
@@ -138,7 +141,11 @@ def check_advance(args: tuple[Any, ...]) -> After:
         need(torch.equal(history[known], past[0][known]), "slot_advance: rewrote known history")
         need(bool((num_computed[live] <= num_tokens[live]).all()), "slot_advance: more tokens computed than known")
         need(torch.equal(results[rest], old_results), "slot_advance: wrote another step's results")
-        ended = row_slots[results[ring, : len(row_slots), 2] != 0].long()
+        sampled, written, finish, _ = results[ring, : len(row_slots)].unbind(1)
+        need(bool((written >= 0).all()), "slot_advance: wrote a token outside the vocabulary")
+        starved = (token_ids < 0) & (sampled != 0)
+        need(bool((finish[starved] == Finish.NO_TOKEN).all()), "slot_advance: a row without a token goes on")
+        ended = row_slots[finish != 0].long()
         need(bool((alive[ended] == 0).all()), "slot_advance: a request that ended is still alive")
 
     return after

@@ -11,7 +11,8 @@ grammar_advance(Tensor packed, Tensor row_slots, Tensor token_ids, Tensor gramma
 
 For every row whose slot has a grammar and that sampled in this step (results[ring, r, 0] != 0), by its finish code: none or
 LENGTH: the state becomes the one after the token's bytes. EOS: the state stays. A token that leads to state 0, or EOS in a
-state that does not accept, broke the grammar: the finish code becomes GRAMMAR and alive 0. STOP_TOKEN: nothing happens.
+state that does not accept, broke the grammar: the finish code becomes NO_TOKEN and alive 0. STOP_TOKEN and NO_TOKEN: nothing
+happens.
 Nothing is written for a ring index or a slot outside its table; a token outside [0, V) leads to state 0.
 """
 

@@ -42,4 +42,4 @@ def grammar_advance(
     broken = (goes_on & (after == 0)) | (mine & (finish == Finish.EOS) & ~accepts)
     masked_write_(grammar_state, slot, after, goes_on)
     masked_write_(alive, slot, torch.zeros_like(slot), broken)
-    masked_write_(results, place + 2, torch.full_like(place, int(Finish.GRAMMAR)), broken)
+    masked_write_(results, place + 2, torch.full_like(place, int(Finish.NO_TOKEN)), broken)

@@ -19,7 +19,8 @@ threshold on x, so that ties are kept together:
 
 and the token is the argmax of x - log(E), E ~ Exponential(1) (the exponential race, i.e. Gumbel-max: Yellott 1977),
 lowest index on ties. E comes from a hash of (seed, position, token) and of nothing else, so a request's tokens depend
-neither on its batch nor on the device (rounding of log and exp aside). A row without any logit above -inf gives 0.
+neither on its batch nor on the device (rounding of log and exp aside). A row without any logit above -inf gives -1: there
+is nothing to draw.
 """
 
 from __future__ import annotations

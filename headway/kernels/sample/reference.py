@@ -46,7 +46,8 @@ def sample(
             x = torch.where((x >= bound) | ~random, x, -inf)
         bits = token_bits(seeds.index_select(0, slot), num_tokens.index_select(0, slot), logits.shape[1])
         x = x - log_exponential(bits) * random
-    return torch.where(in_table, x.argmax(1), 0).to(torch.int32)
+    drawn = torch.where(x.amax(1) > -inf, x.argmax(1), -1)
+    return torch.where(in_table, drawn, 0).to(torch.int32)
 
 
 def _min_p_threshold(top: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

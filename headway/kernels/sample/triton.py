@@ -52,7 +52,8 @@ def sample_with(
     rows, vocab = logits.shape
     device, num_slots = logits.device, temperature.numel()
     if rows == 0 or vocab == 1:
-        return torch.zeros(rows, dtype=torch.int32, device=device)
+        nothing = (slots >= 0) & (slots < num_slots) & ~(logits[:, :1].sum(1) > float("-inf"))  # nor is NaN
+        return -nothing.to(torch.int32)
     out = torch.empty(rows, dtype=torch.int32, device=device)
     filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
     searches = (2 if flags & TWICE else 1) if filtered and flags & WIDE else 0  # of wide rows

@@ -92,7 +92,7 @@ def _filtered_token(
     tops = tl.load(tops_at + part, mask=part < parts, other=float("-inf"))
     sums = tl.load(sums_at + part, mask=part < parts, other=0.0)
     top = tl.max(tops, 0)
-    winner = 0
+    winner = -1
     if top > float("-inf"):
         total = tl.sum(sums * weight_below(tops, top), 0)
         has_k = (k > 0) & (k < vocab)
@@ -124,8 +124,8 @@ def _best_of_blocks(scores, tokens, chunks, CHUNKS: tl.constexpr):
     chunk = tl.arange(0, CHUNKS)
     mask = chunk < chunks
     score = tl.load(scores + chunk, mask=mask, other=float("-inf"))
-    _, winner = best_of(score, tl.load(tokens + chunk, mask=mask, other=NO_TOKEN))
-    return winner
+    best, winner = best_of(score, tl.load(tokens + chunk, mask=mask, other=NO_TOKEN))
+    return tl.where(best > float("-inf"), winner, -1)
 
 
 @triton.jit(do_not_specialize=["searches"])

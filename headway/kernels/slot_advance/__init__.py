@@ -17,7 +17,8 @@ S = slots, R = rows, L = max_model_len, V = vocabulary, C = most stop ids, K = r
 For every live row: num_computed += query_len. If it samples: the token is appended to history at num_tokens,
 num_tokens += 1, its count goes up (saturating) where count_on, and the row's finish code (core.plan.Finish) is, in this
 order, EOS or STOP_TOKEN if num_tokens before >= min_total and the token is among the stop ids; LENGTH if num_tokens
-after >= min(max_total, L). A finished row's alive becomes 0.
+after >= min(max_total, L). A negative token (``sample`` had nothing to draw) stands for 0 and its code is NO_TOKEN. A
+finished row's alive becomes 0.
 results[ring, r] = (sampled 0/1, token or 0, finish, num_tokens after); zeros on padding and on zombie rows.
 Nothing is written for a ring index or a slot outside its table; a token outside [0, V) is not counted.
 """

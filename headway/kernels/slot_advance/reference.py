@@ -40,8 +40,10 @@ def slot_advance(
     after = before + sampled.to(torch.int32)
 
     finish = _finish(token_ids, before, slot, min_total, max_total.clamp(max=length), stop_counts, stop_ids)
+    finish = torch.where(token_ids < 0, int(Finish.NO_TOKEN), finish)
     finish = torch.where(sampled, finish, 0)
-    masked_write_(history, slot * length + before, token_ids, sampled & (before >= 0) & (before < length))
+    written = token_ids.clamp(min=0)
+    masked_write_(history, slot * length + before, written, sampled & (before >= 0) & (before < length))
     masked_write_(num_computed, slot, num_computed.index_select(0, slot) + query_len, live)
     masked_write_(num_tokens, slot, after, sampled)
     masked_write_(alive, slot, torch.zeros_like(slot), finish != 0)
@@ -51,7 +53,7 @@ def slot_advance(
     masked_write_(counts, slot * vocab + token_ids, count + 1, counted)
 
     ring = packed[5].to(torch.int64)
-    result = torch.stack((sampled.to(torch.int32), torch.where(sampled, token_ids, 0), finish, after), 1)
+    result = torch.stack((sampled.to(torch.int32), torch.where(sampled, written, 0), finish, after), 1)
     result = torch.where(live[:, None], result, 0)  # [R, 4]
     inside = ((ring >= 0) & (ring < results.shape[0])).expand(result.shape)
     place = ring * results[0].numel() + torch.arange(result.numel(), device=packed.device).view(result.shape)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.kernels.triton_early import launch_early, start_next
+
 
 @triton.jit
 def _finish_code(token, before, slot, length, min_total, max_total, stop_counts, stop_ids, width, STOPS: tl.constexpr):
@@ -25,8 +27,9 @@ def _finish_code(token, before, slot, length, min_total, max_total, stop_counts,
 def slot_advance_kernel(
     packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
     stop_counts, stop_ids, results, packed_size, num_slots, length, vocab, width, ring_size, ring_stride,
-    STOPS: tl.constexpr,
+    STOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
@@ -44,7 +47,9 @@ def slot_advance_kernel(
             sampled = 1
             token = tl.load(token_ids + row)
             finish = _finish_code(token, total, slot, length, min_total, max_total, stop_counts, stop_ids, width, STOPS)
-            tl.store(history + slot * length + total, token, mask=(total >= 0) & (total < length))
+            finish = tl.where(token < 0, 4, finish)
+            written = tl.maximum(token, 0)
+            tl.store(history + slot * length + total, written, mask=(total >= 0) & (total < length))
             counted = (tl.load(count_on + slot) != 0) & (token >= 0) & (token < vocab)
             count = tl.load(counts + slot * vocab + token, mask=counted, other=0).to(tl.int32)
             counted = counted & ((count & 32767) != 32767)
@@ -52,6 +57,7 @@ def slot_advance_kernel(
             total += 1
             tl.store(num_tokens + slot, total)
             tl.store(alive + slot, 0, mask=finish != 0)
+            token = written
     place = results + ring.to(tl.int64) * ring_stride + 4 * row
     inside = (ring >= 0) & (ring < ring_size)
     tl.store(place, sampled, mask=inside)
@@ -80,8 +86,10 @@ def slot_advance(
     num_slots, length = history.shape
     width = stop_ids.numel() // num_slots
     assert results.shape[1] >= row_slots.numel(), "the result ring is narrower than the step"
+    # Launched the usual way: grammar_advance, next, reads the drawn tokens before it waits (see triton_early).
     slot_advance_kernel[(row_slots.numel(),)](
         packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
         stop_counts, stop_ids, results, packed.numel(), num_slots, length, counts.shape[1], width, results.shape[0],
-        results.shape[1] * results.shape[2], STOPS=triton.next_power_of_2(width), num_warps=1,
+        results.shape[1] * results.shape[2], STOPS=triton.next_power_of_2(width), EARLY=launch_early(packed.device)["EARLY"],
+        num_warps=1,
     )  # fmt: skip

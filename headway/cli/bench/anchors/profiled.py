@@ -7,6 +7,7 @@ engine itself counts, which is the sign of a host that is ahead.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,6 +104,8 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
 
     timeline = None
     core = build_engine(EngineArgs(model=str(bench.folder), skip_tokenizer_init=True, **bench.engine), progress=False)
+    gc.collect()
+    gc.freeze()  # as the engine's own process does
     try:
         for rows in bench.scale.rows:
             wanted = [figure_name(figure, rows) for figure in FIGURES]

@@ -7,7 +7,7 @@
 #define HEADER_RING 5
 #define BF_MINUS_INFINITY 0xff80
 
-enum { FINISH_NONE, FINISH_EOS, FINISH_STOP_TOKEN, FINISH_LENGTH, FINISH_GRAMMAR };
+enum { FINISH_NONE, FINISH_EOS, FINISH_STOP_TOKEN, FINISH_LENGTH, FINISH_NO_TOKEN };
 
 INLINE int within(int64_t i, int64_t size) { return i >= 0 && i < size; }
 
@@ -97,7 +97,7 @@ EXPORT void headway_grammar_advance(const int32_t *packed, const int32_t *row_sl
             broken = states[slot] == 0;
         }
         if (broken) {
-            result[2] = FINISH_GRAMMAR;
+            result[2] = FINISH_NO_TOKEN;
             alive[slot] = 0;
         }
     }

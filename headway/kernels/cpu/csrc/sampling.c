@@ -248,7 +248,8 @@ EXPORT int headway_sample(const void *logits, const int32_t *slots, const float 
         struct winner won = {-INFINITY, 0};
         for (int64_t i = r * a.chunks; i < (r + 1) * a.chunks; i++)
             if (a.winners[i].score > won.score) won = a.winners[i];
-        out[r] = won.token;
+        const int real = slots[r] >= 0 && slots[r] < num_slots;
+        out[r] = won.score > -INFINITY ? won.token : -real;
     }
     free(a.bounds);
     return a.failed;

@@ -7,7 +7,7 @@
 #define PROMPT_BIT 0x8000
 
 enum { HEADER_EDITS, HEADER_EDITS_AT, HEADER_ROWS, HEADER_TOKENS, HEADER_ROWS_AT, HEADER_RING };
-enum { FINISH_NONE, FINISH_EOS, FINISH_STOP_TOKEN, FINISH_LENGTH };
+enum { FINISH_NONE, FINISH_EOS, FINISH_STOP_TOKEN, FINISH_LENGTH, FINISH_NO_TOKEN };
 
 INLINE int within(int64_t i, int64_t size) { return i >= 0 && i < size; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -101,8 +101,8 @@ static int finish_code(const struct advance *a, int64_t slot, int32_t token, int
 /* Appends `token` to the slot; returns the finish code. */
 static int append(const struct advance *a, int64_t slot, int32_t token) {
     const int32_t before = a->num_tokens[slot];
-    const int finish = finish_code(a, slot, token, before);
-    if (within(before, a->length)) a->history[slot * a->length + before] = token;
+    const int finish = token < 0 ? FINISH_NO_TOKEN : finish_code(a, slot, token, before);
+    if (within(before, a->length)) a->history[slot * a->length + before] = token < 0 ? 0 : token;
     if (a->count_on[slot] && within(token, a->vocab)) {
         uint16_t *count = a->counts + slot * a->vocab + token;
         if ((*count & MAX_COUNT) != MAX_COUNT) ++*count;
@@ -129,7 +129,7 @@ EXPORT void headway_slot_advance(const int32_t *packed, const int32_t *row_slots
             num_computed[slot] = add(num_computed[slot], record[1]);
             if (record[3]) {
                 result[0] = 1;
-                result[1] = token_ids[r];
+                result[1] = token_ids[r] < 0 ? 0 : token_ids[r];
                 result[2] = append(&a, slot, token_ids[r]);
             }
             result[3] = num_tokens[slot];
