@@ -245,6 +245,8 @@ def descend(model: str, rows: int, start: Choice, until: float) -> Choice:
             best = without
         else:
             made.choice[name] = kept
+    listed = "  ".join(f"{name}: {shown(tile) if tile else None}" for name, tile in made.choice.items())
+    say(f"M={rows}: separate {separate:.2f}, chosen {best:.2f}: {listed}")
     return made.choice
 
 
