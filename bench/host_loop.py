@@ -1,7 +1,7 @@
 """Host time of the engine's loop per decode step, over a device that computes nothing (``tests.engine.paced_device``).
 
     python -m bench.host_loop [rows ...] [--step-us 900] [--sleep] [--profile 30] [--json FILE]
-    python -m bench.host_loop --model headway/cli/bench/anchors/models/qwen3_06b [--spin]         on a GPU
+    python -m bench.host_loop --model headway/cli/bench/anchors/models/qwen3_06b [--sleep]        on a GPU
 
 The whole loop is the real one: scheduler, packed step, graphs' choice, readback, updates, meters; what is missing without a
 GPU is the driver's own time (an upload, a graph's launch, a readback, events). ``step`` is the wall's time less back-pressure,
@@ -143,11 +143,11 @@ def measure(core: EngineCore, rows: int, profiled: int) -> dict[str, float]:
     return best
 
 
-def wait_awake() -> None:
-    """Events made from now on are waited for by looking at them all the time."""
+def wait_asleep() -> None:
+    """Whoever waits for an event made from now on is woken by the driver."""
 
     def make(self: CudaEvent, timing: bool) -> None:
-        self.raw = torch.cuda.Event(enable_timing=timing, blocking=False)
+        self.raw = torch.cuda.Event(enable_timing=timing, blocking=True)
 
     CudaEvent.__init__ = make  # type: ignore[method-assign]
 
@@ -159,15 +159,14 @@ def main() -> None:
     parser.add_argument("--step-us", type=float, default=900.0, help="what a step takes on the device")
     parser.add_argument("--run-ahead", default="auto")
     parser.add_argument("--model", type=Path, help="folder of a model's config.json: measure on a GPU, random weights")
-    parser.add_argument("--spin", action="store_true", help="on a GPU, wait for events awake")
-    parser.add_argument("--sleep", action="store_true", help="wait for the device asleep, in real time")
+    parser.add_argument("--sleep", action="store_true", help="wait for the device asleep; without a GPU, in real time")
     parser.add_argument("--profile", type=int, default=0, help="list this many functions of the host's time (cProfile)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = None if options.model else PacedDevice(options.step_us * 1e-6, PacedClock(sleeps=options.sleep))
-    if options.spin:
-        wait_awake()
+    if options.model and options.sleep:
+        wait_asleep()
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         core = engine(options.model or Path(folder), max(options.rows), device, options.run_ahead)

@@ -93,12 +93,25 @@ class MidTile:
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
     {
         # Qwen3-0.6B
-        ("mid_linear", 4096, 1024): {32: MidTile(32, 128, 1, 4, 4, 4), 64: MidTile(32, 128, 1, 8, 8, 4)},
-        ("mid_gate_up", 6144, 1024): {32: MidTile(64, 64, 1, 8, 5, 4), 64: MidTile(32, 64, 1, 8, 8, 4)},
-        ("linear_parts", 1024, 2048): {32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 64, 4, 8, 8, 4)},
-        ("linear_parts", 1024, 3072): {32: MidTile(64, 64, 4, 12, 12, 4), 64: MidTile(32, 128, 3, 8, 8, 4)},
+        ("mid_linear", 4096, 1024): {
+            16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(32, 128, 1, 4, 4, 4), 64: MidTile(32, 128, 1, 8, 8, 4),
+            128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
+        },
+        ("mid_gate_up", 6144, 1024): {
+            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 5, 4), 64: MidTile(32, 64, 1, 8, 8, 4),
+            128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
+            256: MidTile(64, 64, 1, 5, 3, 8, 128),
+        },
+        ("linear_parts", 1024, 2048): {
+            16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 64, 4, 8, 8, 4),
+            128: MidTile(32, 64, 2, 10, 6, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
+        },
+        ("linear_parts", 1024, 3072): {
+            16: MidTile(32, 128, 3, 8, 8, 4), 32: MidTile(64, 64, 4, 12, 12, 4), 64: MidTile(32, 128, 3, 8, 8, 4),
+            128: MidTile(32, 128, 2, 12, 2, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
+        },
     }
-)
+)  # fmt: skip
 """(op, N, K) -> row bucket -> tile; buckets that are absent lost."""
 
 
