@@ -69,6 +69,7 @@ class Tally:
     checked: int = 0
     agreed: int = 0
     agreed_alone: int = 0
+    errors: int = 0
     guarded_launches: int = 0
     device_bytes: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -124,9 +125,16 @@ class Soak:
     def _finished(self, request: AddRequest, answer: Answer) -> None:
         self.tally.finished += 1
         if answer.error is not None:
-            self.tally.wrong.append(f"request {request.request_id}: {answer.error}"[:300])
+            self._check_error(request, answer.error)
         elif self.tally.finished % self.every == 0:
             self._check(request, answer)
+
+    def _check_error(self, request: AddRequest, error: str) -> None:
+        """Random demands may leave no token to draw; a request alone at depth 0 must then end by the same error."""
+        truth = run(self.oracle, [request])[request.request_id]
+        self.tally.errors += 1
+        if truth.error != error:
+            self.tally.wrong.append(f"request {request.request_id}: {error}; at depth 0: {truth.error}"[:300])
 
     def _check(self, request: AddRequest, answer: Answer) -> None:
         def ask(each: AddRequest) -> Answer:
@@ -257,8 +265,12 @@ def main(arguments: list[str] | None = None) -> int:
         soak = Soak(core, oracle, alone, given.seed, exact, given.every)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
-        for each in (oracle, alone):
-            run(each, [random_request(random.Random(1), 0)])  # what a first request allocates is not growth
+        for each in (core, oracle, alone):
+            first = random_request(
+                random.Random(1), 0
+            )  # what a first step allocates is not growth, nor a first eager one
+            first.params.prompt_logprobs = 1
+            run(each, [first])
         threads, device_bytes = threading.active_count(), torch.cuda.memory_allocated() if on_cuda else 0
         about = {
             "model": given.model or f"tiny Llama, {VOCAB} tokens",
