@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 
 import torch
 import torch.nn.functional as F
@@ -168,18 +168,19 @@ class Chain:
         self.qk_norm = random(128) if model.startswith("qwen3") else None
         self.inputs = make_paged_inputs(
             [(1, context)] * rows, num_decode_rows=rows, heads=(self.heads, kv_heads), size=128, block_size=16,
-            dtype=torch.bfloat16, device="cuda", bound=4096, on_device=True,
+            dtype=torch.bfloat16, device="cuda", bound=4096, on_device=True, heads_first=True,
         )  # fmt: skip
+        first = (self.inputs.k_cache, self.inputs.v_cache)
+        others = [tuple(torch.randn_like(cache) for cache in first) for _ in range(count - 1)]
+        self.caches = cycle([first, *others])  # one a layer: a cache that all share would stay in the L2
         self.positions = torch.full((rows,), context - 1, dtype=torch.int32, device="cuda")
         self.kv_slots = torch.arange(rows, dtype=torch.int32, device="cuda")
         self.table = make_cos_sin(4096, 128, "cuda")
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        i, norm = self.inputs, self.qk_norm
-        q = rope_kv_write(
-            qkv, self.positions, self.table, norm, norm, EPS, self.kv_slots, i.k_cache, i.v_cache, self.heads
-        )
-        return paged_attention(q, *i.arguments(128**-0.5)[1:]).flatten(1)
+        norm, (keys, values) = self.qk_norm, next(self.caches)
+        q = rope_kv_write(qkv, self.positions, self.table, norm, norm, EPS, self.kv_slots, keys, values, self.heads)
+        return paged_attention(q, keys, values, *self.inputs.arguments(128**-0.5)[3:]).flatten(1)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, norm: bool, mode: int) -> torch.Tensor:
         out = self.residual
