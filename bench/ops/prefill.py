@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from timing import time_calls
 
 from headway.core.ints import cdiv
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
-from headway.kernels.paged_attention.overlap import OverlapTile, has_warpgroups, launch_overlapped
+from headway.kernels.paged_attention.overlap import OverlapTile, launch_overlapped
 from headway.kernels.paged_attention.tiles import PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -140,7 +141,7 @@ def attention(report: Report) -> None:
             for name, tile in GENERAL.items():
                 if not calls or shape is SHAPES[0]:
                     calls[name] = partial(_general, tensors, tables, scale, tile)
-            if has_warpgroups(inputs.q.device):
+            if runs_gluon(inputs.q.device):
                 for name, wide in OVERLAPPED.items():
                     calls[name] = partial(_overlapped, tensors, tables, scale, inputs.max_query_len, wide)
             truth = torch.full_like(inputs.q, float("nan"))

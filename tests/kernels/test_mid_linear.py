@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
@@ -16,7 +17,6 @@ from headway.kernels.mid_linear.tiles import (
     TABLE,
     Kind,
     MidTile,
-    has_warpgroups,
     mid_rows,
     row_bucket,
     tile_for,
@@ -30,7 +30,7 @@ KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "linear_parts")
 
 @pytest.fixture
 def hopper() -> str:
-    if not torch.cuda.is_available() or not has_warpgroups(torch.device("cuda", torch.cuda.current_device())):
+    if not torch.cuda.is_available() or not runs_gluon(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("needs Hopper's warpgroup products")
     return "cuda"
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.overlap import (
     OverlapTile,
     choose_overlap,
-    has_warpgroups,
     launch_overlapped,
     overlap_tile,
 )
@@ -27,7 +27,7 @@ CHUNKS: Rows = [(1, 70), (1, 0), (1, 301), (100, 357), (33, 1033), (5, 0), (129,
 
 @pytest.fixture
 def hopper() -> str:
-    if not has_warpgroups(torch.device("cuda", torch.cuda.current_device())):
+    if not runs_gluon(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("needs Hopper's warpgroup products")
     return "cuda"
 
@@ -135,14 +135,13 @@ def test_used_where_it_fits() -> None:
 def test_not_used_off_hopper_or_with_windows_and_caps() -> None:
     q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
     assert choose_overlap(q, cache, (0.09, 0, 0.0), 0, 8, 1024) is None
-    has_warpgroups.cache_clear()
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (100, 0.0), (0, 20.0)])
 def test_windows_and_caps_are_left_to_the_general_kernel(
     window: int, soft_cap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.kernels.paged_attention.overlap.has_warpgroups", lambda device: True)
+    monkeypatch.setattr("headway.kernels.paged_attention.overlap.runs_gluon", lambda device: True)
     monkeypatch.setattr("headway.kernels.paged_attention.overlap.num_sms", lambda device: SMS)
     q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
     plain = window == 0 and soft_cap == 0

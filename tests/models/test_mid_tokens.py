@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import headway.kernels.linear
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import Kind, MidTile
 from headway.models.layers.few_tokens import FewTokens
@@ -56,8 +57,10 @@ def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPa
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for capability, starts in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        runs_gluon.cache_clear()
         assert (starting_early(cuda, torch.bfloat16) is not None) is starts
         assert starting_early(cuda, torch.float32) is None and starting_early(cpu, torch.bfloat16) is None
+    runs_gluon.cache_clear()
 
 
 def test_early_steps_go_before_fused_ones(monkeypatch: pytest.MonkeyPatch) -> None:

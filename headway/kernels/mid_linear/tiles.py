@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-import torch
-
 from headway.core.ints import cdiv
 
 Kind = Literal["mid_linear", "mid_gate_up", "linear_parts"]
@@ -128,11 +126,6 @@ def mid_rows(kind: Kind, outputs: int, inputs: int) -> range:
         return range(0)
     first = BUCKETS.index(min(found))
     return range(BUCKETS[first - 1] + 1 if first else LEAST_ROWS, max(found) + 1)
-
-
-def has_warpgroups(device: torch.device) -> bool:
-    """Whether the kernel's products exist there: Hopper's, which later GPUs lack."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:

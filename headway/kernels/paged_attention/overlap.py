@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from headway.core.ints import cdiv
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention.tiles import num_sms
 
 SIZES = (64, 128)
@@ -21,12 +21,6 @@ class OverlapTile:
 
     block_n: int
     most_tiles: int
-
-
-@lru_cache(maxsize=16)
-def has_warpgroups(device: torch.device) -> bool:
-    """Whether ``device`` has Hopper's warpgroup products."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def overlap_tile(
@@ -85,7 +79,7 @@ def choose_overlap(
     q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, float], first_row: int, num_rows: int, most: int
 ) -> OverlapTile | None:
     """The tile for these tensors and (scale, window, soft cap); ``most`` is the op's max_query_len."""
-    if numbers[1] > 0 or numbers[2] > 0 or num_rows <= first_row or not has_warpgroups(q.device):
+    if numbers[1] > 0 or numbers[2] > 0 or num_rows <= first_row or not runs_gluon(q.device):
         return None
     heads = (q.shape[1], k_cache.shape[2])
     return overlap_tile(

@@ -10,8 +10,9 @@ from typing import cast
 
 import torch
 
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
-from headway.kernels.mid_linear.tiles import Kind, has_warpgroups, mid_rows
+from headway.kernels.mid_linear.tiles import Kind, mid_rows
 from headway.kernels.rms_norm import add_parts_rms_norm
 from headway.kernels.silu_mul import silu_mul
 from headway.models.layers.attention import Attention
@@ -26,7 +27,7 @@ MidRows = Callable[[Kind, int, int], range]
 
 def starting_early(device: torch.device, dtype: torch.dtype) -> MidRows | None:
     """Where ops that start early win on this device; None: nowhere."""
-    return mid_rows if has_warpgroups(device) and dtype in (torch.bfloat16, torch.float16) else None
+    return mid_rows if runs_gluon(device) and dtype in (torch.bfloat16, torch.float16) else None
 
 
 class MidTokens:
