@@ -261,16 +261,16 @@ def main(arguments: list[str] | None = None) -> int:
         core = made(run_ahead=ahead)
         oracle = made(run_ahead=0, enable_prefix_caching=False)
         alone = made(run_ahead=ahead, enable_prefix_caching=False)
-        exact = given.model is None and given.dtype == "float32"
-        soak = Soak(core, oracle, alone, given.seed, exact, given.every)
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
         for each in (core, oracle, alone):
             first = random_request(
                 random.Random(1), 0
             )  # what a first step allocates is not growth, nor a first eager one
             first.params.prompt_logprobs = 1
             run(each, [first])
+        exact = given.model is None and given.dtype == "float32"
+        soak = Soak(core, oracle, alone, given.seed, exact, given.every)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
         threads, device_bytes = threading.active_count(), torch.cuda.memory_allocated() if on_cuda else 0
         about = {
             "model": given.model or f"tiny Llama, {VOCAB} tokens",
