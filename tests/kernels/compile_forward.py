@@ -160,7 +160,10 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "SILU": silu,
     }
     types = {"out_ptr": "*fp32"} if kind == "linear_parts" else {}
-    compile_typed(f"mid {kind} {rows}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps})
+    copies = tile.w_ahead * tile.wide * tile.block_k // 8 // (32 * tile.num_warps)  # of 16 bytes, by each thread
+    compile_typed(
+        f"mid {kind} {rows} copies {copies}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps}
+    )
 
 
 def main() -> None:
