@@ -10,11 +10,12 @@ from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.plan import Int32s
 from headway.kernels.grammar_advance import grammar_advance
-from headway.kernels.grammar_mask import grammar_mask
+from headway.kernels.grammar_mask import grammar_mask, kept_ints
 from headway.sampling.feature import SlotEdit, Tables, ints
 from headway.state.slots import Table
 
 WORDS = MAX_TOKEN_BYTES // 4
+MAX_SERIAL = 2**31 - 1
 
 
 class Grammar:
@@ -32,14 +33,17 @@ class Grammar:
         self._on, self._info, self._state = view("grammar_on"), view("grammar_info"), view("grammar_state")
         self._table, self._alive = view("grammar_table"), view("alive")
         self._stop_counts, self._stop_ids = view("stop_counts"), view("stop_ids")
+        self._serial, self._kept = view("grammar_serial"), view("grammar_kept")
+        self._num_staged = 0
         self.vocabulary = torch.zeros(WORDS + 1, at.vocab_size, dtype=torch.int32, device=at.arena.ints.device)
         self._tokens: list[bytes] | None = None
 
     @staticmethod
     def tables(vocab_size: int) -> list[Table]:
         """Slot tables of the feature."""
-        singles = [Table("grammar_on"), Table("grammar_state")]
-        return [*singles, Table("grammar_info", 3), Table("grammar_table", MAX_TABLE_INTS)]
+        singles = [Table("grammar_on"), Table("grammar_state"), Table("grammar_serial")]
+        kept = Table("grammar_kept", kept_ints(vocab_size))
+        return [*singles, Table("grammar_info", 3), Table("grammar_table", MAX_TABLE_INTS), kept]
 
     @property
     def knows_tokens(self) -> bool:
@@ -78,8 +82,10 @@ class Grammar:
         table = np.zeros(CLASS_INTS + (size + 1) // 2, np.int32)
         table[:CLASS_INTS] = np.frombuffer(automaton.classes, np.uint8)
         table[CLASS_INTS:].view(np.uint16)[:size] = np.frombuffer(automaton.transitions, np.uint16)
+        self._num_staged = self._num_staged % MAX_SERIAL + 1
         return [
             SlotEdit("grammar_on", ints(1)),
+            SlotEdit("grammar_serial", ints(self._num_staged)),
             SlotEdit("grammar_info", ints(automaton.num_states, automaton.num_classes, automaton.first_accepting)),
             SlotEdit("grammar_table", table),
         ]
@@ -106,6 +112,8 @@ class Grammar:
             self.vocabulary,
             self._stop_counts,
             self._stop_ids,
+            self._serial,
+            self._kept,
         )
 
     def advance(

@@ -15,7 +15,8 @@ from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
-from headway.kernels.grammar_mask.triton import BLOCK, WARPS, grammar_mask_kernel
+from headway.kernels.grammar_mask import BLOCK, RECORD_INTS
+from headway.kernels.grammar_mask.triton import WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton import FINISH_REGISTERS
@@ -32,6 +33,7 @@ REALS = (
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
     "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
+    "kept_width",
 )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def compile_logprobs(logits: str) -> None:
 def main() -> None:
     compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
-        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "ROWS": 256}
+        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)

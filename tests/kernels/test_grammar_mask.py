@@ -7,15 +7,17 @@ import random
 import pytest
 import torch
 
-from headway.kernels.grammar_mask import grammar_mask
+from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, grammar_mask, kept_ints
 from tests.kernels.grammars import Slots
-from tests.kernels.guarded import expect, ints
+from tests.kernels.guarded import DEVICE, expect, ints, run
 
 INF = float("inf")
 
 
 def arguments(made: Slots, slots: list[int], logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (logits, ints(slots), *made.tables(), ints(made.stop_counts), ints(made.stop_ids))
+    kept = torch.zeros(made.num_slots, kept_ints(made.vocab), dtype=torch.int32)
+    stops = (ints(made.stop_counts), ints(made.stop_ids))
+    return (logits, ints(slots), *made.tables(), *stops, ints([5 + slot for slot in range(made.num_slots)]), kept)
 
 
 def forbid(made: Slots, slots: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -35,7 +37,7 @@ def forbid(made: Slots, slots: list[int], logits: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", [1, 5, 31, 97, 513, 1031])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_forbids_what_the_automaton_cannot_read(vocab: int, dtype: torch.dtype) -> None:
-    slots = [3, -1, 1, 0, 4, 2, 3]
+    slots = [3, -1, 1, 0, 4, 2]
     for seed in range(2):
         made = Slots(seed, vocab)
         logits = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -48,7 +50,7 @@ def test_programs_share_the_rows_that_have_a_grammar(monkeypatch: pytest.MonkeyP
     """Fewer programs than rows: each takes several, and none is left out or done twice by another's state."""
     monkeypatch.setattr("headway.kernels.grammar_mask.triton.PROGRAMS", programs)
     made, rng = Slots(5, 1031, num_slots=20), random.Random(programs)
-    for slots in ([rng.randrange(-1, 20) for _ in range(19)], [7], [-1, -1], list(range(20))):
+    for slots in (rng.sample(range(-1, 20), 19), [7], [-1, -1], list(range(20))):
         logits = torch.zeros(len(slots), 1031)
         expect(grammar_mask, arguments(made, slots, logits), {0: forbid(made, slots, logits)})
 
@@ -93,3 +95,31 @@ def test_lengths_beyond_the_words_are_cut() -> None:
         for token in range(97)
     ]
     expect(grammar_mask, args, {0: forbid(made, [0], torch.zeros(1, 97))})
+
+
+def test_what_a_slot_keeps_is_of_its_last_state_and_automaton() -> None:
+    """Masks of a slot that moves, stays and gets another automaton; and that what is kept of an equal state is used at all."""
+    made, slots, size = Slots(6, 1031, num_slots=6), [0, 2, 3, 4, 5], (5, 1031)
+    kernel, rng = grammar_mask.implementation("cuda"), random.Random(6)
+    args = list(arguments(made, slots, torch.zeros(size)))
+
+    def mask() -> torch.Tensor:
+        args[:1], args[4] = [torch.zeros(size)], ints(made.state)
+        after, _ = run(grammar_mask, kernel, args, DEVICE)
+        args[10] = after[10]
+        return after[0]
+
+    for _ in range(6):
+        for slot in rng.sample(slots, 3):
+            made.state[slot] = rng.randrange(made.automata[slot][0])
+        assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
+    kept = args[10].view(6, -1, RECORD_INTS)
+    kept[2, :, 2:] = -1  # as if every token could be read
+    kept[3, :, 2:] = -1
+    args[9] = args[9].clone()
+    args[9][3] += 100
+    expected = forbid(made, slots, torch.zeros(size))
+    expected[1] = torch.where(expected[1] == -INF, 0.0, expected[1])
+    for token in made.eos(2):
+        expected[1, token] = 0.0 if made.accepts(2) else -INF
+    assert kept.shape[1] == -(-1031 // BLOCK) and torch.equal(mask(), expected)

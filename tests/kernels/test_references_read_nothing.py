@@ -17,7 +17,7 @@ from headway.kernels.bad_words import bad_words
 from headway.kernels.count_tokens import count_tokens
 from headway.kernels.gather_logprobs import gather_logprobs
 from headway.kernels.grammar_advance import grammar_advance
-from headway.kernels.grammar_mask import grammar_mask
+from headway.kernels.grammar_mask import grammar_mask, kept_ints
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
 from headway.kernels.penalties import penalties
@@ -63,7 +63,10 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
     ],
     (
         grammar_mask,
-        lambda: (_f(R, V), _i(R), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(S, 2), _i(S, C)),
+        lambda: (
+            *(_f(R, V), _i(R), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(S, 2), _i(S, C), _i(S)),
+            _i(S, kept_ints(V)),
+        ),
     ),
     (
         grammar_advance,

@@ -21,11 +21,13 @@ def grammar_mask(
     vocabulary: torch.Tensor,
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
+    grammar_serial: torch.Tensor,
+    grammar_kept: torch.Tensor,
 ) -> None:
     ints = (slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids)
     editable = logits.dtype in (torch.float32, torch.bfloat16) and logits.dim() == 2 and logits.stride(1) == 1
     if not editable or not are_plain(torch.int32, *ints) or vocabulary.shape[1] != logits.shape[1]:
-        OPS["grammar_mask"].reference(logits, *ints)
+        OPS["grammar_mask"].reference(logits, *ints, grammar_serial, grammar_kept)
         return
     num_slots = grammar_on.numel()
     native().headway_grammar_mask(
