@@ -1,8 +1,9 @@
 """CUDA graphs of decode steps: one launch replays edits, unpack, forward, logits, sampling and slot update.
 
-For each padded row count there is one graph of the whole step for each of the most common sampling variants, and a
-``SplitStep`` for all others. Variants are chosen from host facts only. Everything a graph reads has a stable address: the
-packed step, the slot tables, the batch buffers, the KV pool, the result ring (its index is data, not an argument).
+For each padded row count there is one graph of the whole step for each of the most common sampling variants (up to
+``LOGPROB_ROWS`` rows also one with log-probabilities), and a ``SplitStep`` for all others. Variants are chosen from host facts
+only. Everything a graph reads has a stable address: the packed step, the slot tables, the batch buffers, the KV pool, the
+result ring (its index is data, not an argument).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from functools import partial
 
 import torch
 
-from headway.device.base import Device, Graph
+from headway.device.base import Device
 from headway.kernels.sample import RANDOM
-from headway.runner.split_step import Replayed, SampleAndAdvance, SpareLogits, SplitStep
+from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep, Tail
 from headway.sampling.draw import FILTERED
+from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
 
@@ -28,6 +30,11 @@ WHOLE_STEP_VARIANTS = (
 )
 """Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
 grammars. From few to many flags: a step takes the first that does all it needs."""
+
+WITH_LOGPROBS = Variant(0, FILTERED, FEW_LOGPROBS)
+LOGPROB_ROWS = 64
+"""Of steps up to so many rows there is a whole graph of ``WITH_LOGPROBS``, too: the gap between two graphs is 2 % of such a
+step. For all row counts it would make a start half a second longer."""
 
 Shape = tuple[int, int]
 StepLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
@@ -102,15 +109,17 @@ class DecodeGraphs(StepGraphs):
         tails: Sequence[Variant],
     ) -> None:
         super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails)
-        self._whole: dict[tuple[int, Variant], Graph] = {}
+        self._whole: dict[int, list[tuple[Variant, Tail]]] = {}
 
     def _capture(self, shape: Shape) -> None:
         super()._capture(shape)
-        for variant in WHOLE_STEP_VARIANTS:
-            self._whole[shape[0], variant] = self._device.capture(partial(self._run, shape, variant))
+        variants = [*WHOLE_STEP_VARIANTS, *([WITH_LOGPROBS] if shape[0] <= LOGPROB_ROWS else [])]
+        self._whole[shape[0]] = [
+            (variant, Tail.capture(self._device, partial(self._run, shape, variant))) for variant in variants
+        ]
 
-    def _run(self, shape: Shape, variant: Variant) -> None:
-        self._back(*self._front(*shape), variant)
+    def _run(self, shape: Shape, variant: Variant) -> list[LogprobTensors]:
+        return self._back(*self._front(*shape), variant)
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
@@ -121,8 +130,8 @@ class DecodeGraphs(StepGraphs):
 
     def replay(self, bucket: int, variant: Variant) -> Replayed:
         """Queue a decode step."""
-        covering = next((known for known in WHOLE_STEP_VARIANTS if known.covers(variant)), None)
-        if covering is not None:
-            self._whole[bucket, covering].replay()
-            return Replayed([], covering)
+        for known, whole in self._whole[bucket]:
+            if known.covers(variant):
+                whole.graph.replay()
+                return Replayed(whole.parts, known)
         return self._split[bucket, bucket].replay(variant)

@@ -47,7 +47,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class Tail:
-    """A graph from the logits on, and where it leaves the log-probabilities."""
+    """A graph to a step's end, and where it leaves the log-probabilities."""
 
     graph: Graph
     parts: list[LogprobTensors]

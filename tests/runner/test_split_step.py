@@ -9,7 +9,7 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import WHOLE_STEP_VARIANTS
+from headway.runner.graphs import LOGPROB_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import Variant
@@ -97,5 +97,28 @@ def test_more_logprobs_than_any_tail_has_are_sampled_eagerly(monkeypatch: pytest
         taken = _count_replays(monkeypatch)
         answers = run(core, batch)
     assert any(variant.max_logprobs == 30 for variant in taken)
+    for request_id, answer in expected(batch).items():
+        close(answers[request_id], answer, TOLERANCE)
+
+
+@pytest.mark.parametrize("most_rows", [LOGPROB_ROWS, 1])
+def test_few_logprobs_of_few_rows_take_one_graph(most_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.runner.graphs.LOGPROB_ROWS", most_rows)
+    batch = _requests([{"logprobs": 5}, {"logprobs": 0, "temperature": 0.8, "top_k": 9}, {}])
+    in_two: list[bool] = []
+    replay_decode = DecodeGraphs.replay
+    with simulated(2, run_ahead=2) as (core, _, _):
+        split = _count_replays(monkeypatch)
+
+        def counted(self: DecodeGraphs, bucket: int, variant: Variant) -> Replayed:
+            before = len(split)
+            done = replay_decode(self, bucket, variant)
+            assert done.variant == Variant(0, FILTERED, 5) or variant.max_logprobs < 0
+            in_two.append(len(split) > before)
+            return done
+
+        monkeypatch.setattr(DecodeGraphs, "replay", counted)
+        answers = run(core, batch)
+    assert in_two and any(in_two) == (most_rows == 1)
     for request_id, answer in expected(batch).items():
         close(answers[request_id], answer, TOLERANCE)

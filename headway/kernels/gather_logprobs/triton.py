@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.triton_candidates import collect, count_floor
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_math import load_logits, order_key, weight_below
 
 MAX_SELECT = 128
@@ -45,11 +46,13 @@ def _value(logits, row, row_stride, vocab, token):
 @triton.jit(do_not_specialize_on_alignment=["token_ids", "slots"])  # may be lists inside a packed step
 def chunk_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, row_stride, vocab, num_slots,
-    BLOCK: tl.constexpr, PART: tl.constexpr,
+    BLOCK: tl.constexpr, PART: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     _, asked, _, _ = _wanted(slots, row, num_slots, num_logprobs, id_counts)
+    wait_for_inputs(EARLY)
     if asked:
         token = chunk * BLOCK + tl.arange(0, BLOCK)
         mask = token < vocab
@@ -128,10 +131,12 @@ def merge_kernel(
     logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values, tokens,
     sorted_ids, ids, logprobs, ranks, counts, row_stride, vocab, num_slots, table_width, max_entries, chunks, parts,
     CHUNKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, ENTRIES: tl.constexpr, CANDIDATES: tl.constexpr,
-    SORTED: tl.constexpr,
+    SORTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot, asked, wanted, listed = _wanted(slots, row, num_slots, num_logprobs, id_counts)
+    wait_for_inputs(EARLY)
     out = row * (max_entries + 1)
     entry = tl.arange(0, ENTRIES)
     token = tl.zeros([ENTRIES], tl.int32)
@@ -208,7 +213,7 @@ def gather_logprobs(
         sorted_ids = clean.sort(dim=1, descending=True, stable=True).indices
     chunk_kernel[(rows, chunks)](
         logits, token_ids, slots, num_logprobs, id_counts, part_top, chunk_sum, chunk_rank, logits.stride(0), vocab,
-        num_slots, BLOCK=CHUNK, PART=PART, num_warps=8,
+        num_slots, BLOCK=CHUNK, PART=PART, num_warps=8, **launch_early(device),
     )  # fmt: skip
     merge_kernel[(rows,)](
         logits, token_ids, slots, num_logprobs, id_counts, id_table, part_top, chunk_sum, chunk_rank, hot, values,
@@ -216,6 +221,6 @@ def gather_logprobs(
         id_table.numel() // num_slots, max_entries, chunks, parts, CHUNKS=triton.next_power_of_2(chunks),
         PARTS=triton.next_power_of_2(parts), PART=PART,
         ENTRIES=triton.next_power_of_2(1 + entries), CANDIDATES=candidates, SORTED=max_entries > MAX_SELECT,
-        num_warps=8,
+        num_warps=8, **launch_early(device),
     )  # fmt: skip
     return ids, logprobs, ranks, counts

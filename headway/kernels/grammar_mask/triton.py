@@ -49,7 +49,7 @@ def read_tokens(
     while done < longest:
         groups = ()
         for i in tl.static_range(4):
-            groups = groups + (tl.load(table + ((four >> (8 * i)) & 255)),)
+            groups = groups + (tl.load(table + ((four >> (8 * i)) & 255)),)  # noqa: RUF005 (no unpacking in Triton)
         for i in tl.static_range(4):
             walks = (state != 0) & (done + i < length)
             state = following_state(table, state, groups[i], walks, num_states, num_classes, table_ints, CLASS_INTS)
