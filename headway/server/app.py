@@ -153,6 +153,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
         ("/version", version),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # as many health checks ask
 
 
 def _add_errors(app: FastAPI) -> None:

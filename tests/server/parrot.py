@@ -96,8 +96,9 @@ class ParrotCore:
             said = answer[:-1] if ENDLESS in prompt else answer
             token = said[number] if number < len(said) else ord("x")
             update.new_token_ids = [token]
-            if params.logprobs is not None:
-                update.new_logprobs = [_row(token, params.logprobs)]
+            if params.logprobs is not None or params.logprob_token_ids:
+                others = len(params.logprob_token_ids or []) or params.logprobs or 0
+                update.new_logprobs = [_row(token, others)]
             if params.prompt_logprobs is not None and number == 0:
                 update.new_prompt_logprobs = [_row(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]]
             if token in request.eos_token_ids:

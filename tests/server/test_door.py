@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from headway import __version__
 from headway.core.errors import ConfigError
 from headway.core.log import JsonFormatter, TextFormatter
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 from tests.server.conftest import MakeClient
+from tests.server.parrot import MAX_LEN
 from tests.server.test_completions import error_of
 
 PATH = "/v1/completions"
@@ -36,6 +38,39 @@ def test_any_of_the_keys_opens(make_client: MakeClient, key: str) -> None:
     client = make_client(api_key=KEYS)
     assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
     assert client.get("/v1/models", headers={"Authorization": f"bearer {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["first-key", "second-key", "x" * 5000, "first-ke", ""])
+def test_a_key_is_compared_in_constant_time(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Every known key takes part, by digests of one length, whichever matches: time tells nothing of any."""
+    client, seen = make_client(api_key=KEYS), []
+
+    def compare(known: bytes, digest: bytes) -> bool:
+        seen.append((known, digest))
+        return known == digest
+
+    monkeypatch.setattr("headway.server.door.hmac.compare_digest", compare)
+    status = client.get("/v1/models", headers={"Authorization": f"Bearer {given}"}).status_code
+    assert status == (200 if given in KEYS else 401)
+    assert len({known for known, _ in seen}) == len(seen) == len(KEYS)
+    assert {len(side) for pair in seen for side in pair} == {32} and not any(
+        key.encode() in pair for pair in seen for key in KEYS
+    )
+
+
+def test_what_the_server_says_of_itself(make_client: MakeClient) -> None:
+    client = make_client()
+    assert client.get("/version").json() == {"version": __version__}
+    assert client.get("/health").json() == {"status": "ok"} and client.get("/ready").json() == {"status": "ready"}
+    models = client.get("/v1/models").json()
+    assert models["object"] == "list" and models["data"] == [client.get("/v1/models/parrot").json()]
+    assert models["data"][0]["max_model_len"] == MAX_LEN
+    assert error_of(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    for path in ("/health", "/ready", "/version", "/v1/models"):
+        head = client.head(path)
+        assert head.status_code == 200 and not head.content, "health checks often ask by HEAD"
 
 
 def test_a_browser_may_send_a_key_as_a_password(make_client: MakeClient) -> None:

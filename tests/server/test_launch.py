@@ -13,7 +13,7 @@ import pytest
 
 from headway import AsyncLLM
 from headway.core.errors import ModelError
-from headway.server import connection
+from headway.server import connection, decode
 from headway.server.launch import Supervisor, _bind
 from headway.server.settings import ServerSettings
 from tests.server.parrot import parrot
@@ -86,6 +86,24 @@ def test_a_head_that_drips_in_forever_is_cut_off(case: str, monkeypatch: pytest.
         writer.close()
         while (await client.get("/ready")).status_code != 200:
             pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(parrot, visit) == 0
+
+
+def test_a_body_that_never_arrives_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "BODY_SECONDS", 0.1)
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        while (await client.get("/ready")).status_code != 200:
+            pass
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99"
+        )
+        writer.write(head.encode() + b'\r\n\r\n{"prompt"')
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert run(parrot, visit) == 0

@@ -116,6 +116,35 @@ def test_a_thousand_connects_and_disconnects(server: Live) -> None:
     assert not re.search(r"^headway:num_requests_(running|waiting)\{.*\} [1-9]", metrics, re.MULTILINE)
 
 
+def resident_kib(live: Live) -> int:
+    """Memory of the server's process that is in use."""
+    status = Path(f"/proc/{live.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_returns_to_where_it_was(server: Live) -> None:
+    """Rounds of answered, refused and abandoned requests with 100 KB each: what one leaves behind would be 20 MB a round."""
+    long = {"prompt": "x" * 100_000, "max_tokens": 2}
+
+    def load() -> int:
+        with server.client() as client:
+            for number in range(200):
+                if number % 4 == 0:
+                    with raw(server) as connection:
+                        connection.sendall(post_bytes({**ENDLESS, "stream": True, "user": "x" * 100_000}))
+                        connection.recv(64)
+                elif number % 4 == 1:
+                    assert client.post(PATH, json=long).status_code == 400
+                else:
+                    assert client.post(PATH, json={"prompt": "hi", "user": "x" * 100_000}).status_code in (200, 429)
+        assert is_free(server)
+        return resident_kib(server)
+
+    rounds = [load() for _ in range(4)]
+    assert min(rounds[2:]) - rounds[0] < 15 * 1024, rounds
+
+
 def test_a_slow_reader_holds_up_nobody(server: Live) -> None:
     with raw(server) as slow:
         slow.sendall(post_bytes({"prompt": "endless", "max_tokens": 4000, "stream": True, "logprobs": 5}))
