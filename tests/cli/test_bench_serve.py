@@ -241,6 +241,7 @@ def test_the_figures_against_their_definitions() -> None:
     found = metrics.figures(records, [None] * 40, 100.0, settings)
     duration = max(r.start + r.latency for r in records) - 100.0
     assert found["duration"] == pytest.approx(duration)
+    assert found["last_start"] == pytest.approx(max(r.start for r in records) - 100.0)
     assert found["output_throughput"] == pytest.approx(sum(r.output_tokens for r in records) / duration)
     assert found["total_input_tokens"] == 200
     gaps = [gap * 1e3 for r in records for gap in r.itl]

@@ -43,7 +43,10 @@ def tpot(record: Record) -> float | None:
 
 
 def figures(records: list[Record], prompt_tokens: list[int | None], begin: float, settings: Settings) -> dict[str, Any]:
-    """All figures of a run: throughputs per second, latencies in milliseconds.
+    """All figures of a run: throughputs per second, latencies in milliseconds, durations in seconds from the start.
+
+    ``last_start`` is when the last request was sent. At a given rate the throughput says no more than how long after it the
+    last answer ended: a server that is never behind does not reach the rate either.
 
     Args:
         prompt_tokens: planned length by index, where the server did not say.
@@ -56,6 +59,7 @@ def figures(records: list[Record], prompt_tokens: list[int | None], begin: float
     num_output = sum(record.output_tokens for record in good)
     found: dict[str, Any] = {
         "duration": duration,
+        "last_start": max((record.start for record in records), default=begin) - begin,
         "completed": len(good),
         "failed": len(records) - len(good),
         "total_input_tokens": num_input,

@@ -96,9 +96,12 @@ def _one(bench: Bench, args: ServeArgs, process: subprocess.Popen[bytes], names:
             f"{found['failed']} of {count} requests failed, {found['total_output_tokens']} of {count * output} tokens "
             f"came: {found['errors']}"
         )
-    note = "; ".join(metrics.warnings(found, args.num_workers))
+    notes = metrics.warnings(found, args.num_workers)
+    if args.request_rate < float("inf"):  # a server that is never behind does not reach the rate either
+        sent, drained = found["last_start"], found["duration"] - found["last_start"]
+        notes.append(f"the last request was sent after {sent:.2f} s, the last answer took {drained:.2f} s more")
     for name, (key, _, _) in zip(names, FIGURES.values()):
-        bench.table.add(name, found[key], note)
+        bench.table.add(name, found[key], "; ".join(notes))
     if before is not None and after is not None:
         bench.table.add(names[-1], (after - before) / count * 1e3)
 
