@@ -16,7 +16,7 @@ from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, 
 from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS
-from headway.kernels.grammar_mask.triton import WARPS, grammar_mask_kernel
+from headway.kernels.grammar_mask.triton import REGISTERS, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton import FINISH_REGISTERS
@@ -113,7 +113,7 @@ def main() -> None:
     compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
         mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "ROWS": 256}
-        compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS)
+        compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS, maxnreg=REGISTERS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)
         compile_wide(logits)

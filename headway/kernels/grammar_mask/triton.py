@@ -19,11 +19,11 @@ from headway.core.automaton import CLASS_INTS
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, kept_ints
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
-WARPS = 8
-"""Two tokens a lane: a third of the registers that four take, so nearly all places for warps are taken, which is what hides the
-latency of one table's entry after the other."""
-PROGRAMS = 1056
-"""About as many as run at once on a large device (eight on each of 132 processors); more would only wait for their turn."""
+WARPS, REGISTERS = 8, 40
+"""Two tokens a lane, and the most registers it may have: six programs, of 48 warps, share a processor and hide the latency
+of one lookup after the other. In 32 registers two would spill."""
+PROGRAMS = 792
+"""As many as run at once on a large device (six on each of 132 processors); more would only wait for their turn."""
 
 
 @triton.jit
@@ -49,7 +49,8 @@ def read_tokens(
     while done < longest:
         groups = ()
         for i in tl.static_range(4):
-            groups = groups + (tl.load(table + ((four >> (8 * i)) & 255)),)  # noqa: RUF005 (no unpacking in Triton)
+            group = tl.load(table + ((four >> (8 * i)) & 255))
+            groups = groups + (group,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
         for i in tl.static_range(4):
             walks = (state != 0) & (done + i < length)
             state = following_state(table, state, groups[i], walks, num_states, num_classes, table_ints, CLASS_INTS)
@@ -141,5 +142,6 @@ def grammar_mask(
         logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
         grammar_serial, grammar_kept, num_rows, logits.stride(0), vocab, num_slots, grammar_table.shape[1],
         vocabulary.shape[0] - 1, stop_ids.numel() // num_slots, kept_ints(vocab), CLASS_INTS=CLASS_INTS, BLOCK=BLOCK,
-        RECORD_INTS=RECORD_INTS, ROWS=widest, num_warps=WARPS, **launch_early(logits.device),
+        RECORD_INTS=RECORD_INTS, ROWS=widest, num_warps=WARPS, maxnreg=REGISTERS,
+        **launch_early(logits.device),
     )  # fmt: skip
