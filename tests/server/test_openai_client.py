@@ -95,6 +95,18 @@ def test_penalties_and_bias_change_the_answer(client: OpenAI) -> None:
     )
     assert "Paris" not in banned.choices[0].text
 
+    def words(frequency_penalty: float) -> list[str]:
+        answer = client.completions.create(
+            model="smollm2",
+            prompt="na na na na na na",
+            temperature=0,
+            max_tokens=8,
+            frequency_penalty=frequency_penalty,
+        )
+        return answer.choices[0].text.split()
+
+    assert len(set(words(0.0))) < len(set(words(2.0)))
+
 
 def test_responses(client: OpenAI) -> None:
     whole = client.responses.create(model="smollm2", input="Say hello.", temperature=0, max_output_tokens=8)
