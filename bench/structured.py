@@ -1,6 +1,6 @@
 """What structured output costs a decode step: inter-token latency of rows without, with, and among grammars.
 
-    python bench/structured.py --vocab 49152 --json OUT.json [--rows 8 64 256] [--quick]
+    python bench/structured.py --vocab 49152 --json OUT.json [--rows 8 64 256] [--repeats 3] [--quick]
 
 Dummy weights of the model's shape with a vocabulary of --vocab tokens, a synthetic vocabulary of that size (every byte, and
 random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the difference of two output lengths, so that
@@ -230,6 +230,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 64, 256])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each length")
     parser.add_argument("--quick", action="store_true", help="one repeat, short outputs")
     options = parser.parse_args()
     args = EngineArgs(
@@ -243,7 +244,7 @@ def main() -> int:
     tokens = vocabulary(options.vocab)
     core.learn(Vocabulary.of(tokens))
     bench, pattern, schema = Bench(core, tokens), compiled(PATTERN), endless_array()
-    short, long, repeats = (16, 48, 1) if options.quick else (SHORT, LONG, REPEATS)
+    short, long, repeats = (16, 48, 1) if options.quick else (SHORT, LONG, options.repeats)
     print(f"start-up {report['startup_s']:.1f} s; states x classes: pattern {size(pattern)}, schema {size(schema)}")
     print(f"{'rows':>5} {'none':>9} {'schema':>17} {'pattern':>17} {'one schema':>17}   ITL ms")
     slow = []
