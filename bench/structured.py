@@ -3,11 +3,11 @@
     python bench/structured.py --vocab 49152 --json OUT.json [--rows 8 64 256] [--repeats 3] [--quick]
 
 Dummy weights of the model's shape with a vocabulary of --vocab tokens, a synthetic vocabulary of that size (every byte, and
-random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the difference of two output lengths, so that
-prefill and admission cancel; of each length the best of several runs is taken, the cases in turn, after a long run that lets
-the run-ahead settle. Requests have no end-of-sequence token and grammars that can always go on. Every answer is
-checked: none lost, all of the asked length, every token a legal continuation. Exit status 1 when an answer is wrong or a cost
-exceeds its goal.
+random words as tokens), temperature 0.8, prompts of 64 token ids. ITL is the time between two results that bring a token of
+every row, 32 and 288 tokens into the answers, over the number of steps between them: no prefill, no admission, and no
+difference of two runs, whose noise is that of all their prefill. The median of several runs, the cases in turn. Requests have
+no end-of-sequence token and grammars that can always go on. Every answer is checked: none lost, all of the asked length,
+every token a legal continuation. Exit status 1 when an answer is wrong or a cost exceeds its goal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -44,7 +45,7 @@ Cases = dict[str, list[Automaton | None]]
 """What is compared: a grammar, or none, for each row."""
 EOS = 0
 PATTERN = r"[a-zA-Z ,.]+"
-SHORT, LONG, REPEATS = 32, 288, 3
+SKIPPED, LENGTH, REPEATS = 32, 288, 3
 ITEM = {
     "type": "object",
     "properties": {
@@ -108,8 +109,8 @@ class Bench:
         self.numbers = 0
         self.wrong: list[str] = []
 
-    def seconds(self, automata: list[Automaton | None], length: int) -> float:
-        """Wall time of one batch, a row per entry."""
+    def step_ms(self, automata: list[Automaton | None], skipped: int, length: int) -> float:
+        """Milliseconds per step of one batch, a row per entry, once every row has made ``skipped`` of ``length`` tokens."""
         rng, requests = random.Random(self.numbers), {}
         for automaton in automata:
             self.numbers += 1
@@ -121,18 +122,23 @@ class Bench:
             )  # fmt: skip
         answers: dict[str, list[int]] = {request_id: [] for request_id in requests}
         ended: dict[str, str] = {}
-        start = time.perf_counter()
         for request in requests.values():
             self.core.add(request)
+        made = steps = 0
+        first = last = 0.0
         while self.core.has_work():
+            before = made
             for update in self.core.step():
                 answers[update.request_id] += update.new_token_ids
+                made += len(update.new_token_ids)
                 if update.finish_reason is not None:
                     ended[update.request_id] = update.error or update.finish_reason
-        elapsed = time.perf_counter() - start
+            if made - before == len(requests) and made >= skipped * len(requests):
+                last = time.perf_counter()
+                first, steps = (first, steps + 1) if first else (last, 0)
         for request_id, request in requests.items():
             self._check(request, answers[request_id], ended.get(request_id), length)
-        return elapsed
+        return (last - first) / steps * 1e3
 
     def _check(self, request: AddRequest, token_ids: list[int], ended: str | None, length: int) -> None:
         automaton = request.automaton
@@ -142,20 +148,15 @@ class Bench:
         elif automaton is not None and automaton.walk(automaton.start, text) == DEAD:
             self.wrong.append(f"request {request.request_id} wrote {text[:80]!r}")
 
-    def itl_ms(self, cases: Cases, short: int, long: int, repeats: int) -> dict[str, float]:
-        """Milliseconds per decode step of each case.
-
-        The best difference of two runs would favour the pair whose short run was held up, so each length has its own best.
-        """
+    def itl_ms(self, cases: Cases, skipped: int, length: int, repeats: int) -> dict[str, float]:
+        """Milliseconds per decode step of each case: the median, the cases in turn."""
         for automata in cases.values():
-            self.seconds(automata, long)
-        best: dict[tuple[str, int], float] = {}
+            self.step_ms(automata, 1, 8)
+        found: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(repeats):
             for name, automata in cases.items():
-                for length in (short, long):
-                    spent = self.seconds(automata, length)
-                    best[name, length] = min(spent, best.get((name, length), spent))
-        return {name: (best[name, long] - best[name, short]) / (long - short) * 1e3 for name in cases}
+                found[name].append(self.step_ms(automata, skipped, length))
+        return {name: statistics.median(values) for name, values in found.items()}
 
 
 def mask_us(
@@ -230,7 +231,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 64, 256])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each length")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each case")
     parser.add_argument("--quick", action="store_true", help="one repeat, short outputs")
     options = parser.parse_args()
     args = EngineArgs(
@@ -244,7 +245,7 @@ def main() -> int:
     tokens = vocabulary(options.vocab)
     core.learn(Vocabulary.of(tokens))
     bench, pattern, schema = Bench(core, tokens), compiled(PATTERN), endless_array()
-    short, long, repeats = (16, 48, 1) if options.quick else (SHORT, LONG, options.repeats)
+    skipped, length, repeats = (16, 48, 1) if options.quick else (SKIPPED, LENGTH, options.repeats)
     print(f"start-up {report['startup_s']:.1f} s; states x classes: pattern {size(pattern)}, schema {size(schema)}")
     print(f"{'rows':>5} {'none':>9} {'schema':>17} {'pattern':>17} {'one schema':>17}   ITL ms")
     slow = []
@@ -253,7 +254,7 @@ def main() -> int:
             "none": [None] * rows, "schema": [schema] * rows, "pattern": [pattern] * rows,
             "one_schema": [schema, *[None] * (rows - 1)],
         }  # fmt: skip
-        found = bench.itl_ms(cases, short, long, repeats)
+        found = bench.itl_ms(cases, skipped, length, repeats)
         cost = {name: value / found["none"] - 1 for name, value in found.items()}
         report[f"rows_{rows}"] = {"itl_ms": found, "cost": cost}
         cells = [f"{found[name]:9.3f} {cost[name]:+7.1%}" for name in ("schema", "pattern", "one_schema")]

@@ -242,16 +242,19 @@ class OutputProcessor:
                 self._metrics.observer.ended(request, now)
 
 
+def _no_text(_: int) -> None:
+    return None
+
+
 def logprobs_dict(row: TokenLogprobsRow, params: SamplingParams, tokenizer: Tokenizer | None) -> TokenLogprobs:
     """One position: the chosen token first, then the others with ranks 1, 2, ... (None where ids were asked for)."""
 
-    def entry(i: int, rank: int | None) -> Logprob:
-        text = tokenizer.token_text(row.token_ids[i]) if tokenizer is not None and params.detokenize else None
-        return Logprob(row.logprobs[i], rank, text)
-
+    text = tokenizer.token_text if tokenizer is not None and params.detokenize else _no_text
     listed = params.logprob_token_ids is None
-    result = {row.token_ids[0]: entry(0, row.rank)}
-    for i in range(1, len(row.token_ids)):
-        if row.token_ids[i] not in result:
-            result[row.token_ids[i]] = entry(i, i if listed else None)
+    entries = enumerate(zip(row.token_ids, row.logprobs, strict=True))
+    _, (token, value) = next(entries)
+    result = {token: Logprob(value, row.rank, text(token))}
+    for i, (token, value) in entries:
+        if token not in result:
+            result[token] = Logprob(value, i if listed else None, text(token))
     return result

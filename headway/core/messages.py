@@ -40,7 +40,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     host_grammar: str | None = None
 
 
-class TokenLogprobsRow(msgspec.Struct, array_like=True):
+class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
     """Log-probabilities at one position: index 0 is the sampled (or prompt) token, the rest as asked for."""
 
     token_ids: list[int]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(slots=True)
-class Logprob:
-    """One token's log-probability under the raw logits. ``rank`` is 1 for the most likely token."""
+class Logprob(msgspec.Struct, gc=False):
+    """One token's log-probability under the raw logits. ``rank`` is 1 for the most likely token.
+
+    There are thousands a second, and nothing in one refers to another object that could refer back: the garbage collector
+    need not know them, nor the dictionaries that hold nothing else.
+    """
 
     logprob: float
     rank: int | None = None

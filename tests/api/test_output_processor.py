@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, cast
 
 import pytest
 
 from headway.api.inputs import Door
-from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.output_processor import OpenRequest, OutputProcessor, logprobs_dict
 from headway.core.messages import RequestUpdate, TokenLogprobsRow
 from headway.core.outputs import Logprob
 from headway.core.params import SamplingParams
@@ -168,3 +169,9 @@ def test_prompt_logprobs_wait_for_the_first_delta_with_a_token() -> None:
     assert [row and list(row) for row in request.delta().prompt_logprobs or []] == [None, [112], [113]]
     processor.apply([update("0-0", "b")])
     assert request.delta().prompt_logprobs is None
+
+
+def test_the_garbage_collector_need_not_know_log_probabilities() -> None:
+    row = TokenLogprobsRow([7, 9], [-0.5, -1.0], 1)
+    [entry, _] = logprobs_dict(row, SamplingParams(logprobs=1), None).values()
+    assert not gc.is_tracked(entry) and not gc.is_tracked(row)

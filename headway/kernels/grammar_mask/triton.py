@@ -19,11 +19,11 @@ from headway.core.automaton import CLASS_INTS
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, kept_ints
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
-WARPS, REGISTERS = 8, 40
-"""Two tokens a lane, and the most registers it may have: six programs, of 48 warps, share a processor and hide the latency
-of one lookup after the other. In 32 registers two would spill."""
-PROGRAMS = 792
-"""As many as run at once on a large device (six on each of 132 processors); more would only wait for their turn."""
+WARPS, REGISTERS = 4, 64
+"""Eight warps of 40 registers, two tokens a lane, read no faster, and take half as long again where a record does."""
+PROGRAMS = 1056
+"""As many as run at once on a large device (eight on each of 132 processors). Twice as many read a tenth faster, and cost more
+where records do."""
 
 
 @triton.jit
