@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import statistics
@@ -110,7 +111,10 @@ class Bench:
         self.wrong: list[str] = []
 
     def step_ms(self, automata: list[Automaton | None], skipped: int, length: int) -> float:
-        """Milliseconds per step of one batch, a row per entry, once every row has made ``skipped`` of ``length`` tokens."""
+        """Milliseconds per step of one batch, a row per entry, once every row has made ``skipped`` of ``length`` tokens.
+
+        NaN where no two steps had all rows: prompts are let in over several steps, so the first are done before the last begin.
+        """
         rng, requests = random.Random(self.numbers), {}
         for automaton in automata:
             self.numbers += 1
@@ -138,7 +142,7 @@ class Bench:
                 first, steps = (first, steps + 1) if first else (last, 0)
         for request_id, request in requests.items():
             self._check(request, answers[request_id], ended.get(request_id), length)
-        return (last - first) / steps * 1e3
+        return (last - first) / steps * 1e3 if steps else math.nan
 
     def _check(self, request: AddRequest, token_ids: list[int], ended: str | None, length: int) -> None:
         automaton = request.automaton
