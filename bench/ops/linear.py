@@ -184,7 +184,9 @@ class Chain:
         if self.one_launch:
             tables, numbers = self.inputs.arguments(128**-0.5)[3:8], (128**-0.5, 0, 0.0)
             return decode_attention(qkv, *more, *tables, *numbers, self.inputs.max_seq_len_bound).flatten(1)
-        return paged_attention(rope_kv_write(qkv, *more), keys, values, *self.inputs.arguments(128**-0.5)[3:]).flatten(1)
+        return paged_attention(rope_kv_write(qkv, *more), keys, values, *self.inputs.arguments(128**-0.5)[3:]).flatten(
+            1
+        )
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, norm: bool, mode: int) -> torch.Tensor:
         out = self.residual

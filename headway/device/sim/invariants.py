@@ -116,7 +116,9 @@ def check_attention(args: tuple[Any, ...]) -> After:
 def check_decode_attention(args: tuple[Any, ...]) -> After:
     """What its two halves obey."""
     qkv, caches, (tables, row_slots, query_start, seq_lens, arrivals) = args[0], args[7:9], args[10:15]
-    check_attention((None, *caches, tables, row_slots, query_start, seq_lens, arrivals, *args[15:18], len(qkv), 1, args[18]))
+    check_attention(
+        (None, *caches, tables, row_slots, query_start, seq_lens, arrivals, *args[15:18], len(qkv), 1, args[18])
+    )
     return check_kv_write(args)
 
 

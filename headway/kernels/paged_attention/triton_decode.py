@@ -33,11 +33,22 @@ def load_stored(
 
 
 @triton.jit
-def load_angles(position_at, cos_sin_ptr, num_positions, D: tl.constexpr):
-    """(cos, sin) [1, D / 2] of a position."""
+def load_turn(
+    position_at, cos_sin_ptr, q_norm_ptr, k_norm_ptr, num_positions,
+    D: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
+):  # fmt: skip
+    """What turns projections into queries and keys: (cos, sin) [1, D / 2] and the halves of both norms' weights."""
+    half = tl.arange(0, D // 2)
     position = tl.minimum(tl.maximum(tl.load(position_at), 0), num_positions - 1)
-    at = cos_sin_ptr + position.to(tl.int64) * D + tl.arange(0, D // 2)[None, :]
-    return tl.load(at), tl.load(at + D // 2)
+    at = cos_sin_ptr + position.to(tl.int64) * D + half[None, :]
+    return (
+        tl.load(at),
+        tl.load(at + D // 2),
+        load_norm(q_norm_ptr, half, half < D, Q_NORM),
+        load_norm(q_norm_ptr + D // 2, half, half < D, Q_NORM),
+        load_norm(k_norm_ptr, half, half < D, K_NORM),
+        load_norm(k_norm_ptr + D // 2, half, half < D, K_NORM),
+    )
 
 
 @triton.jit
@@ -57,15 +68,39 @@ def turned_halves(at, keep, cos, sin, first_norm, second_norm, eps, D: tl.conste
 
 
 @triton.jit
-def dot_halves(low, high, k_low, k_high):
-    """[N] products of queries [N, D / 2] x 2 with one key [1, D / 2] x 2."""
-    return tl.sum(low.to(tl.float32) * k_low.to(tl.float32) + high.to(tl.float32) * k_high.to(tl.float32), axis=1)
+def turned_projections(
+    row_ptr, head, real, kv_head, turn, eps,
+    H: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
+):  # fmt: skip
+    """From a row of projections: queries [BLOCK_M, D] of ``real`` heads, the new key's halves and value, their logits."""
+    cos, sin, q_first, q_second, k_first, k_second = turn
+    half = tl.arange(0, D // 2)[None, :]
+    low, high = turned_halves(
+        row_ptr + head[:, None] * D + half, real[:, None], cos, sin, q_first, q_second, eps, D, Q_NORM
+    )
+    k_at = row_ptr + (H + kv_head) * D + half
+    k_low, k_high = turned_halves(k_at, half < D, cos, sin, k_first, k_second, eps, D, K_NORM)
+    new_v = tl.load(row_ptr + (H + H // GROUP + kv_head) * D + tl.arange(0, D))
+    q = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (BLOCK_M, D))
+    logits = tl.sum(low.to(tl.float32) * k_low.to(tl.float32) + high.to(tl.float32) * k_high.to(tl.float32), axis=1)
+    return q, (k_low, k_high), new_v, logits
 
 
 @triton.jit
-def joined(first, second, N: tl.constexpr, D: tl.constexpr):
-    """Halves [N, D / 2] side by side: [N, D]."""
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (N, D))
+def write_newest(
+    k_ptr, v_ptr, new_k, new_v, kv_slot, mine, num_blocks, block_stride, offset_stride,
+    D: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """Store a head's new key and value at its place in the cache, if it is ``mine`` to do and has one."""
+    k_low, k_high = new_k
+    write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
+    slot = tl.where(write, kv_slot, 0)
+    at = (slot // BS).to(tl.int64) * block_stride + (slot % BS) * offset_stride
+    half = tl.arange(0, D // 2)[None, :]
+    tl.store(k_ptr + at + half, k_low, mask=write)
+    tl.store(k_ptr + at + D // 2 + half, k_high, mask=write)
+    tl.store(v_ptr + at + tl.arange(0, D), new_v, mask=write)
 
 
 @triton.jit
@@ -78,6 +113,15 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WI
     wanted = tl.maximum(tl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
     share = tl.maximum((tiles + wanted - 1) // wanted, 1)
     return first, tiles, share, (tiles + share - 1) // share
+
+
+@triton.jit
+def last_to_arrive(arrivals, used):
+    """Whether all other splits are done; the counter is zero again then."""
+    last = tl.atomic_add(arrivals, 1, sem="acq_rel") == used - 1
+    if last:
+        tl.store(arrivals, 0)
+    return last
 
 
 @triton.jit
@@ -114,7 +158,14 @@ def weigh_splits(
 
 @triton.jit(
     do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots", "num_positions"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "positions_ptr", "kv_slots_ptr"],
+    do_not_specialize_on_alignment=[
+        "row_slots_ptr",
+        "seq_lens_ptr",
+        "tables_ptr",
+        "arrivals_ptr",
+        "positions_ptr",
+        "kv_slots_ptr",
+    ],
 )
 def decode_kernel(
     q_ptr,  # [T, H, D], for TURN [T, (H + 2 * KH) * D]
@@ -135,17 +186,10 @@ def decode_kernel(
     num_rows, num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
     scale, window, soft_cap, eps,
     q_stride, block_stride, offset_stride, head_stride,
-    H: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MEMBERS: tl.constexpr,  # GROUP, rounded up
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
     TURN: tl.constexpr,  # D is a power of two then
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
@@ -182,10 +226,7 @@ def decode_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if TURN:
-        half = tl.arange(0, D // 2)
-        cos, sin = load_angles(positions_ptr + row, cos_sin_ptr, num_positions, D)
-        q_first, q_second = load_norm(q_norm_ptr, half, half < D, Q_NORM), load_norm(q_norm_ptr + D // 2, half, half < D, Q_NORM)
-        k_first, k_second = load_norm(k_norm_ptr, half, half < D, K_NORM), load_norm(k_norm_ptr + D // 2, half, half < D, K_NORM)
+        turn = load_turn(positions_ptr + row, cos_sin_ptr, q_norm_ptr, k_norm_ptr, num_positions, D, Q_NORM, K_NORM)
         kv_slot = tl.load(kv_slots_ptr + row)
         held = begin + tl.arange(0, BLOCK_N)
         if HOLD:
@@ -193,21 +234,12 @@ def decode_kernel(
                 k_head, v_head, table, held, stored, num_blocks, block_stride, offset_stride, D, BS, BLOCK_D
             )
         wait_for_inputs(EARLY)
-        q_at = q_row + head[:, None] * D + half[None, :]
-        low, high = turned_halves(q_at, (member < GROUP)[:, None], cos, sin, q_first, q_second, eps, D, Q_NORM)
-        q = joined(low, high, BLOCK_M, D)
         mine = split == used - 1  # the newest token is the last of the last split
-        kv_at = q_row + (H + kv_head) * D + half[None, :]
-        k_low, k_high = turned_halves(kv_at, half[None, :] < D, cos, sin, k_first, k_second, eps, D, K_NORM)
-        new_v = tl.load(q_row + (H + H // GROUP + kv_head) * D + dim)
-        write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
-        kv_slot = tl.where(write, kv_slot, 0)
-        new_at = (kv_slot // BS).to(tl.int64) * block_stride + (kv_slot % BS) * offset_stride
-        tl.store(k_head + new_at + half[None, :], k_low, mask=write)
-        tl.store(k_head + new_at + D // 2 + half[None, :], k_high, mask=write)
-        tl.store(v_head + new_at + dim, new_v, mask=write)
-        newest_logits = base_2(dot_halves(low, high, k_low, k_high), scale, soft_cap, CAPPED)
-        top = tl.where(mine, newest_logits, top)
+        q, new_k, new_v, logits = turned_projections(
+            q_row, head, member < GROUP, kv_head, turn, eps, H, GROUP, BLOCK_M, D, Q_NORM, K_NORM
+        )
+        write_newest(k_head, v_head, new_k, new_v, kv_slot, mine, num_blocks, block_stride, offset_stride, D, BS)
+        top = tl.where(mine, base_2(logits, scale, soft_cap, CAPPED), top)
         total = tl.where(mine, 1.0, total)
         acc = tl.where(mine, acc + new_v.to(tl.float32)[None, :], acc)
         if HOLD:
@@ -226,15 +258,13 @@ def decode_kernel(
     )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     if used <= 1:
-        place = row.to(tl.int64) * (H * D) + head[:, None] * D + dim[None, :]
-        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=keep)
+        at = row.to(tl.int64) * (H * D) + head[:, None] * D + dim[None, :]
+        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=keep)
     else:
-        part = (row.to(tl.int64) * H + head) * num_splits + split
+        first_head = row.to(tl.int64) * H + kv_head * GROUP
+        part = (first_head + member) * num_splits + split
         tl.store(partial_ptr + part[:, None] * D + dim[None, :], result, mask=keep)
         tl.store(top_ptr + part, top + tl.log2(total), mask=member < GROUP)
         tl.debug_barrier()  # all threads' parts are stored before one thread says so
-        arrival = arrivals_ptr + row * (H // GROUP) + kv_head
-        if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
-            tl.store(arrival, 0)
-            weigh_splits(out_ptr, partial_ptr, top_ptr, row.to(tl.int64) * H + kv_head * GROUP, used, num_splits,
-                         GROUP, D, MEMBERS, BLOCK_D)  # fmt: skip
+        if last_to_arrive(arrivals_ptr + row * (H // GROUP) + kv_head, used):
+            weigh_splits(out_ptr, partial_ptr, top_ptr, first_head, used, num_splits, GROUP, D, MEMBERS, BLOCK_D)
