@@ -202,7 +202,7 @@ def test_the_table_has_no_holes() -> None:
         assert sorted(found) == list(BUCKETS[first : first + len(found)])
         used = mid_rows(kind, outputs, size)
         assert {row_bucket(rows) for rows in used} == set(found)
-        assert used.stop == max(found) + 1 and used.start == (9 if first == 0 else BUCKETS[first - 1] + 1)
+        assert used.stop == max(found) + 1 and used.start == (2 if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
 

@@ -7,6 +7,9 @@ the cache is of earlier steps and may be read before the projections are there.
 A row's splits are weighed by the program that is done last, in fixed order.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import triton
@@ -180,8 +183,7 @@ def decode_kernel(
     seq_lens_ptr,
     positions_ptr,  # [T], and what follows is for TURN only
     cos_sin_ptr,  # [num_positions, D]
-    q_norm_ptr,  # [D]
-    k_norm_ptr,  # [D]
+    q_norm_ptr, k_norm_ptr,  # [D]
     kv_slots_ptr,  # [T]
     num_rows, num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
     scale, window, soft_cap, eps,
