@@ -1,4 +1,4 @@
-"""Chooses the tiles of the linear layers for 9 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
+"""Chooses the tiles of the linear layers for 3 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
 
     python bench/ops/mid_linear.py [--rows 64 32] [--chains 24 32 48 64] [--budget 60] [--jobs 14]
     python bench/ops/mid_linear.py --rows 256 128 192 16 --chains 8 12 16 96 128 192 256
