@@ -22,6 +22,9 @@ from headway.kernels.testing import (
 
 ROWS = [1, 37, 0, 130, 64, 65]  # context lengths; 64 ends with a tile, 65 begins one with its newest token
 CACHES = (7, 8)
+SHAPES: list[dict[str, Any]] = [{}, {"heads": (6, 2), "size": 128, "dtype": torch.float16}, {"size": 64, "dtype": torch.float16}]
+"""Of the kernel for all devices and, from the second on, of the one for Hopper."""
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64"])
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +98,9 @@ def test_reference_is_its_two_halves(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
 @pytest.mark.parametrize("norms", [True, False])
-def test_kernel_equals_reference(norms: bool, dtype: torch.dtype, device: str) -> None:
-    check(make(ROWS, device, norms=norms, dtype=dtype))
+@pytest.mark.parametrize("size", [16, 128])
+def test_kernel_equals_reference(size: int, norms: bool, dtype: torch.dtype, device: str) -> None:
+    check(make(ROWS, device, norms=norms, dtype=dtype, size=size))
 
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
@@ -110,14 +114,16 @@ def test_heads_that_are_not_rotated_whole_take_two_launches(size: int, rotary: i
     check(make([70, 5], device, size=size, rotary=rotary))
 
 
+@shapes
 @pytest.mark.parametrize(("window", "block_size"), [(1, 8), (7, 16), (64, 8), (65, 64), (1000, 16)])
-def test_windows_and_block_sizes(window: int, block_size: int, device: str) -> None:
-    check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size))
+def test_windows_and_block_sizes(window: int, block_size: int, shape: dict[str, Any], device: str) -> None:
+    check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size, **shape))
 
 
+@shapes
 @pytest.mark.parametrize("window", [0, 30])
-def test_soft_cap(window: int, device: str) -> None:
-    check(make(ROWS, device, window=window, soft_cap=0.7))
+def test_soft_cap(window: int, shape: dict[str, Any], device: str) -> None:
+    check(make(ROWS, device, window=window, soft_cap=0.7, **shape))
 
 
 @pytest.mark.parametrize("hold", [True, False])
@@ -126,14 +132,23 @@ def test_with_and_without_a_tile_before_the_wait(hold: bool, device: str, monkey
     check(make(ROWS, device, window=40))
 
 
-def test_many_splits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@shapes
+def test_many_splits(shape: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split each tile: one has the newest token only, and it writes it once."""
     monkeypatch.setattr("headway.kernels.paged_attention.launch.num_sms", lambda device: 132)
-    check(make([1025, 40, 1], device, heads=(2, 1), bound=1100))
+    check(make([1025, 40, 1], device, **{**shape, "heads": (2, 1)}, bound=1100))
 
 
-def test_padding_and_zombies_give_zeros_and_write_nothing(device: str) -> None:
-    arguments = make([0, 33], device, pad_rows=3)
+@shapes
+def test_many_rows_fill_the_device(shape: dict[str, Any], device: str) -> None:
+    """No row is split then but the long one."""
+    others = 250 if device == "cuda" else 6
+    check(make([2100, *[37] * others], device, **shape, bound=2200))
+
+
+@shapes
+def test_padding_and_zombies_give_zeros_and_write_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([0, 33], device, pad_rows=3, **shape)
     before = arguments[7].clone()
     out = check(arguments)
     assert not out[0].any() and not out[2:].any() and bool(out[1].any())
@@ -141,8 +156,9 @@ def test_padding_and_zombies_give_zeros_and_write_nothing(device: str) -> None:
     assert int(changed.sum()) == 1
 
 
-def test_a_kv_slot_outside_the_cache_writes_nothing(device: str) -> None:
-    arguments = make([33, 12], device)
+@shapes
+def test_a_kv_slot_outside_the_cache_writes_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([33, 12], device, **shape)
     arguments[6][0] = arguments[7].shape[0] * arguments[7].shape[1]
     arguments[6][1] = -1
     before = arguments[7].clone()

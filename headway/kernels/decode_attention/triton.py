@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
+from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.launch import Turn, launch_decode, paged_attention
 from headway.kernels.rope_kv_write.triton import rope_kv_write
 
@@ -43,9 +44,13 @@ def decode_attention(
     assert qkv.stride(1) == 1 and cos_sin.is_contiguous() and block_tables.is_contiguous(), "rows must be contiguous"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     out = torch.empty((qkv.shape[0], num_heads, size), dtype=qkv.dtype, device=qkv.device)
-    if qkv.shape[0]:
-        launch_decode(
-            qkv, k_cache, v_cache, out, arrivals, (block_tables, row_slots, seq_lens), (scale, window, soft_cap),
-            qkv.shape[0], max_seq_len_bound, turn=Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots),
-        )  # fmt: skip
+    turn = Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots)
+    tables, numbers = (block_tables, row_slots, seq_lens), (scale, window, soft_cap)
+    if not qkv.shape[0]:
+        return out
+    if serves(size, num_heads // k_cache.shape[2], qkv.dtype, qkv.device):
+        launch_early_decode(qkv, k_cache, v_cache, out, arrivals, tables, numbers, max_seq_len_bound, turn)
+    else:
+        num_rows = qkv.shape[0]
+        launch_decode(qkv, k_cache, v_cache, out, arrivals, tables, numbers, num_rows, max_seq_len_bound, turn=turn)
     return out
