@@ -22,7 +22,11 @@ from headway.kernels.testing import (
 
 ROWS = [1, 37, 0, 130, 64, 65]  # context lengths; 64 ends with a tile, 65 begins one with its newest token
 CACHES = (7, 8)
-SHAPES: list[dict[str, Any]] = [{}, {"heads": (6, 2), "size": 128, "dtype": torch.float16}, {"size": 64, "dtype": torch.float16}]
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16},
+    {"size": 64, "dtype": torch.float16},
+]
 """Of the kernel for all devices and, from the second on, of the one for Hopper."""
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64"])
 
@@ -61,7 +65,7 @@ def make(
         positions.append(max(newest, 0))
         if context:
             inputs.k_cache[block, newest % block_size] = inputs.v_cache[block, newest % block_size] = float("nan")
-    ints = {"dtype": torch.int32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     qkv = make_random(len(contexts) + pad_rows, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
     q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
     return [
@@ -126,16 +130,11 @@ def test_soft_cap(window: int, shape: dict[str, Any], device: str) -> None:
     check(make(ROWS, device, window=window, soft_cap=0.7, **shape))
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_with_and_without_a_tile_before_the_wait(hold: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.kernels.paged_attention.launch.holds_tile", lambda *_: hold)
-    check(make(ROWS, device, window=40))
-
-
 @shapes
 def test_many_splits(shape: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split each tile: one has the newest token only, and it writes it once."""
-    monkeypatch.setattr("headway.kernels.paged_attention.launch.num_sms", lambda device: 132)
+    for module in ("launch", "early_decode"):
+        monkeypatch.setattr(f"headway.kernels.paged_attention.{module}.num_sms", lambda device: 132)
     check(make([1025, 40, 1], device, **{**shape, "heads": (2, 1)}, bound=1100))
 
 

@@ -139,7 +139,9 @@ def merge_warps(o, top, total, LAYOUT: gl.constexpr):
     total = gl.sum(total * weights, axis=0)
     o = gl.sum(o * gl.expand_dims(weights, 1), axis=0)
     safe = gl.convert_layout(gl.where(total > 0.0, total, 1.0), gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
-    return o / gl.expand_dims(safe, 0), gl.convert_layout(shift + gl.log2(total), gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
+    return o / gl.expand_dims(safe, 0), gl.convert_layout(
+        shift + gl.log2(total), gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT))
+    )
 
 
 @gluon.jit
@@ -168,6 +170,68 @@ def fold(o, total, top, q, k_smem, v_smem, seen, scale, soft_cap, CAPPED: gl.con
     p = gl.convert_layout(weights.to(low.dtype), B)
     o = mma_v2(v_smem.permute((0, 2, 1)).load(A), p, o * gl.expand_dims(decay, 1))
     return o, total, new_top
+
+
+@gluon.jit
+def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr):
+    """(whether to write the newest key and value, where in a head's cache)."""
+    write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
+    slot = gl.where(write, kv_slot, 0)
+    return write, (slot // BS).to(gl.int64) * block_stride + (slot % BS) * OFFSET_STRIDE
+
+
+@gluon.jit
+def take_row(
+    row_ptr, angles, q_norm_ptr, k_norm_ptr, k_head, v_head, place, kv_head, eps,
+    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, S: gl.constexpr,
+    Q_NORM: gl.constexpr, K_NORM: gl.constexpr,
+):  # fmt: skip
+    """From a row of projections: both halves of its queries as second factors, [WARPS, QUERIES] logits of its own key, and
+    its value [WARPS, D, 1]. Key and value are written to the cache at ``place``."""
+    B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
+    half = cubed(gl.arange(0, D // 2, layout=gl.SliceLayout(1, gl.SliceLayout(0, B))), 1, 0)
+    warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, B))), 1, 2)
+    member = cubed(gl.arange(0, QUERIES, layout=gl.SliceLayout(0, gl.SliceLayout(0, B))), 0, 0)
+    q_at = row_ptr + (kv_head * GROUP + member) * D + half + 0 * warp
+    low, high = turned(q_at, member < GROUP, angles, q_norm_ptr, half, eps, D, Q_NORM)
+    new_at = half + 0 * warp
+    k_at = row_ptr + (H + kv_head) * D + new_at
+    k_low, k_high = turned(k_at, half < D, angles, k_norm_ptr, half, eps, D, K_NORM)
+    dim = cubed(gl.arange(0, D, layout=gl.SliceLayout(1, gl.SliceLayout(0, S))), 1, 0)
+    v_warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1, 2)
+    v_at = dim + 0 * v_warp
+    new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + v_at)
+    write, at = place
+    gl.store(k_head + at + new_at, k_low, mask=write & (warp == 0))
+    gl.store(k_head + at + D // 2 + new_at, k_high, mask=write & (warp == 0))
+    gl.store(v_head + at + v_at, new_v, mask=write & (v_warp == 0))
+    products = low.to(gl.float32) * k_low.to(gl.float32) + high.to(gl.float32) * k_high.to(gl.float32)
+    return (low, high), gl.convert_layout(gl.sum(products, axis=1), gl.SliceLayout(1, S)), new_v
+
+
+@gluon.jit
+def finish(
+    o, top, total, out_ptr, partial_ptr, top_ptr, arrival, first_head, split, used, num_splits,
+    GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Store the outputs of a row that is not split, else this split's; the split that is done last weighs them all."""
+    MERGED: gl.constexpr = gl.BlockedLayout([WARPS, D // 32, 1], [1, 32, 1], [1, 1, WARPS], [1, 2, 0])
+    FLAT: gl.constexpr = gl.SliceLayout(0, MERGED)  # [D, QUERIES]
+    result, weight = merge_warps(o, top, total, MERGED)
+    head = gl.arange(0, QUERIES, layout=gl.SliceLayout(0, FLAT))
+    dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(1, FLAT)), 1)
+    keep = gl.expand_dims(head < GROUP, 0)
+    if used <= 1:
+        at = gl.expand_dims(first_head + head, 0) * D + dim
+        gl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=keep)
+    else:
+        part = (first_head + head) * num_splits + split
+        gl.store(partial_ptr + gl.expand_dims(part, 0) * D + dim, result, mask=keep)
+        gl.store(top_ptr + part, weight, mask=head < GROUP)
+        gl.thread_barrier()  # all threads' parts are stored before one thread says so
+        if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
+            gl.store(arrival, 0)
+            weigh_splits(out_ptr, partial_ptr, top_ptr, first_head, used, num_splits, GROUP, D, WARPS)
 
 
 @gluon.jit(
@@ -202,7 +266,6 @@ def early_decode_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     BLOCK_N: gl.constexpr = WARPS * KEYS
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     COPY: gl.constexpr = copy_layout(WARPS, D, BLOCK_N)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = k_ptr.dtype.element_ty
@@ -219,7 +282,9 @@ def early_decode_kernel(
         return
     newest = seq_len - 1
     begin = first + split * share  # tiles, as follows
-    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest)  # the newest comes from qkv
+    limit = gl.minimum(
+        (begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest
+    )  # the newest comes from qkv
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
     cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride)
     k_head, v_head = k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride
@@ -235,37 +300,18 @@ def early_decode_kernel(
     position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
     if EARLY:
         gdc_wait()
-
-    qkv_row = qkv_ptr + row.to(gl.int64) * qkv_stride
-    half = cubed(gl.arange(0, D // 2, layout=gl.SliceLayout(1, gl.SliceLayout(0, B))), 1, 0)
-    warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, B))), 1, 2)
-    member = cubed(gl.arange(0, QUERIES, layout=gl.SliceLayout(0, gl.SliceLayout(0, B))), 0, 0)
-    angles = cos_sin_ptr + position.to(gl.int64) * D
-    q_at = qkv_row + (kv_head * GROUP + member) * D + half + 0 * warp
-    q = turned(q_at, member < GROUP, angles, q_norm_ptr, half, eps, D, Q_NORM)
-    new_at = half + 0 * warp
-    k_low, k_high = turned(
-        qkv_row + (H + kv_head) * D + new_at, half < D, angles, k_norm_ptr, half, eps, D, K_NORM
-    )
-    dim = cubed(gl.arange(0, D, layout=gl.SliceLayout(1, gl.SliceLayout(0, S))), 1, 0)
-    v_warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1, 2)
-    new_v = gl.load(qkv_row + (H + H // GROUP + kv_head) * D + dim + 0 * v_warp)  # [WARPS, D, 1]
     mine = split == used - 1  # the newest token is the last of the last split; its first warp takes it
-    write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
-    kv_slot = gl.where(write, kv_slot, 0)
-    place = (kv_slot // BS).to(gl.int64) * block_stride + (kv_slot % BS) * OFFSET_STRIDE
-    gl.store(k_head + place + new_at, k_low, mask=write & (warp == 0))
-    gl.store(k_head + place + D // 2 + new_at, k_high, mask=write & (warp == 0))
-    gl.store(v_head + place + dim + 0 * v_warp, new_v, mask=write & (v_warp == 0))
-
-    f32: gl.constexpr = gl.float32
-    low, high = q
-    logits = gl.sum(low.to(f32) * k_low.to(f32) + high.to(f32) * k_high.to(f32), axis=1)  # [WARPS, QUERIES]
-    logits = gl.convert_layout(base_2(logits, scale, soft_cap, CAPPED), gl.SliceLayout(1, S))
+    angles = cos_sin_ptr + position.to(gl.int64) * D
+    place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
+    q, logits, new_v = take_row(
+        qkv_ptr + row.to(gl.int64) * qkv_stride, angles, q_norm_ptr, k_norm_ptr, k_head, v_head, place, kv_head, eps,
+        H, GROUP, D, WARPS, S, Q_NORM, K_NORM,
+    )  # fmt: skip
+    v_warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1, 2)
     its = mine & (gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(1, S))), 1) == 0)
-    top = gl.where(its, logits, float("-inf"))
+    top = gl.where(its, base_2(logits, scale, soft_cap, CAPPED), float("-inf"))
     total = gl.where(its, logits * 0.0 + 1.0, 0.0)
-    o = gl.zeros([WARPS, D, QUERIES], f32, layout=S) + gl.where(mine & (v_warp == 0), new_v.to(f32), 0.0)
+    o = gl.zeros([WARPS, D, QUERIES], gl.float32, layout=S) + gl.where(mine & (v_warp == 0), new_v.to(gl.float32), 0.0)
     key = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1) * KEYS
     key += gl.expand_dims(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(2, S))), 0)
     for i in range(count):
@@ -286,21 +332,6 @@ def early_decode_kernel(
         ahead = load_blocks(cache, next_tile + 1, BS, BLOCK_N, COPY)
 
     async_copy.wait_group(0)
-    MERGED: gl.constexpr = gl.BlockedLayout([WARPS, D // 32, 1], [1, 32, 1], [1, 1, WARPS], [1, 2, 0])
-    FLAT: gl.constexpr = gl.SliceLayout(0, MERGED)  # [D, QUERIES]
-    result, weight = merge_warps(o, top, total, MERGED)
     first_head = row.to(gl.int64) * H + kv_head * GROUP
-    head = gl.arange(0, QUERIES, layout=gl.SliceLayout(0, FLAT))
-    out_dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(1, FLAT)), 1)
-    keep = gl.expand_dims(head < GROUP, 0)
-    if used <= 1:
-        gl.store(out_ptr + (first_head + gl.expand_dims(head, 0)) * D + out_dim, result.to(out_ptr.dtype.element_ty), mask=keep)
-    else:
-        part = (first_head + head) * num_splits + split
-        gl.store(partial_ptr + gl.expand_dims(part, 0) * D + out_dim, result, mask=keep)
-        gl.store(top_ptr + part, weight, mask=head < GROUP)
-        gl.thread_barrier()  # all threads' parts are stored before one thread says so
-        arrival = arrivals_ptr + row * (H // GROUP) + kv_head
-        if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
-            gl.store(arrival, 0)
-            weigh_splits(out_ptr, partial_ptr, top_ptr, first_head, used, num_splits, GROUP, D, WARPS)
+    arrival = arrivals_ptr + row * (H // GROUP) + kv_head
+    finish(o, top, total, out_ptr, partial_ptr, top_ptr, arrival, first_head, split, used, num_splits, GROUP, D, WARPS)
