@@ -121,10 +121,10 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
-        if hidden.shape[0] <= self._head_rows:
-            return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         if hidden.shape[0] in self._head_mid:
             return cast(torch.Tensor, mid_linear(hidden, self.head.weight, self.head.bias))
+        if hidden.shape[0] <= self._head_rows:
+            return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         return self.head.forward(hidden)
 
     def destinations(self) -> dict[str, torch.Tensor]:

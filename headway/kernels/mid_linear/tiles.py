@@ -109,7 +109,10 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             16: MidTile(32, 128, 3, 8, 8, 4), 32: MidTile(64, 64, 4, 12, 12, 4), 64: MidTile(32, 128, 3, 8, 8, 4),
             128: MidTile(32, 128, 2, 12, 2, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
         },
-        ("mid_linear", 151936, 1024): {32: MidTile(128, 128, 1, 4, 3, 4), 64: MidTile(128, 128, 1, 4, 3, 4)},
+        ("mid_linear", 151936, 1024): {
+            8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4), 32: MidTile(128, 64, 1, 2, 2, 4),
+            64: MidTile(128, 128, 1, 4, 3, 4),
+        },
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
             8: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 16: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
