@@ -10,6 +10,7 @@ import torch
 
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -172,3 +173,20 @@ def test_no_rows(device: str) -> None:
 def test_meta_gives_shapes(device: str) -> None:
     meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in make([4, 9], device)]
     assert decode_attention(*meta).shape == (2, 6, 16)
+
+
+def test_tiles_of_the_kernel_for_hopper() -> None:
+    """Every number of programs has a tile, and as many as are to share a processor fit it together."""
+    for programs in range(1, 4096):
+        tile = early_tile(programs, 132)
+        tile_bytes = 2 * WARP_KEYS * tile.num_warps * max(SIZES) * 2
+        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, programs
+
+
+def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: device.type == "cuda")
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(128, 8, torch.bfloat16, cuda) and serves(64, 1, torch.float16, cuda)
+    assert not serves(128, 9, torch.bfloat16, cuda), "a product has eight columns"
+    assert not serves(80, 2, torch.bfloat16, cuda) and not serves(128, 2, torch.float32, cuda)
+    assert not serves(128, 2, torch.bfloat16, cpu)
