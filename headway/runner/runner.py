@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +48,9 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
+
+    def shortened(self) -> AbstractContextManager[list[int]]:
+        """Inside, a call runs the layers of this list alone, and wants a pool of these: all kernels, in less time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,6 +383,17 @@ class ModelRunner:
             chunks.append(self._sampler.logprobs.gather_prompt(logits, targets[part], slots[part], prompt.entries))
         ids, logprobs, ranks, counts = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
         return ids, logprobs, ranks, counts
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Inside, steps run a few layers only, but use every kernel there is. Start-up only."""
+        kv = self._kv
+        with self._model.shortened() as layers:
+            self._kv = kv.of_layers(layers)
+            try:
+                yield
+            finally:
+                self._kv = kv
 
     def rehearse(self, num_tokens: int, num_rows: int) -> None:
         """Run the largest step there can be on padding only, to load kernels and to measure memory. Start-up only."""

@@ -1,0 +1,65 @@
+"""Begins what a start needs before torch is imported, which takes two seconds: the compiler's process, and CUDA's context."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headway.core.config import EngineArgs
+from headway.core.log import logger
+from headway.kernels.compiler_process import CompilerProcess
+
+if TYPE_CHECKING:
+    from headway.engine.core import EngineCore
+
+
+def build_engine(args: EngineArgs) -> EngineCore:
+    """``boot.build_engine``, sooner."""
+    start, compiler = time.perf_counter(), _begin(args)
+    with _no_collections():
+        try:
+            from headway.engine.boot import build_engine
+        except BaseException:
+            if compiler is not None:
+                compiler.close()
+            raise
+        logger.info("imports took %.1f s", time.perf_counter() - start)
+        return build_engine(args, compiler=compiler)
+
+
+def _begin(args: EngineArgs) -> CompilerProcess | None:
+    """Begin what a GPU needs; nothing where there is no driver of one, or where it is not wanted."""
+    kind, _, number = args.device.partition(":")
+    if kind not in ("auto", "cuda"):
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    threading.Thread(target=_open_context, args=(driver, int(number or 0)), name="headway-cuda", daemon=True).start()
+    return CompilerProcess() if importlib.util.find_spec("triton") else None
+
+
+def _open_context(driver: ctypes.CDLL, number: int) -> None:
+    """Make the context that torch will use; should it fail, torch will fail too, and say why."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), number) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Inside, Python collects no garbage: hundreds of thousands of objects are made that stay."""
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
