@@ -23,7 +23,7 @@ from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.graphs import DecodeGraphs
-from headway.runner.prefill_graphs import PrefillGraphs
+from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.runner.split_step import Replayed
 from headway.sampling.draw import ALL_PATHS
@@ -189,12 +189,11 @@ class ModelRunner:
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
-            if _edits_first(plan):
-                self._apply_edits(packed.num_edits)
-                if plan.masks:
-                    self._packed[:1].zero_()  # masks are more edits than a graph has room for: it shall find none
+            num_edits = packed.num_edits
+            if plan.masks or new_counted[1]:
+                num_edits = self._edit_first(num_edits)
                 self._rebuild_counts(new_counted)
-            packet = self._run(plan, packed, variant, prompt, layout)
+            packet = self._run(plan, packed.num_tokens, num_edits, variant, prompt, layout)
             ticket = self.readback.start(packet, None if events is None else events.ended)
         self._num_in_flight += 1
         return InFlight(plan, ticket, layout, events)
@@ -257,7 +256,14 @@ class ModelRunner:
         )
 
     def _apply_edits(self, num_edits: int) -> None:
-        apply_edits(self._arena.ints, self._packed, num_edits)
+        if num_edits:
+            apply_edits(self._arena.ints, self._packed, num_edits)
+
+    def _edit_first(self, num_edits: int) -> int:
+        """Apply the step's edits ahead of the rest, as counts to rebuild or too many for a graph want it; how many are left."""
+        self._apply_edits(num_edits)
+        self._packed[:1].zero_()  # a graph shall find none
+        return 0
 
     def _rebuild_counts(self, counted: tuple[int, int]) -> None:
         position, number = counted
@@ -267,24 +273,25 @@ class ModelRunner:
     def _run(
         self,
         plan: StepPlan,
-        packed: PackedStep,
+        num_tokens: int,
+        num_edits: int,
         variant: Variant,
         prompt: PromptPositions | None,
         layout: ResultLayout,
     ) -> torch.Tensor:
-        """Queue the step's kernels, replayed or eager; returns the packet to read back."""
+        """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
         ring = self._result_ring[plan.step % self.config.max_in_flight]
         if prompt is None:
-            replayed = self._replay(plan, packed, variant)
+            replayed = self._replay(plan, num_tokens, num_edits, variant)
             if replayed is not None:
                 done, layout.padded_rows = replayed
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
                 return pack_results(ring, layout.padded_rows, done.parts)
-        self._apply_late_edits(plan, packed)
+        self._apply_edits(num_edits)
         batch = self._buffers.unpack(
             self._packed,
-            num_tokens=packed.num_tokens,
+            num_tokens=num_tokens,
             num_rows=plan.num_rows,
             num_decode_rows=plan.num_decode_rows,
             max_query_len=int(plan.query_lens.max()),
@@ -297,24 +304,20 @@ class ModelRunner:
             parts.append(self._prompt_logprobs(hidden, prompt))
         return pack_results(ring, plan.num_rows, parts)
 
-    def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[Replayed, int] | None:
+    def _replay(self, plan: StepPlan, num_tokens: int, num_edits: int, variant: Variant) -> tuple[Replayed, int] | None:
         """Run the step as graphs, if some fit: what they gave, and padded rows."""
         decode, prefill = self._graphs, self._prefill_graphs
         if decode is None or prefill is None:
             return None
         if plan.num_decode_rows == plan.num_rows:
-            bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
+            bucket = decode.bucket_for(plan.num_rows, num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        shape = prefill.shape_for(packed.num_tokens, plan.num_rows)
+        shape = prefill.shape_for(num_tokens, plan.num_rows)
         if shape is None:
             return None
-        self._apply_late_edits(plan, packed)
+        if num_edits > max_edits(*shape):
+            self._edit_first(num_edits)
         return prefill.replay(shape, variant), shape[1]
-
-    def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
-        """Apply the step's edits unless that has been done."""
-        if not _edits_first(plan) and packed.num_edits:
-            self._apply_edits(packed.num_edits)
 
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a decode step of ``num_rows`` padded rows, as graphs capture it: edits, unpack, forward, logits."""
@@ -330,7 +333,8 @@ class ModelRunner:
         return batch, self._model.logits(self._model(batch, self._kv))
 
     def prefill_logits(self, num_tokens: int, num_rows: int) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step with prompts, padded: unpack, forward, logits. Its edits must have been applied."""
+        """The front half of a step with prompts, padded: edits, unpack, forward, logits."""
+        self._apply_edits(max_edits(num_tokens, num_rows))
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=num_tokens,
@@ -416,8 +420,3 @@ class ModelRunner:
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()
-
-
-def _edits_first(plan: StepPlan) -> bool:
-    """Whether edits are applied ahead of the rest: after admissions counts are rebuilt, and masks are many edits."""
-    return bool(plan.admissions or plan.masks)
