@@ -25,7 +25,8 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
-from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.paged_attention.triton import prefill_kernel
+from headway.kernels.paged_attention.triton_decode import decode_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
@@ -116,9 +117,9 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    for hold in (False, True):
-        more = {"GROUP": heads // kv_heads, "HOLD": hold}
-        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
+    for turn, hold in ((False, False), (True, False), (True, True)):
+        more = {"GROUP": heads // kv_heads, "TURN": turn, "Q_NORM": turn, "K_NORM": turn, "HOLD": hold}
+        compile_kernel(f"decode {name} turn={turn} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
