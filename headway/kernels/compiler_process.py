@@ -6,6 +6,7 @@ times as fast as one. The process here forks for every kernel instead, when it h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,11 +36,25 @@ class Job:
     target: tuple[str, int | str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A job that is done.
+
+    Attributes:
+        number: of the job.
+        seconds: it took.
+        complaint: what went wrong; empty if nothing did.
+    """
+
+    number: int
+    seconds: float = 0.0
+    complaint: str = ""
+
+
 class CompilerProcess:
     """The process. It ends with this object, or when ``close`` is called.
 
-    What it compiles lies in Triton's cache on the disk; it reports no error, so that whoever asks for the kernel next meets
-    it.
+    What it compiles lies in Triton's cache on the disk. Who asks for a kernel that it could not compile will meet the error.
     """
 
     def __init__(self) -> None:
@@ -53,25 +68,22 @@ class CompilerProcess:
         )
         self._end = weakref.finalize(self, _end, self._process)
 
-    def compile(self, jobs: Sequence[Job]) -> Iterator[int]:
-        """Compile ``jobs``, begun in this order; gives the index of each when it is done, also of those that failed.
+    def compile(self, jobs: Sequence[Job]) -> Iterator[Compiled]:
+        """Compile ``jobs``, begun in this order; each is given when it is done. One call at a time.
 
-        Should the process die, the rest is given at once. One call at a time.
+        Should the process die, the rest is given at once.
         """
         waiting = set(range(len(jobs)))
         assert self._process.stdin is not None and self._process.stdout is not None
         lines = "".join(json.dumps([number, asdict(job)]) + "\n" for number, job in enumerate(jobs))
-        try:
+        with contextlib.suppress(OSError):  # it is gone
             self._process.stdin.write(lines.encode())
             self._process.stdin.flush()
-        except OSError:  # it is gone
-            yield from waiting
-            return
         while waiting and (line := self._process.stdout.readline()):
-            number = int(line)
-            waiting.discard(number)
-            yield number
-        yield from waiting
+            done = Compiled(*json.loads(line))
+            waiting.discard(done.number)
+            yield done
+        yield from (Compiled(number, complaint="the compiler's process is gone") for number in sorted(waiting))
 
     def close(self) -> None:
         """End the process. What it is compiling is given up."""

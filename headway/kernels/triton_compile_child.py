@@ -1,7 +1,7 @@
 """The process behind ``kernels.compiler_process``: ``python -m headway.kernels.triton_compile_child``.
 
 Reads jobs from standard input, a line of JSON each, and forks for each of them, as many at once as there are processors.
-Writes the number of a job that is done, in a line. Ends with its input.
+Writes a line of JSON for each that is done: its number, its seconds, and what went wrong. Ends with its input.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import selectors
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import cache
 from triton.runtime.driver import driver
 
-READ_BYTES = 1 << 20
+READ_BYTES, COMPLAINT_BYTES = 1 << 20, 2000
 
 
 class CompilingDriver:
@@ -78,43 +79,48 @@ def compile_kernel(job: dict[str, Any], launcher_cls: Any) -> None:
         launcher_cls(kernel.src, kernel.metadata)
 
 
-def fork(job: dict[str, Any], launcher_cls: Any) -> int:
-    """Compile in a process of its own; gives the end of a pipe that closes when that is done, whatever the outcome."""
+def fork(job: dict[str, Any], launcher_cls: Any) -> tuple[int, int]:
+    """Compile in a process of its own; gives it, and the end of a pipe that says what went wrong and closes with it."""
     ours, theirs = os.pipe()
-    if os.fork():
+    if process := os.fork():
         os.close(theirs)
-        return ours
+        return process, ours
     try:
         compile_kernel(job, launcher_cls)
+    except BaseException as error:
+        os.write(theirs, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES])
     finally:
         os._exit(0)
 
 
 def serve(requests: int, answers: int, launcher_cls: Any) -> None:
-    """Read jobs from the file descriptor ``requests`` until its end; write the numbers of those that are done."""
+    """Read jobs from the file descriptor ``requests`` until its end; write about those that are done to ``answers``."""
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting: deque[tuple[int, dict[str, Any]]] = deque()
-    running: dict[int, int] = {}  # pipe -> number of the job
+    running: dict[int, tuple[int, int, float]] = {}  # pipe -> process, number of the job, begin
     partial = b""
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd == requests:
-                    data = os.read(requests, READ_BYTES)
-                    if not data:
-                        return
+                data = os.read(key.fd, READ_BYTES)
+                if key.fd != requests:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    process, number, begin = running.pop(key.fd)
+                    status = os.waitpid(process, 0)[1]
+                    complaint = data.decode(errors="replace") or (f"it ended with status {status}" if status else "")
+                    answer = [number, time.perf_counter() - begin, complaint]
+                    os.write(answers, json.dumps(answer).encode() + b"\n")
+                elif data:
                     *lines, partial = (partial + data).split(b"\n")
                     waiting.extend(json.loads(line) for line in lines)
                 else:
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    os.write(answers, b"%d\n" % running.pop(key.fd))
-                    os.waitpid(-1, os.WNOHANG)
+                    return
             while waiting and len(running) < most:
                 number, job = waiting.popleft()
-                pipe = fork(job, launcher_cls)
-                running[pipe] = number
+                process, pipe = fork(job, launcher_cls)
+                running[pipe] = process, number, time.perf_counter()
                 selector.register(pipe, selectors.EVENT_READ)
 
 

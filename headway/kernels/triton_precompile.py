@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from headway.core.log import logger
 from headway.kernels.compiler_process import CompilerProcess, Job
 
 MAX_THREADS = 16
@@ -153,7 +155,7 @@ def compile_kernels(
             if compiler is None:
                 loads = [pool.submit(kernel.compile) for kernel in kernels]
             else:
-                loads = [pool.submit(missing[each].compile) for each in compiler.compile([x.job for x in missing])]
+                loads = _compiled(missing, compiler, pool)
             for done in as_completed(loads):
                 done.result()
                 on_done(1)
@@ -161,6 +163,25 @@ def compile_kernels(
             pool.shutdown(cancel_futures=True)
             raise
     return len(missing)
+
+
+def _compiled(
+    missing: Sequence[NotedKernel], compiler: CompilerProcess, pool: ThreadPoolExecutor
+) -> list[Future[None]]:
+    """Have ``missing`` compiled elsewhere, and each loaded when it is."""
+    begin, first, works, loads = time.perf_counter(), 0.0, [(0.0, "")], []
+    for done in compiler.compile([kernel.job for kernel in missing]):
+        kernel = missing[done.number]
+        first = first or time.perf_counter() - begin - done.seconds
+        works.append((done.seconds, kernel.name.rpartition(".")[2]))
+        if done.complaint:
+            logger.info("%s is compiled here: %s", kernel.name, done.complaint)
+        loads.append(pool.submit(kernel.compile))
+    if missing:
+        total = sum(seconds for seconds, _ in works)
+        longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(works, reverse=True)[:3])
+        logger.info("the compiler began after %.1f s and took %.1f s; longest: %s", first, total, longest)
+    return loads
 
 
 def _missing(

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from headway.device.base import Device, Graph
+from headway.device.base import Device
 from headway.kernels.sample import RANDOM
 from headway.runner.split_step import Replayed, SampleAndAdvance, SpareLogits, SplitStep
 from headway.sampling.draw import FILTERED
@@ -46,7 +46,7 @@ class StepGraphs:
     Args:
         front, back: the two halves of a step (``ModelRunner``'s).
         shapes: what to call ``front`` with, from small to large.
-        tails: sampling variants of the split steps.
+        tails, whole: sampling variants of the split steps, with graphs of their own and with the front half.
     """
 
     def __init__(
@@ -56,10 +56,11 @@ class StepGraphs:
         back: SampleAndAdvance,
         shapes: Iterable[Shape],
         tails: Sequence[Variant],
+        whole: Sequence[Variant] = (),
     ) -> None:
         self._device, self._front, self._back = device, front, back
         self.shapes = list(shapes)
-        self._tails, self._spare = tails, SpareLogits()
+        self._tails, self._whole, self._spare = tails, whole, SpareLogits()
         self._split: dict[Shape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant]) -> None:
@@ -83,7 +84,7 @@ class StepGraphs:
 
     def _capture(self, shape: Shape) -> None:
         front = partial(self._front, *shape)
-        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare)
+        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare, self._whole)
 
 
 class DecodeGraphs(StepGraphs):
@@ -101,16 +102,7 @@ class DecodeGraphs(StepGraphs):
         buckets: Iterable[int],
         tails: Sequence[Variant],
     ) -> None:
-        super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails)
-        self._whole: dict[tuple[int, Variant], Graph] = {}
-
-    def _capture(self, shape: Shape) -> None:
-        super()._capture(shape)
-        for variant in WHOLE_STEP_VARIANTS:
-            self._whole[shape[0], variant] = self._device.capture(partial(self._run, shape, variant))
-
-    def _run(self, shape: Shape, variant: Variant) -> None:
-        self._back(*self._front(*shape), variant)
+        super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails, WHOLE_STEP_VARIANTS)
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
@@ -123,6 +115,6 @@ class DecodeGraphs(StepGraphs):
         """Queue a decode step."""
         covering = next((known for known in WHOLE_STEP_VARIANTS if known.covers(variant)), None)
         if covering is not None:
-            self._whole[bucket, covering].replay()
+            self._split[bucket, bucket].whole[covering].replay()
             return Replayed([], covering)
         return self._split[bucket, bucket].replay(variant)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -83,13 +84,23 @@ class SplitStep:
         front: edits, unpack, forward, logits.
         back: sampling and slot update.
         variants: tails to capture, in order of preference.
+        whole: variants to capture with the front half in the same graph.
+
+    Attributes:
+        whole: their graphs.
     """
 
     def __init__(
-        self, device: Device, front: FrontHalf, back: SampleAndAdvance, variants: Sequence[Variant], spare: SpareLogits
+        self,
+        device: Device,
+        front: FrontHalf,
+        back: SampleAndAdvance,
+        variants: Sequence[Variant],
+        spare: SpareLogits,
+        whole: Sequence[Variant] = (),
     ) -> None:
         kept: list[tuple[StepBatch, torch.Tensor]] = []
-        self._front = device.capture(lambda: kept.append(front()))
+        self._front = device.capture(lambda: kept.append(front()), reused=bool(whole))
         # The logits' memory stays theirs until all that reads them is captured; graphs captured later may reuse it.
         self._batch, found = kept.pop()
         self._back = back
@@ -100,6 +111,9 @@ class SplitStep:
             for variant in variants
         ]
         self._keep_logits = device.capture(lambda: self._copy.copy_(found))
+        self.whole: dict[Variant, Graph] = {
+            variant: device.capture(partial(back, self._batch, found, variant), first=self._front) for variant in whole
+        }
 
     def replay(self, variant: Variant) -> Replayed:
         """Queue the step."""
