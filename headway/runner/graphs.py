@@ -64,13 +64,20 @@ class StepGraphs:
         self._split: dict[Shape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant]) -> None:
-        """Run every shape with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+        """Run every shape, and every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
 
-        Needs inference mode and the main stream.
+        What chooses a sampling kernel's sizes are thresholds and powers of two of rows, so variants run for those only. Needs
+        inference mode and the main stream.
         """
+        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others))
+        sampled: set[int] = set()
         for shape in reversed(self.shapes):
             batch, logits = self._front(*shape)
-            for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others)):
+            rows = shape[1]
+            if rows in sampled or (sampled and rows.bit_count() > 1):
+                continue
+            sampled.add(rows)
+            for variant in variants:
                 self._back(batch, logits, variant)
 
     def capture(self, on_shape: Callable[[Shape], object]) -> None:
