@@ -94,5 +94,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with contextlib.suppress(OSError):  # there is something left to write, and nobody to read it
+                pipe.close()
     process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,8 @@ from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
+from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
 from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
@@ -109,6 +112,61 @@ def the_compiler_is_hashed_once(launched: list[str]) -> None:
     assert triton_key.cache_info().misses == 1
 
 
+class Watched(CompilerProcess):
+    """A compiler's process whose jobs are watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[str] = []
+        self.complaints: list[str] = []
+
+    def compile(self, jobs: Sequence[Job]) -> Iterator[Compiled]:
+        self.jobs += [job.name for job in jobs]
+        for done in super().compile(jobs):
+            self.complaints.append(done.complaint)
+            yield done
+
+
+def what_is_not_on_the_disk_goes_to_the_compiler(launched: list[str]) -> None:
+    packed = torch.zeros(32, dtype=torch.int32)
+    compiler = Watched()
+    hits: list[bool] = []
+    try:
+        for wanted in (["apply_edits_kernel"], []):
+            apply_edits_kernel.device_caches.clear()
+            with launches_noted() as kernels:
+                apply_edits(torch.zeros(64, dtype=torch.int32), packed, 3)
+            with patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: hits.append(cache_hit)):
+                assert compile_kernels(kernels, compiler=compiler) == len(wanted)
+            assert compiler.jobs == wanted
+            compiler.jobs.clear()
+    finally:
+        compiler.close()
+    assert compiler.complaints == [""] and hits == [True, True]
+
+
+def what_the_compiler_cannot_compile_is_compiled_here(launched: list[str]) -> None:
+    compiler = Watched()
+    with launches_noted() as kernels:
+        launch(64)  # its module is another one over there
+    assert compile_kernels(kernels, compiler=compiler) == 1
+    assert "add_kernel" in compiler.complaints[0]
+    compiler.close()
+    launch(64)
+    assert launched == ["add_kernel"]
+
+
+def a_dead_compiler_is_replaced_by_threads(launched: list[str]) -> None:
+    compiler = Watched()
+    compiler._process.kill()
+    with launches_noted() as kernels:
+        launch(128)
+        launch(256)
+    assert compile_kernels(kernels, compiler=compiler) == 2
+    assert compiler.complaints == ["the compiler's process is gone"] * 2
+    compiler.close()
+
+
 def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
@@ -130,6 +188,9 @@ def main() -> None:
         errors_are_raised,
         the_disk_keeps_what_an_ordinary_launch_finds,
         the_compiler_is_hashed_once,
+        what_is_not_on_the_disk_goes_to_the_compiler,
+        what_the_compiler_cannot_compile_is_compiled_here,
+        a_dead_compiler_is_replaced_by_threads,
         another_triton_compiles_on_use,
     ]
     for check in checks:
