@@ -31,7 +31,7 @@ from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
-from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedRows, PackedStep
+from headway.state.packed_step import ROW_INTS, ROWS_AT, PackedRows, PackedStep, fits_before_rows
 from headway.state.slots import SlotArena
 
 NO_LIST = (0, 0)  # position, length
@@ -121,7 +121,7 @@ class ModelRunner:
         self.admissions = AdmissionWriter(arena, sampler)
         self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
-        num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
+        num_ints = ROWS_AT + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
         self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
@@ -171,8 +171,11 @@ class ModelRunner:
         staging = self._staging.acquire()
         changed = plan.slots is not self._last_slots
         if changed:
-            self._head, self._last_slots = PackedRows(plan), None  # until the variant is known, too
-        packed = PackedStep(staging.ints, self._head, plan.step % self.config.max_in_flight)
+            self._head, self._last_slots = PackedRows(plan), None  # until the device has the rows
+        only_decode = plan.num_decode_rows == plan.num_rows
+        few = only_decode and not plan.admissions and not plan.masks and fits_before_rows(len(plan.block_edit_ids))
+        index = plan.step % self.config.max_in_flight
+        packed = PackedStep(staging.ints, self._head, index, sent=few and not changed)
         new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
@@ -180,15 +183,15 @@ class ModelRunner:
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
-        only_decode = plan.num_decode_rows == plan.num_rows
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:
-            self._variant, self._last_slots = self._sampler.variant(plan.slots), plan.slots
+            self._variant = self._sampler.variant(plan.slots)
         variant = self._variant
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
+            self._last_slots = plan.slots
             num_edits = packed.num_edits
             if plan.masks or new_counted[1]:
                 num_edits = self._edit_first(num_edits)
