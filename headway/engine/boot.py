@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,7 @@ def build_engine(
     Args:
         progress: draw progress bars on a terminal.
         device: run on this one instead of the one that ``args.device`` names.
-        compiler: for kernels, begun earlier; closed when the engine is ready.
+        compiler: for kernels; without one, a GPU gets one that begins now.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
@@ -71,13 +72,10 @@ def build_engine(
     start, times = time.perf_counter(), PhaseTimes()
     with times.phase("device"):
         device = device or select_device(args.device)
-    if compiler is None and device.torch_device.type == "cuda":
-        compiler = CompilerProcess()
-    try:
+    with ExitStack() as stack:
+        if compiler is None and device.torch_device.type == "cuda":
+            compiler = stack.enter_context(closing(CompilerProcess()))
         core = _build(args, progress, device, WarmUp(device, times, progress, compiler), times)
-    finally:
-        if compiler is not None:
-            compiler.close()
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 

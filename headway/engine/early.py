@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 def build_engine(args: EngineArgs) -> EngineCore:
     """``boot.build_engine``, sooner."""
     start, compiler = time.perf_counter(), _begin(args)
-    with _no_collections():
-        try:
+    try:
+        with _no_collections():
             from headway.engine.boot import build_engine
-        except BaseException:
-            if compiler is not None:
-                compiler.close()
-            raise
-        logger.info("imports took %.1f s", time.perf_counter() - start)
-        return build_engine(args, compiler=compiler)
+
+            logger.info("imports took %.1f s", time.perf_counter() - start)
+            return build_engine(args, compiler=compiler)
+    finally:
+        if compiler is not None:
+            compiler.close()
 
 
 def _begin(args: EngineArgs) -> CompilerProcess | None:
