@@ -1,7 +1,7 @@
 """A process that compiles Triton's kernels, many at once. Imports no Triton, and no torch, so that it can begin before them.
 
 Threads of one process share Python's lock, a fifth of the compiler's work, and its allocator: sixteen of them compile three
-times as fast as one. The process here forks for every kernel instead, when it has imported all that a compiler needs.
+times as fast as one. The process here imports all that a compiler needs and forks instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process behind ``kernels.compiler_process``: ``python -m headway.kernels.triton_compile_child``.
 
-Reads jobs from standard input, a line of JSON each, and forks for each of them, as many at once as there are processors.
-Writes a line of JSON for each that is done: its number, its seconds, and what went wrong. Ends with its input.
+Reads jobs from standard input, a line of JSON each, and hands them to forks of itself, one for each processor. Writes a line
+of JSON for each that is done: its number, its seconds, and what went wrong. Ends with its input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import cache
 from triton.runtime.driver import driver
 
-READ_BYTES, COMPLAINT_BYTES = 1 << 20, 2000
+READ_BYTES, COMPLAINT_CHARACTERS = 1 << 20, 2000
 
 
 class CompilingDriver:
@@ -79,49 +79,94 @@ def compile_kernel(job: dict[str, Any], launcher_cls: Any) -> None:
         launcher_cls(kernel.src, kernel.metadata)
 
 
-def fork(job: dict[str, Any], launcher_cls: Any) -> tuple[int, int]:
-    """Compile in a process of its own; gives it, and the end of a pipe that says what went wrong and closes with it."""
-    ours, theirs = os.pipe()
-    if process := os.fork():
-        os.close(theirs)
-        return process, ours
+def complaint_about(job: dict[str, Any], launcher_cls: Any) -> str:
+    """Compile; gives what went wrong, if anything did."""
     try:
         compile_kernel(job, launcher_cls)
     except BaseException as error:
-        os.write(theirs, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES])
-    finally:
-        os._exit(0)
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Worker:
+    """A fork that compiles one kernel after the other.
+
+    Attributes:
+        said: file descriptor on which it says a line of JSON for each: what went wrong.
+        number, began: of the job it has, None without one, and when it got it.
+    """
+
+    def __init__(self, launcher_cls: Any) -> None:
+        jobs, self._jobs = os.pipe()
+        self.said, words = os.pipe()
+        self.number: int | None = None
+        self.began = 0.0
+        self._process = os.fork()
+        if self._process:
+            os.close(jobs)
+            os.close(words)
+            return
+        try:
+            os.close(self._jobs)  # its input ends with the process that forked it
+            with os.fdopen(jobs, encoding="utf-8") as lines:
+                for line in lines:
+                    os.write(words, json.dumps(complaint_about(json.loads(line), launcher_cls)).encode() + b"\n")
+        finally:
+            os._exit(0)
+
+    def begin(self, number: int, job: dict[str, Any]) -> None:
+        """Have it compile ``job``."""
+        self.number, self.began = number, time.perf_counter()
+        with contextlib.suppress(OSError):  # it has died: ``answer`` will see
+            os.write(self._jobs, json.dumps(job).encode() + b"\n")
+
+    def answer(self) -> tuple[str, bool]:
+        """What went wrong with the job it had, once ``said`` is readable; and whether it lives on."""
+        data = b""
+        while not data.endswith(b"\n"):
+            part = os.read(self.said, READ_BYTES)
+            if not part:
+                os.close(self.said)
+                os.close(self._jobs)
+                return f"its process ended with status {os.waitpid(self._process, 0)[1]}", False
+            data += part
+        return str(json.loads(data)), True
 
 
 def serve(requests: int, answers: int, launcher_cls: Any) -> None:
     """Read jobs from the file descriptor ``requests`` until its end; write about those that are done to ``answers``."""
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting: deque[tuple[int, dict[str, Any]]] = deque()
-    running: dict[int, tuple[int, int, float]] = {}  # pipe -> process, number of the job, begin
+    workers: dict[int, Worker] = {}  # by what they say
+    idle: list[Worker] = []
     partial = b""
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                data = os.read(key.fd, READ_BYTES)
                 if key.fd != requests:
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    process, number, begin = running.pop(key.fd)
-                    status = os.waitpid(process, 0)[1]
-                    complaint = data.decode(errors="replace") or (f"it ended with status {status}" if status else "")
-                    answer = [number, time.perf_counter() - begin, complaint]
+                    worker = workers[key.fd]
+                    number, began = worker.number, worker.began
+                    complaint, alive = worker.answer()
+                    if alive:
+                        idle.append(worker)
+                    else:
+                        selector.unregister(key.fd)
+                        del workers[key.fd]
+                    answer = [number, time.perf_counter() - began, complaint[:COMPLAINT_CHARACTERS]]
                     os.write(answers, json.dumps(answer).encode() + b"\n")
-                elif data:
-                    *lines, partial = (partial + data).split(b"\n")
-                    waiting.extend(json.loads(line) for line in lines)
-                else:
+                    continue
+                data = os.read(requests, READ_BYTES)
+                if not data:
                     return
-            while waiting and len(running) < most:
-                number, job = waiting.popleft()
-                process, pipe = fork(job, launcher_cls)
-                running[pipe] = process, number, time.perf_counter()
-                selector.register(pipe, selectors.EVENT_READ)
+                *lines, partial = (partial + data).split(b"\n")
+                waiting.extend(json.loads(line) for line in lines)
+            while waiting and (idle or len(workers) < most):
+                if not idle:
+                    idle.append(Worker(launcher_cls))
+                    workers[idle[0].said] = idle[0]
+                    selector.register(idle[0].said, selectors.EVENT_READ)
+                idle.pop().begin(*waiting.popleft())
 
 
 def main() -> None:
