@@ -21,6 +21,9 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime import cache
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from headway.kernels.triton_keys import settle_key
 
 READ_BYTES, COMPLAINT_CHARACTERS = 1 << 20, 2000
 
@@ -63,17 +66,21 @@ class Preparation(threading.Thread):
 
 
 def import_kernels() -> None:
-    """Import every module with kernels, so that no fork has to."""
+    """Import every module with kernels, and hash these, so that no fork has to."""
     folder = Path(__file__).parent
     for path in sorted(folder.glob("*/*triton*.py")):
         with contextlib.suppress(ImportError):  # a kernel for another Triton
-            importlib.import_module(f"headway.kernels.{path.parent.name}.{path.stem}")
+            module = importlib.import_module(f"headway.kernels.{path.parent.name}.{path.stem}")
+            for function in vars(module).values():
+                if isinstance(function, JITFunction):
+                    settle_key(function)
 
 
 def compile_kernel(job: dict[str, Any], launcher_cls: Any) -> None:
     """Compile, and build the launcher."""
     driver.set_active(CompilingDriver(GPUTarget(*job["target"]), launcher_cls))
     function = getattr(importlib.import_module(job["module"]), job["name"])
+    settle_key(function)
     kernel = function.preload(job["specialization"])
     if launcher_cls is not None:
         launcher_cls(kernel.src, kernel.metadata)

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from headway.core.log import logger
 from headway.kernels.compiler_process import CompilerProcess, Job
+from headway.kernels.triton_keys import settle_key
 
 MAX_THREADS = 16
 """More would wait for Python's lock."""
@@ -48,6 +49,10 @@ class NotedKernel:
     def result(self) -> Any:
         """The kernel. Triton asks this of a kernel in the making at its launch: by another thread, or after all was noted."""
         return self._function.preload(self._specialization)
+
+    def settle(self) -> None:
+        """See ``triton_keys``."""
+        settle_key(self._function)
 
     @property
     def job(self) -> Job:
@@ -147,6 +152,8 @@ def compile_kernels(
     """
     if not kernels:
         return 0
+    for kernel in kernels:
+        kernel.settle()
     threads: set[int] = set()
     size = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(size, "headway-compile", lambda: threads.add(threading.get_ident())) as pool:

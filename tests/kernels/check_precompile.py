@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
 from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
+from headway.kernels.triton_keys import settle_key
 from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
@@ -32,6 +33,19 @@ def add_kernel(x, number, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def wrong_kernel(x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x + tl.arange(0, SIZE), missing)  # type: ignore[name-defined]  # noqa: F821
+
+
+OFFSET = tl.constexpr(3)
+
+
+@triton.jit
+def shifted(number):  # type: ignore[no-untyped-def]
+    return number + OFFSET
+
+
+@triton.jit
+def calling_kernel(x, number):  # type: ignore[no-untyped-def]
+    tl.store(x, shifted(number))
 
 
 def launch(size: int) -> None:
@@ -167,6 +181,22 @@ def a_dead_compiler_is_replaced_by_threads(launched: list[str]) -> None:
     compiler.close()
 
 
+def key_after(first: Sequence[Any], settle: bool) -> str:
+    """The name of ``calling_kernel`` when the functions in ``first`` were hashed before."""
+    for function in (shifted, calling_kernel):
+        function.hash, function.used_global_vals = None, {}
+    for function in first:
+        _ = function.cache_key
+    if settle:
+        settle_key(calling_kernel)
+    return str(calling_kernel.cache_key)
+
+
+def names_do_not_depend_on_what_was_hashed_before(launched: list[str]) -> None:
+    assert key_after([], True) == key_after([shifted], True) == key_after([shifted], False)
+    assert key_after([], False) != key_after([shifted], False), "Triton has mended it: triton_keys can go"
+
+
 def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
@@ -191,6 +221,7 @@ def main() -> None:
         what_is_not_on_the_disk_goes_to_the_compiler,
         what_the_compiler_cannot_compile_is_compiled_here,
         a_dead_compiler_is_replaced_by_threads,
+        names_do_not_depend_on_what_was_hashed_before,
         another_triton_compiles_on_use,
     ]
     for check in checks:
