@@ -111,7 +111,9 @@ def long_loops(layer: Layer, rows: int) -> Iterator[MidTile]:
         if block > 64 and rows <= 64:
             continue
         tile = MidTile(wide, 64, splits, weights - 1 - trailing, activations - 1 - trailing, warps, block, trailing)
-        full = any(0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2, 3))
+        full = any(
+            0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2, 3)
+        )
         if full and tile.fits(layer.inputs) and tile.ring(layer.inputs) == weights:
             yield tile
 

@@ -24,9 +24,10 @@ from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
+from headway.kernels.paged_attention.early_decode import early_tile
+from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
-from headway.kernels.paged_attention.triton import prefill_kernel
-from headway.kernels.paged_attention.triton_decode import decode_kernel
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
@@ -117,9 +118,9 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    for turn, hold in ((False, False), (True, False), (True, True)):
-        more = {"GROUP": heads // kv_heads, "TURN": turn, "Q_NORM": turn, "K_NORM": turn, "HOLD": hold}
-        compile_kernel(f"decode {name} turn={turn} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
+    for hold in (False, True):
+        more = {"GROUP": heads // kv_heads, "HOLD": hold}
+        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
@@ -131,6 +132,22 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) ->
     constants = {"H": heads, "KH": kv_heads, "D": size, "BS": block_size, "BLOCK_M": 128, "BLOCK_N": 128}
     name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
     compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
+
+
+def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
+    tile = early_tile(rows * kv_heads, SMS)
+    constants = {
+        "H": heads,
+        "GROUP": heads // kv_heads,
+        "D": size,
+        "BS": 16,
+        "OFFSET_STRIDE": size,
+        "STAGES": tile.stages,
+    }
+    constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
+    copies = 2 * tile.stages * 16 * size // (8 * 32)  # of 16 bytes, by each thread
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} copies {copies}"
+    compile_kernel(name, early_decode_kernel, constants, num_warps=tile.num_warps)
 
 
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
@@ -181,6 +198,9 @@ def main() -> None:
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
+    for rows in (1, 8, 16, 64, 256):
+        compile_early_decode(128, 16, 8, rows, windowed=False, capped=False)
+    compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
     compile_overlapped(128, 16, 8, 16)
     compile_overlapped(64, 32, 4, 256)
     for parts, add in ((0, False), (0, True), (4, True)):

@@ -10,6 +10,7 @@ import torch
 
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -22,6 +23,13 @@ from headway.kernels.testing import (
 
 ROWS = [1, 37, 0, 130, 64, 65]  # context lengths; 64 ends with a tile, 65 begins one with its newest token
 CACHES = (7, 8)
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16},
+    {"size": 64, "dtype": torch.float16},
+]
+"""Of the kernel for all devices and, from the second on, of the one for Hopper."""
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64"])
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +66,7 @@ def make(
         positions.append(max(newest, 0))
         if context:
             inputs.k_cache[block, newest % block_size] = inputs.v_cache[block, newest % block_size] = float("nan")
-    ints = {"dtype": torch.int32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     qkv = make_random(len(contexts) + pad_rows, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
     q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
     return [
@@ -95,8 +103,9 @@ def test_reference_is_its_two_halves(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
 @pytest.mark.parametrize("norms", [True, False])
-def test_kernel_equals_reference(norms: bool, dtype: torch.dtype, device: str) -> None:
-    check(make(ROWS, device, norms=norms, dtype=dtype))
+@pytest.mark.parametrize("size", [16, 128])
+def test_kernel_equals_reference(size: int, norms: bool, dtype: torch.dtype, device: str) -> None:
+    check(make(ROWS, device, norms=norms, dtype=dtype, size=size))
 
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
@@ -110,30 +119,36 @@ def test_heads_that_are_not_rotated_whole_take_two_launches(size: int, rotary: i
     check(make([70, 5], device, size=size, rotary=rotary))
 
 
+@shapes
 @pytest.mark.parametrize(("window", "block_size"), [(1, 8), (7, 16), (64, 8), (65, 64), (1000, 16)])
-def test_windows_and_block_sizes(window: int, block_size: int, device: str) -> None:
-    check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size))
+def test_windows_and_block_sizes(window: int, block_size: int, shape: dict[str, Any], device: str) -> None:
+    check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size, **shape))
 
 
+@shapes
 @pytest.mark.parametrize("window", [0, 30])
-def test_soft_cap(window: int, device: str) -> None:
-    check(make(ROWS, device, window=window, soft_cap=0.7))
+def test_soft_cap(window: int, shape: dict[str, Any], device: str) -> None:
+    check(make(ROWS, device, window=window, soft_cap=0.7, **shape))
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_with_and_without_a_tile_before_the_wait(hold: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.kernels.paged_attention.launch.holds_tile", lambda *_: hold)
-    check(make(ROWS, device, window=40))
-
-
-def test_many_splits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@shapes
+def test_many_splits(shape: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split each tile: one has the newest token only, and it writes it once."""
-    monkeypatch.setattr("headway.kernels.paged_attention.launch.num_sms", lambda device: 132)
-    check(make([1025, 40, 1], device, heads=(2, 1), bound=1100))
+    for module in ("launch", "early_decode"):
+        monkeypatch.setattr(f"headway.kernels.paged_attention.{module}.num_sms", lambda device: 132)
+    check(make([1025, 40, 1], device, **{**shape, "heads": (2, 1)}, bound=1100))
 
 
-def test_padding_and_zombies_give_zeros_and_write_nothing(device: str) -> None:
-    arguments = make([0, 33], device, pad_rows=3)
+@shapes
+def test_many_rows_fill_the_device(shape: dict[str, Any], device: str) -> None:
+    """No row is split then but the long one."""
+    others = 250 if device == "cuda" else 6
+    check(make([2100, *[37] * others], device, **shape, bound=2200))
+
+
+@shapes
+def test_padding_and_zombies_give_zeros_and_write_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([0, 33], device, pad_rows=3, **shape)
     before = arguments[7].clone()
     out = check(arguments)
     assert not out[0].any() and not out[2:].any() and bool(out[1].any())
@@ -141,8 +156,9 @@ def test_padding_and_zombies_give_zeros_and_write_nothing(device: str) -> None:
     assert int(changed.sum()) == 1
 
 
-def test_a_kv_slot_outside_the_cache_writes_nothing(device: str) -> None:
-    arguments = make([33, 12], device)
+@shapes
+def test_a_kv_slot_outside_the_cache_writes_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([33, 12], device, **shape)
     arguments[6][0] = arguments[7].shape[0] * arguments[7].shape[1]
     arguments[6][1] = -1
     before = arguments[7].clone()
@@ -157,3 +173,20 @@ def test_no_rows(device: str) -> None:
 def test_meta_gives_shapes(device: str) -> None:
     meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in make([4, 9], device)]
     assert decode_attention(*meta).shape == (2, 6, 16)
+
+
+def test_tiles_of_the_kernel_for_hopper() -> None:
+    """Every number of programs has a tile, and as many as are to share a processor fit it together."""
+    for programs in range(1, 4096):
+        tile = early_tile(programs, 132)
+        tile_bytes = 2 * WARP_KEYS * tile.num_warps * max(SIZES) * 2
+        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, programs
+
+
+def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: device.type == "cuda")
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(128, 8, torch.bfloat16, cuda) and serves(64, 1, torch.float16, cuda)
+    assert not serves(128, 9, torch.bfloat16, cuda), "a product has eight columns"
+    assert not serves(80, 2, torch.bfloat16, cuda) and not serves(128, 2, torch.float32, cuda)
+    assert not serves(128, 2, torch.bfloat16, cpu)

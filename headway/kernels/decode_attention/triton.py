@@ -1,15 +1,12 @@
-"""``decode_attention`` on CUDA: one launch, or two where heads are not rotated whole."""
+"""``decode_attention`` on CUDA: one launch on Hopper, two elsewhere and where heads are not rotated whole."""
 
 from __future__ import annotations
 
 import torch
 
-from headway.core.ints import next_power_of_2
-from headway.kernels.paged_attention.launch import Turn, launch_decode, paged_attention
+from headway.kernels.paged_attention.early_decode import Turn, launch_early_decode, serves
+from headway.kernels.paged_attention.launch import paged_attention
 from headway.kernels.rope_kv_write.triton import rope_kv_write
-
-SIZES = range(16, 257)
-"""Head sizes of the single launch, powers of two."""
 
 
 def decode_attention(
@@ -33,8 +30,8 @@ def decode_attention(
     soft_cap: float,
     max_seq_len_bound: int,
 ) -> torch.Tensor:
-    size = k_cache.shape[3]
-    if size != cos_sin.shape[1] or size not in SIZES or size != next_power_of_2(size):
+    size, rotary, group = k_cache.shape[3], cos_sin.shape[1], num_heads // k_cache.shape[2]
+    if rotary != size or not serves(size, group, qkv.dtype, qkv.device):
         q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
         return paged_attention(
             q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
@@ -44,8 +41,7 @@ def decode_attention(
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     out = torch.empty((qkv.shape[0], num_heads, size), dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0]:
-        launch_decode(
-            qkv, k_cache, v_cache, out, arrivals, (block_tables, row_slots, seq_lens), (scale, window, soft_cap),
-            qkv.shape[0], max_seq_len_bound, turn=Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots),
-        )  # fmt: skip
+        turn, tables = Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots), (block_tables, row_slots, seq_lens)
+        numbers = (scale, window, soft_cap)
+        launch_early_decode(qkv, k_cache, v_cache, out, arrivals, tables, numbers, max_seq_len_bound, turn)
     return out

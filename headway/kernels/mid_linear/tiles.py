@@ -97,7 +97,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
         },
         ("mid_gate_up", 6144, 1024): {
-            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(32, 64, 1, 8, 8, 4),
+            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
             128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
             256: MidTile(64, 64, 1, 5, 3, 8, 128),
         },
@@ -108,6 +108,10 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         ("linear_parts", 1024, 3072): {
             16: MidTile(32, 128, 3, 8, 8, 4), 32: MidTile(64, 64, 4, 12, 12, 4), 64: MidTile(32, 128, 3, 8, 8, 4),
             128: MidTile(32, 128, 2, 12, 2, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
+        },
+        ("mid_linear", 151936, 1024): {
+            8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4), 32: MidTile(128, 64, 1, 2, 2, 4),
+            64: MidTile(128, 128, 1, 4, 3, 4),
         },
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from headway.core.ints import next_power_of_2
@@ -17,8 +15,7 @@ from headway.kernels.paged_attention.tiles import (
     num_sms,
     prefill_tile,
 )
-from headway.kernels.paged_attention.triton import prefill_kernel
-from headway.kernels.paged_attention.triton_decode import decode_kernel
+from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.triton_early import launch_early
 
 
@@ -56,18 +53,6 @@ def paged_attention(
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What makes queries, keys and values of the projections; shapes as in ``rope_kv_write``."""
-
-    positions: torch.Tensor
-    cos_sin: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    eps: float
-    kv_slots: torch.Tensor
-
-
 def launch_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -79,36 +64,29 @@ def launch_decode(
     num_rows: int,
     max_seq_len_bound: int,
     tile: DecodeTile | None = None,
-    turn: Turn | None = None,
 ) -> None:
-    """Rows [0, num_rows), one kernel; with ``turn``, q is [T, (H + 2 KH) * D], the projections."""
+    """Rows [0, num_rows), one kernel."""
     block_tables, row_slots, seq_lens = tables
     scale, window, soft_cap = numbers
     num_rows = min(num_rows, q.shape[0])
-    heads, size = out.shape[1:]
+    heads, size = q.shape[1:]
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
-    turned = turn is not None
-    hold = turned and holds_tile(num_rows * kv_heads, num_sms(q.device))
+    hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
         top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
     num_slots, table_width = block_tables.shape
-    turn = turn or Turn(row_slots, top, None, None, 0.0, row_slots)
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
-        turn.positions, turn.cos_sin, turn.cos_sin if turn.q_norm is None else turn.q_norm,
-        turn.cos_sin if turn.k_norm is None else turn.k_norm, turn.kv_slots,
-        num_rows, num_slots, num_blocks, turn.cos_sin.shape[0], table_width, num_splits, min_tiles,
-        scale, window, soft_cap, turn.eps,
+        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
-        TURN=turned, Q_NORM=turn.q_norm is not None, K_NORM=turn.k_norm is not None, HOLD=hold,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip
 

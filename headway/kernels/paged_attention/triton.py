@@ -1,6 +1,6 @@
-"""Triton kernel of ``paged_attention`` for rows of several tokens, and what it shares with the decode kernel.
+"""Triton kernels of ``paged_attention``: split-KV decode and tiled prefill.
 
-Both pack the query heads of one KV head into the rows of one matrix product, keep logits in base 2 (scale * log2 e is
+They pack the query heads of one KV head into the rows of one matrix product, keep logits in base 2 (scale * log2 e is
 folded into the exponent's multiply-add), and find their work from device lengths only. Grids come from host numbers,
 so every launch can be captured in a CUDA graph and replayed at any length.
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from headway.kernels.triton_early import start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROW_SEARCH = tl.constexpr(256)
@@ -23,16 +25,6 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
     length = tl.load(seq_lens_ptr + row, mask=row < num_rows, other=0)
     known = (slot >= 0) & (slot < num_slots)
     return tl.where(known, slot, 0), tl.where(known, tl.minimum(length, capacity), 0)
-
-
-@triton.jit
-def base_2(logits, scale, soft_cap, CAPPED: tl.constexpr):
-    """Scaled logits, capped with CAPPED, over ln 2."""
-    if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
-        twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
-        return (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
-    else:
-        return logits * (scale * LOG2E)
 
 
 @triton.jit
@@ -56,10 +48,11 @@ def fold(
 ):
     """One tile of keys and values into the running softmax."""
     logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if CAPPED:
-        logits = base_2(logits, scale, soft_cap, CAPPED)
+    if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
+        twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
+        logits = (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
         factor = 1.0
-    else:  # folded into the exponent
+    else:
         factor = scale * LOG2E
     if MASKED:
         seen = (position[None, :] <= q_position[:, None]) & (position < seq_len)[None, :]
@@ -131,6 +124,187 @@ def attend(
         block = ahead
         position += BLOCK_N
     return acc, total, top
+
+
+@triton.jit
+def cache_place(table, position, keep, num_blocks, block_stride, offset_stride, BS: tl.constexpr):
+    """Where the keys (or values) of these positions begin in a head's cache; a safe place where not ``keep``."""
+    block = tl.load(table + position // BS, mask=keep, other=0)
+    block = tl.where((block >= 0) & (block < num_blocks), block, 0).to(tl.int64)
+    return block * block_stride + (position % BS) * offset_stride
+
+
+@triton.jit
+def load_stored(
+    k_ptr, v_ptr, table, position, newest, num_blocks, block_stride, offset_stride,
+    D: tl.constexpr, BS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(keys, values) [BLOCK_N, BLOCK_D] of a decode row that earlier steps wrote: those before its newest token."""
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    stored = position < newest
+    place = cache_place(table, position, stored, num_blocks, block_stride, offset_stride, BS)[:, None] + dim
+    keep = stored[:, None] & (dim < D)
+    return tl.load(k_ptr + place, mask=keep, other=0.0), tl.load(v_ptr + place, mask=keep, other=0.0)
+
+
+@triton.jit
+def add_newest(
+    k, v, k_ptr, v_ptr, table, position, newest, holds, num_blocks, block_stride, offset_stride,
+    D: tl.constexpr, BS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The tile with the newest token's key and value, if this is the tile that ``holds`` it."""
+    dim = tl.arange(0, BLOCK_D)
+    place = cache_place(table, newest, holds, num_blocks, block_stride, offset_stride, BS) + dim
+    new_k = tl.load(k_ptr + place, mask=holds & (dim < D), other=0.0)
+    new_v = tl.load(v_ptr + place, mask=holds & (dim < D), other=0.0)
+    here = (position == newest)[:, None]
+    return tl.where(here, new_k[None, :], k), tl.where(here, new_v[None, :], v)
+
+
+@triton.jit
+def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr):
+    """(first tile, number of tiles, tiles per split, splits in use) of a decode row, from its true length."""
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(seq_len - window, 0) // BLOCK_N
+    tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
+    wanted = tl.maximum(tl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
+    share = tl.maximum((tiles + wanted - 1) // wanted, 1)
+    return first, tiles, share, (tiles + share - 1) // share
+
+
+@triton.jit
+def weigh_splits(
+    out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
+    GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from the partial results of their splits."""
+    CHUNK: tl.constexpr = 32 // MEMBERS if MEMBERS < 16 else 2
+    member = tl.arange(0, MEMBERS)
+    head = first_head + member
+    dim = tl.arange(0, BLOCK_D)
+    best = tl.full([MEMBERS], float("-inf"), tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, BLOCK_D], tl.float32)
+    for start in range(0, used, CHUNK):
+        split = start + tl.arange(0, CHUNK)
+        keep = (member < GROUP)[:, None] & (split < used)[None, :]
+        at = head[:, None] * num_splits + split[None, :]
+        top = tl.load(top_ptr + at, mask=keep, other=float("-inf"))
+        at_part = partial_ptr + at[:, :, None] * D + dim[None, None, :]
+        part = tl.load(at_part, mask=keep[:, :, None] & (dim < D)[None, None, :], other=0.0)
+        new_best = tl.maximum(best, tl.max(top, axis=1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # members beyond the group
+        weights = tl.exp2(top - shift[:, None])
+        decay = tl.exp2(best - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None] + tl.sum(part * weights[:, :, None], axis=1)
+        best = new_best
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
+    tl.store(out_ptr + head[:, None] * D + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr"],
+)
+def decode_kernel(
+    q_ptr,  # [T, H, D]
+    k_ptr,  # [NB, BS, KH, D]
+    v_ptr,
+    out_ptr,  # [T, H, D]
+    partial_ptr,  # f32 [R, H, num_splits, D]
+    top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
+    arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
+    tables_ptr,  # [S, table_width]
+    row_slots_ptr,
+    seq_lens_ptr,
+    num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
+    scale, window, soft_cap,
+    q_stride, block_stride, offset_stride, head_stride,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MEMBERS: tl.constexpr,  # GROUP, rounded up
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HOLD: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
+    the program that is done last weighs them all; their order does not depend on which it is.
+
+    With ``HOLD`` it fetches its first tile before it waits for the queries; only the newest key and value are missing then.
+    """
+    start_next(EARLY)
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
+    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
+    if split >= tl.maximum(used, 1):
+        wait_for_inputs(EARLY)
+        return
+
+    dim = tl.arange(0, BLOCK_D)
+    table = tables_ptr + slot.to(tl.int64) * table_width
+    k_head = k_ptr + kv_head * head_stride
+    v_head = v_ptr + kv_head * head_stride
+    begin = (first + split * share) * BLOCK_N
+    end = tl.minimum((first + tl.minimum(split * share + share, tiles)) * BLOCK_N, seq_len)
+    newest = seq_len - 1
+    member = tl.arange(0, BLOCK_M)
+    head = kv_head * GROUP + member
+    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
+    inside = row.to(tl.int64) * q_stride + head[:, None] * D + dim[None, :]
+    q_position = tl.zeros([BLOCK_M], tl.int32) + newest
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HOLD:
+        position = begin + tl.arange(0, BLOCK_N)
+        k, v = load_stored(
+            k_head, v_head, table, position, newest, num_blocks, block_stride, offset_stride, D, BS, BLOCK_D
+        )
+        wait_for_inputs(EARLY)
+        q = tl.load(q_ptr + inside, mask=keep, other=0.0)
+        k, v = add_newest(
+            k, v, k_head, v_head, table, position, newest, (newest >= begin) & (newest < begin + BLOCK_N),
+            num_blocks, block_stride, offset_stride, D, BS, BLOCK_D,
+        )  # fmt: skip
+        acc, total, top = fold(
+            acc, total, top, q, q_position, k, v, position, seq_len, scale, window, soft_cap,
+            True, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+        begin += BLOCK_N
+    else:
+        wait_for_inputs(EARLY)
+        q = tl.load(q_ptr + inside, mask=keep, other=0.0)
+    acc, total, top = attend(
+        acc, total, top, q, q_position, k_head, v_head, table,
+        begin, end, seq_len, num_blocks, scale, window, soft_cap, block_stride, offset_stride,
+        D, BS, BLOCK_N, BLOCK_D, True, WINDOWED, CAPPED, PRECISION,
+    )  # fmt: skip
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    if used <= 1:
+        place = row.to(tl.int64) * (H * D) + head[:, None] * D + dim[None, :]
+        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=keep)
+    else:
+        part = (row.to(tl.int64) * H + head) * num_splits + split
+        tl.store(partial_ptr + part[:, None] * D + dim[None, :], result, mask=keep)
+        tl.store(top_ptr + part, top + tl.log2(total), mask=member < GROUP)
+        tl.debug_barrier()  # all threads' parts are stored before one thread says so
+        arrival = arrivals_ptr + row * (H // GROUP) + kv_head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
+            tl.store(arrival, 0)
+            weigh_splits(out_ptr, partial_ptr, top_ptr, row.to(tl.int64) * H + kv_head * GROUP, used, num_splits,
+                         GROUP, D, MEMBERS, BLOCK_D)  # fmt: skip
 
 
 @triton.jit
