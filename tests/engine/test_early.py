@@ -88,10 +88,15 @@ def test_collections_are_as_before_afterwards(enabled: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(KeyError), early._no_collections():
+        with pytest.raises(KeyError), early._no_collections() as set_aside:
             assert not gc.isenabled()
+            set_aside()
+            assert gc.get_freeze_count() > 0
+            made = [[number] for number in range(1000)]
             raise KeyError
-        assert gc.isenabled() == enabled
+        young = gc.get_objects(generation=0)
+        assert gc.isenabled() == enabled and gc.get_freeze_count() == 0
+        assert not any(each is made for each in young)
     finally:
         (gc.enable if before else gc.disable)()
 
