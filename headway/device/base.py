@@ -83,8 +83,13 @@ class Device(Protocol):
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """An int32 [num_ints] host buffer that copies from and to the device can use without blocking."""
 
-    def capture(self, body: Callable[[], object]) -> Graph:
-        """Record the work that ``body`` queues, without running it. Only where ``captures_graphs``."""
+    def capture(self, body: Callable[[], object], *, first: Graph | None = None, reused: bool = False) -> Graph:
+        """Record the work that ``body`` queues, without running it. Only where ``captures_graphs``.
+
+        Args:
+            first: the graph begins with the work of this one, which is not recorded again.
+            reused: other graphs will begin with this one.
+        """
 
     def memory_bytes(self) -> tuple[int, int]:
         """(free, total) bytes where weights and KV live."""

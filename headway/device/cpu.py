@@ -63,7 +63,7 @@ class CpuDevice:
         """Plain memory."""
         return torch.zeros(num_ints, dtype=torch.int32)
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def capture(self, body: Callable[[], object], *, first: Graph | None = None, reused: bool = False) -> Graph:
         """A CPU records nothing."""
         raise NotImplementedError("the CPU device captures no graphs")
 

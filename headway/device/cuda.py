@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
-from headway.device.base import Event, Graph, Stream
+from headway.device.base import DeviceError, Event, Graph, Stream
+
+_SET_CAPTURE_DEPENDENCIES = 1
 
 
 class CudaStream:
@@ -65,6 +68,22 @@ class CudaGraph:
         """Launch it on the current stream."""
         self._raw.replay()
 
+    def embed(self, stream: torch.cuda.Stream) -> None:
+        """Add its work to the graph that is being captured on ``stream``, as torch cannot. It must have been kept."""
+        driver, queue = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(stream.cuda_stream)
+        status, ident, num_before = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+        graph, before, node = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        found = driver.cuStreamGetCaptureInfo_v2(
+            queue, *(ctypes.byref(each) for each in (status, ident, graph, before, num_before))
+        )
+        mine = ctypes.c_void_p(self._raw.raw_cuda_graph())
+        found = found or driver.cuGraphAddChildGraphNode(ctypes.byref(node), graph, before, num_before, mine)
+        found = found or driver.cuStreamUpdateCaptureDependencies(
+            queue, ctypes.byref(node), ctypes.c_size_t(1), ctypes.c_uint(_SET_CAPTURE_DEPENDENCIES)
+        )
+        if found:
+            raise DeviceError(f"a graph cannot be made part of another: CUDA error {found}")
+
 
 class CudaDevice:
     """One GPU. See ``device.base.Device``.
@@ -104,12 +123,17 @@ class CudaDevice:
         """Pinned memory where possible."""
         return torch.zeros(num_ints, dtype=torch.int32, pin_memory=self.pins_memory)
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def capture(self, body: Callable[[], object], *, first: Graph | None = None, reused: bool = False) -> Graph:
         """Capture on ``main``. All graphs share one memory pool, since only one runs at a time."""
         assert isinstance(self.main, CudaStream)
-        raw = torch.cuda.CUDAGraph()
+        raw = torch.cuda.CUDAGraph(keep_graph=reused)
         with torch.cuda.graph(raw, pool=self._graph_pool, stream=self.main.raw, capture_error_mode="thread_local"):
+            if first is not None:
+                assert isinstance(first, CudaGraph)
+                first.embed(self.main.raw)
             body()
+        if reused:
+            raw.instantiate()
         return CudaGraph(raw)
 
     def memory_bytes(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.sizes import KVShape, Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context
 from headway.engine.warm_up import PhaseTimes, WarmUp
+from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.cpu.ops import preferred_dtype
 from headway.models.config import DecoderConfig, decoder_config, kv_spec
 from headway.models.decoder import DecoderModel
@@ -50,12 +52,19 @@ class Loaded:
     model: DecoderModel
 
 
-def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | None = None) -> EngineCore:
+def build_engine(
+    args: EngineArgs,
+    *,
+    progress: bool = True,
+    device: Device | None = None,
+    compiler: CompilerProcess | None = None,
+) -> EngineCore:
     """Load the model and make a ready engine.
 
     Args:
         progress: draw progress bars on a terminal.
         device: run on this one instead of the one that ``args.device`` names.
+        compiler: for kernels; without one, a GPU gets one that begins now.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
@@ -63,13 +72,22 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
     start, times = time.perf_counter(), PhaseTimes()
     with times.phase("device"):
         device = device or select_device(args.device)
-    warm_up = WarmUp(device, times, progress)
+    with ExitStack() as stack:
+        if compiler is None and device.torch_device.type == "cuda":
+            compiler = stack.enter_context(closing(CompilerProcess()))
+        core = _build(args, progress, device, WarmUp(device, times, progress, compiler), times)
+    logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
+    return core
+
+
+def _build(args: EngineArgs, progress: bool, device: Device, warm_up: WarmUp, times: PhaseTimes) -> EngineCore:
     with times.phase("weights"):
         loaded = _load(args, progress, device)
     sizes = choose_sizes(args, loaded.config, device.asynchronous)
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
-    warm_up.prepare_steps(runner, capture=device.captures_graphs and not args.enforce_eager)
+    if device.captures_graphs and not args.enforce_eager:
+        warm_up.capture(runner)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
@@ -83,9 +101,7 @@ def build_engine(args: EngineArgs, *, progress: bool = True, device: Device | No
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    core = EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits)
-    logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
-    return core
+    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits)
 
 
 def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:

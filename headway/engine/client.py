@@ -28,7 +28,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, HeadwayError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
 
-DEFAULT_FACTORY = "headway.engine.boot:build_engine"
+DEFAULT_FACTORY = "headway.engine.early:build_engine"
 
 ThreadCommand = Vocabulary | list[AddRequest] | list[str]
 """What a ThreadClient's thread is told: to learn, to add, or to abort."""

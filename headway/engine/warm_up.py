@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from headway.core.log import logger
 from headway.core.params import MAX_LOGPROB_TOKEN_IDS
 from headway.device.base import Device
 from headway.engine.sizes import Sizes
+from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.sample import RANDOM
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
 from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
@@ -52,16 +53,20 @@ class WarmUp:
         device: of the runners.
         times: takes the phases "kernels", "rehearsal" and "graphs".
         progress: draw progress bars on a terminal.
+        compiler: compiles kernels; None: this process does.
     """
 
-    def __init__(self, device: Device, times: PhaseTimes, progress: bool) -> None:
-        self._times, self._progress = times, progress
+    def __init__(
+        self, device: Device, times: PhaseTimes, progress: bool, compiler: CompilerProcess | None = None
+    ) -> None:
+        self._times, self._progress, self._compiler = times, progress, compiler
         self._hashing = threading.Thread(target=_hash_compiler, name="headway-hash", daemon=True)
         if device.compiles_kernels:  # while weights are loaded
             self._hashing.start()
 
     def rehearse(self, runner: ModelRunner, sizes: Sizes) -> None:
-        """Run the largest step there can be, which loads kernels and libraries and shows how much memory it takes.
+        """Compile the kernels of all steps, and run the largest step there can be, which loads libraries and shows how much
+        memory it takes.
 
         Raises:
             OutOfMemoryError: it does not fit.
@@ -69,7 +74,7 @@ class WarmUp:
         num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
         num_rows = min(sizes.max_num_seqs, num_tokens)
         try:
-            self._compile(runner, lambda: runner.rehearse(num_tokens, num_rows))
+            self._compile(runner, num_tokens, num_rows)
             with self._times.phase("rehearsal"):
                 runner.rehearse(num_tokens, num_rows)
         except torch.OutOfMemoryError as error:
@@ -78,20 +83,9 @@ class WarmUp:
                 "lower max_num_batched_tokens or max_num_seqs"
             ) from error
 
-    def prepare_steps(self, runner: ModelRunner, *, capture: bool) -> None:
-        """Compile the kernels of steps of all common shapes; ``capture`` them as graphs, and let the runner replay these."""
+    def capture(self, runner: ModelRunner) -> None:
+        """Capture steps of all common shapes as graphs, and let the runner replay these. After ``rehearse``."""
         decode, prefill = _graphs(runner)
-        eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
-        eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
-
-        def rehearse() -> None:
-            with runner.device.main.active(), torch.inference_mode():
-                prefill.rehearse(eager)
-                decode.rehearse(eager)
-
-        self._compile(runner, rehearse)
-        if not capture:
-            return
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
         bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
         with self._times.phase("graphs"), bar as advance, torch.inference_mode():
@@ -100,9 +94,12 @@ class WarmUp:
         runner.use_graphs(decode, prefill)
         logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
 
-    def _compile(self, runner: ModelRunner, rehearsal: Callable[[], None]) -> None:
-        """Compile the kernels that ``rehearsal`` launches, where there is something to compile. It runs without these
-        launches, so only the host's part of it, and torch's own kernels, have been used afterwards."""
+    def _compile(self, runner: ModelRunner, num_tokens: int, num_rows: int) -> None:
+        """Compile the kernels of the largest step and of those of all common shapes, where there is something to compile.
+
+        They run without Triton's launches for that, so only the host's part of them, and torch's own kernels, have been used
+        afterwards.
+        """
         if not runner.device.compiles_kernels:
             return
         from headway.kernels.triton_precompile import (  # late: not every machine has Triton
@@ -110,22 +107,33 @@ class WarmUp:
             launches_noted,
         )
 
-        with self._times.phase("rehearsal"), launches_noted() as kernels:
-            rehearsal()
+        with self._times.phase("rehearsal"), launches_noted() as kernels, runner.shortened():
+            runner.rehearse(num_tokens, num_rows)
+            _rehearse_steps(runner)
         if not kernels:
             return
         start = time.perf_counter()
         bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
         with self._times.phase("kernels"), bar as advance:
             self._hashing.join()
-            compile_kernels(kernels, advance)
-        logger.info("compiled or loaded %d kernels in %.1f s", len(kernels), time.perf_counter() - start)
+            compiled = compile_kernels(kernels, advance, self._compiler)
+        logger.info("%d kernels in %.1f s, %d compiled", len(kernels), time.perf_counter() - start, compiled)
 
 
 def _hash_compiler() -> None:
     from headway.kernels.triton_precompile import hash_compiler  # late, as above
 
     hash_compiler()
+
+
+def _rehearse_steps(runner: ModelRunner) -> None:
+    """Run steps of all common shapes."""
+    eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
+    eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
+    decode, prefill = _graphs(runner)
+    with runner.device.main.active(), torch.inference_mode():
+        prefill.rehearse(eager)
+        decode.rehearse(eager)
 
 
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:

@@ -1,10 +1,9 @@
 """Compiles the kernels of a rehearsal all at once, on all cores.
 
-Triton compiles a kernel where it is first launched, one after the other: 0.1 to 1.2 s each, with a C compiler's run for each
+Triton compiles a kernel where it is first launched, one after the other: 0.1 to 1.4 s each, with a C compiler's run for each
 new list of argument types. Here a rehearsal first runs with all launches left out: what is not compiled yet is noted, which
-takes microseconds. A pool of threads then compiles what was noted: Triton's passes and the assembler, most of the time, run
-beside each other; only the part in Python, a fifth, does not. So the list of kernels comes from the code that launches them,
-and nobody keeps a second one.
+takes microseconds. A pool of threads then loads what lies in Triton's cache on the disk; what does not goes to
+``compiler_process`` first. So the list of kernels comes from the code that launches them, and nobody keeps a second one.
 
 It needs Triton 3.6's ``jit_cache_hook`` and ``JITFunction.preload``. Where they are missing nothing is noted, and kernels
 compile where they are first launched.
@@ -14,8 +13,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,10 @@ from triton import knobs
 from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+
+from headway.core.log import logger
+from headway.kernels.compiler_process import CompilerProcess, Job
+from headway.kernels.triton_keys import settle_key
 
 MAX_THREADS = 16
 """More would wait for Python's lock."""
@@ -45,6 +49,22 @@ class NotedKernel:
     def result(self) -> Any:
         """The kernel. Triton asks this of a kernel in the making at its launch: by another thread, or after all was noted."""
         return self._function.preload(self._specialization)
+
+    def settle(self) -> None:
+        """See ``triton_keys``."""
+        settle_key(self._function)
+
+    @property
+    def job(self) -> Job:
+        """It, as another process compiles it."""
+        target = driver.active.get_current_target()
+        words = (target.backend, target.arch, target.warp_size)
+        return Job(self._function.module, self._function.fn.__qualname__, self._specialization, words)
+
+    @property
+    def size(self) -> int:
+        """Characters of its source: a longer one takes longer, by and large."""
+        return len(self._function.src)
 
     def compile(self) -> None:
         """Compile it, or read it from Triton's cache on the disk, and load it onto the device."""
@@ -91,19 +111,98 @@ def launches_noted() -> Iterator[list[NotedKernel]]:
         JITFunction.run, knobs.runtime.jit_cache_hook = launch, hook_before
 
 
-def compile_kernels(kernels: Sequence[NotedKernel], on_done: Callable[[int], object] = lambda number: None) -> None:
-    """Compile all of ``kernels``; ``on_done(1)`` is called after each, by this thread.
+class NotCachedError(Exception):
+    """A kernel is not in Triton's cache on the disk."""
+
+
+@contextmanager
+def misses_raised(threads: set[int]) -> Iterator[None]:
+    """Inside, a kernel that lacks in the cache on the disk raises NotCachedError in these threads instead of being compiled."""
+    before = knobs.cache.manager_class
+
+    class Finder(before or cache.FileCacheManager):  # type: ignore[misc]
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            found: dict[str, str] | None = super().get_group(filename)
+            if not found and threading.get_ident() in threads:
+                raise NotCachedError
+            return found
+
+    knobs.cache.manager_class = Finder
+    try:
+        yield
+    finally:
+        knobs.cache.manager_class = before
+
+
+def compile_kernels(
+    kernels: Sequence[NotedKernel],
+    on_done: Callable[[int], object] = lambda number: None,
+    compiler: CompilerProcess | None = None,
+) -> int:
+    """Load all of ``kernels``, and compile those that have to be; ``on_done(1)`` is called after each, by this thread.
+
+    Args:
+        compiler: compiles what is not in the cache on the disk; None: the threads that load do.
+
+    Returns:
+        How many ``compiler`` compiled.
 
     Raises:
         whatever the first kernel that fails raises; those that have not begun are given up.
     """
     if not kernels:
-        return
-    with ThreadPoolExecutor(min(len(kernels), MAX_THREADS, os.cpu_count() or 1), "headway-compile") as pool:
+        return 0
+    for kernel in kernels:
+        kernel.settle()
+    threads: set[int] = set()
+    size = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(size, "headway-compile", lambda: threads.add(threading.get_ident())) as pool:
         try:
-            for done in as_completed([pool.submit(kernel.compile) for kernel in kernels]):
+            missing = [] if compiler is None else _missing(kernels, pool, threads, on_done)
+            if compiler is None:
+                loads = [pool.submit(kernel.compile) for kernel in kernels]
+            else:
+                loads = _compiled(missing, compiler, pool)
+            for done in as_completed(loads):
                 done.result()
                 on_done(1)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return len(missing)
+
+
+def _compiled(
+    missing: Sequence[NotedKernel], compiler: CompilerProcess, pool: ThreadPoolExecutor
+) -> list[Future[None]]:
+    """Have ``missing`` compiled elsewhere, and each loaded when it is."""
+    begin, first, works, loads = time.perf_counter(), 0.0, [(0.0, "")], []
+    for done in compiler.compile([kernel.job for kernel in missing]):
+        kernel = missing[done.number]
+        first = first or time.perf_counter() - begin - done.seconds
+        works.append((done.seconds, kernel.name.rpartition(".")[2]))
+        if done.complaint:
+            logger.info("%s is compiled here: %s", kernel.name, done.complaint)
+        loads.append(pool.submit(kernel.compile))
+    if missing:
+        total = sum(seconds for seconds, _ in works)
+        longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(works, reverse=True)[:3])
+        logger.info("the compiler began after %.1f s and took %.1f s; longest: %s", first, total, longest)
+    return loads
+
+
+def _missing(
+    kernels: Sequence[NotedKernel], pool: ThreadPoolExecutor, threads: set[int], on_done: Callable[[int], object]
+) -> list[NotedKernel]:
+    """Load what is in the cache on the disk; gives the others, the longest first."""
+    missing = []
+    with misses_raised(threads):
+        loads = {pool.submit(kernel.compile): kernel for kernel in kernels}
+        for done in as_completed(loads):
+            error = done.exception()
+            if isinstance(error, NotCachedError):
+                missing.append(loads[done])
+            else:
+                done.result()
+                on_done(1)
+    return sorted(missing, key=lambda kernel: -kernel.size)

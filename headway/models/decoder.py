@@ -5,6 +5,8 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, N positions whose log
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, cast
 
 import torch
@@ -118,6 +120,23 @@ class DecoderModel(nn.Module):
         for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
             x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
         return x
+
+    @contextmanager
+    def shortened(self) -> Iterator[list[int]]:
+        """Inside, ``forward`` runs only the layers of this list, one of each kind: they use every kernel that all of them use.
+
+        It then needs a pool of these layers.
+        """
+        windows = self.config.windows or (0,) * self.config.num_layers
+        layers = sorted({windows[layer]: layer for layer in reversed(range(len(windows)))}.values())
+        whole = self._chain, self._few, self._mid
+        self._chain = [self._chain[layer] for layer in layers]
+        self._few = [self._few[layer] for layer in layers] if self._few else []
+        self._mid = [self._mid[layer] for layer in layers] if self._mid else []
+        try:
+            yield layers
+        finally:
+            self._chain, self._few, self._mid = whole
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""

@@ -1,9 +1,9 @@
 """CUDA graphs of decode steps: one launch replays edits, unpack, forward, logits, sampling and slot update.
 
-For each padded row count there is one graph of the whole step for each of the most common sampling variants (up to
-``LOGPROB_ROWS`` rows also one with log-probabilities), and a ``SplitStep`` for all others. Variants are chosen from host facts
-only. Everything a graph reads has a stable address: the packed step, the slot tables, the batch buffers, the KV pool, the
-result ring (its index is data, not an argument).
+For each padded row count there is a graph of the whole step for each of the most common sampling variants (up to
+``LOGPROB_ROWS`` rows also one with log-probabilities), and two graphs, the front half and a tail, for others (``SplitStep``).
+Variants are chosen from host facts only. Everything a graph reads has a stable address: the packed step, the slot tables, the
+batch buffers, the KV pool, the result ring (its index is data, not an argument).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
-from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep, Tail
+from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep
 from headway.sampling.draw import FILTERED
-from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
 
@@ -34,7 +33,7 @@ grammars. From few to many flags: a step takes the first that does all it needs.
 WITH_LOGPROBS = Variant(0, FILTERED, FEW_LOGPROBS)
 LOGPROB_ROWS = 64
 """Of steps up to so many rows there is a whole graph of ``WITH_LOGPROBS``, too: the gap between two graphs is 2 % of such a
-step. For all row counts it would make a start half a second longer."""
+step."""
 
 Shape = tuple[int, int]
 StepLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
@@ -70,13 +69,20 @@ class StepGraphs:
         self._split: dict[Shape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant]) -> None:
-        """Run every shape with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+        """Run every shape, and every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
 
-        Needs inference mode and the main stream.
+        What chooses a sampling kernel's sizes are thresholds and powers of two of rows, so variants run for those only. Needs
+        inference mode and the main stream.
         """
+        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others))
+        sampled: set[int] = set()
         for shape in reversed(self.shapes):
             batch, logits = self._front(*shape)
-            for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others)):
+            rows = shape[1]
+            if rows in sampled or (sampled and rows.bit_count() > 1):
+                continue
+            sampled.add(rows)
+            for variant in variants:
                 self._back(batch, logits, variant)
 
     def capture(self, on_shape: Callable[[Shape], object]) -> None:
@@ -90,7 +96,12 @@ class StepGraphs:
 
     def _capture(self, shape: Shape) -> None:
         front = partial(self._front, *shape)
-        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare)
+        whole = self._whole_variants(shape)
+        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare, whole)
+
+    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
+        """Variants with a graph of the whole step, in order of preference."""
+        return ()
 
 
 class DecodeGraphs(StepGraphs):
@@ -109,17 +120,9 @@ class DecodeGraphs(StepGraphs):
         tails: Sequence[Variant],
     ) -> None:
         super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails)
-        self._whole: dict[int, list[tuple[Variant, Tail]]] = {}
 
-    def _capture(self, shape: Shape) -> None:
-        super()._capture(shape)
-        variants = [*WHOLE_STEP_VARIANTS, *([WITH_LOGPROBS] if shape[0] <= LOGPROB_ROWS else [])]
-        self._whole[shape[0]] = [
-            (variant, Tail.capture(self._device, partial(self._run, shape, variant))) for variant in variants
-        ]
-
-    def _run(self, shape: Shape, variant: Variant) -> list[LogprobTensors]:
-        return self._back(*self._front(*shape), variant)
+    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
+        return (*WHOLE_STEP_VARIANTS, WITH_LOGPROBS) if shape[1] <= LOGPROB_ROWS else WHOLE_STEP_VARIANTS
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
@@ -130,8 +133,4 @@ class DecodeGraphs(StepGraphs):
 
     def replay(self, bucket: int, variant: Variant) -> Replayed:
         """Queue a decode step."""
-        for known, whole in self._whole[bucket]:
-            if known.covers(variant):
-                whole.graph.replay()
-                return Replayed(whole.parts, known)
         return self._split[bucket, bucket].replay(variant)

@@ -18,6 +18,14 @@ SHAPES = (
 The second kind is for a prompt, or a few, that join many rows which decode."""
 
 
+_NEWCOMERS, _EDITS_EACH, _BLOCK_TOKENS = 16, 24, 16
+
+
+def max_edits(num_tokens: int, num_rows: int) -> int:
+    """Edits of slots that the graph of a shape applies: newcomers' without prefix hits or long tables, each block one."""
+    return _EDITS_EACH * min(num_rows, _NEWCOMERS) + num_tokens // _BLOCK_TOKENS
+
+
 class PrefillGraphs(StepGraphs):
     """Captured steps with prompts, of (tokens, rows) in order of preference."""
 

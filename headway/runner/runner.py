@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +23,7 @@ from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.graphs import DecodeGraphs
-from headway.runner.prefill_graphs import PrefillGraphs
+from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.runner.split_step import Replayed
 from headway.sampling.draw import ALL_PATHS
@@ -29,7 +31,7 @@ from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
-from headway.state.packed_step import HEADER_INTS, ROW_INTS, PackedRows, PackedStep
+from headway.state.packed_step import ROW_INTS, ROWS_AT, PackedRows, PackedStep, fits_before_rows
 from headway.state.slots import SlotArena
 
 NO_LIST = (0, 0)  # position, length
@@ -46,6 +48,9 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
+
+    def shortened(self) -> AbstractContextManager[list[int]]:
+        """Inside, a call runs the layers of this list alone, and wants a pool of these: all kernels, in less time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +121,7 @@ class ModelRunner:
         self.admissions = AdmissionWriter(arena, sampler)
         self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
-        num_ints = HEADER_INTS + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
+        num_ints = ROWS_AT + ROW_INTS * rows + 5 * rows + 3 * tokens + config.max_upload_ints
         self._packed = torch.zeros(num_ints, dtype=torch.int32, device=device.torch_device)
         self.clock, self.num_replays = StepClock(device), 0
         self._staging = StagingRing(device, self._packed)
@@ -166,8 +171,11 @@ class ModelRunner:
         staging = self._staging.acquire()
         changed = plan.slots is not self._last_slots
         if changed:
-            self._head, self._last_slots = PackedRows(plan), None  # until the variant is known, too
-        packed = PackedStep(staging.ints, self._head, plan.step % self.config.max_in_flight)
+            self._head, self._last_slots = PackedRows(plan), None  # until the device has the rows
+        only_decode = plan.num_decode_rows == plan.num_rows
+        few = only_decode and not plan.admissions and not plan.masks and fits_before_rows(len(plan.block_edit_ids))
+        index = plan.step % self.config.max_in_flight
+        packed = PackedStep(staging.ints, self._head, index, sent=few and not changed)
         new_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
@@ -175,21 +183,20 @@ class ModelRunner:
             packed.scatter(base + plan.block_edit_slots * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
-        only_decode = plan.num_decode_rows == plan.num_rows
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:
-            self._variant, self._last_slots = self._sampler.variant(plan.slots), plan.slots
+            self._variant = self._sampler.variant(plan.slots)
         variant = self._variant
         layout = ResultLayout(plan.num_rows, plan.num_rows, variant.max_logprobs)
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, packed.finish())
-            if _edits_first(plan):
-                self._apply_edits(packed.num_edits)
-                if plan.masks:
-                    self._packed[:1].zero_()  # masks are more edits than a graph has room for: it shall find none
+            self._last_slots = plan.slots
+            num_edits = packed.num_edits
+            if plan.masks or new_counted[1]:
+                num_edits = self._edit_first(num_edits)
                 self._rebuild_counts(new_counted)
-            packet = self._run(plan, packed, variant, prompt, layout)
+            packet = self._run(plan, packed.num_tokens, num_edits, variant, prompt, layout)
             ticket = self.readback.start(packet, None if events is None else events.ended)
         self._num_in_flight += 1
         return InFlight(plan, ticket, layout, events)
@@ -252,7 +259,14 @@ class ModelRunner:
         )
 
     def _apply_edits(self, num_edits: int) -> None:
-        apply_edits(self._arena.ints, self._packed, num_edits)
+        if num_edits:
+            apply_edits(self._arena.ints, self._packed, num_edits)
+
+    def _edit_first(self, num_edits: int) -> int:
+        """Apply the step's edits ahead of the rest, as counts to rebuild or too many for a graph want it; how many are left."""
+        self._apply_edits(num_edits)
+        self._packed[:1].zero_()  # a graph shall find none
+        return 0
 
     def _rebuild_counts(self, counted: tuple[int, int]) -> None:
         position, number = counted
@@ -262,24 +276,25 @@ class ModelRunner:
     def _run(
         self,
         plan: StepPlan,
-        packed: PackedStep,
+        num_tokens: int,
+        num_edits: int,
         variant: Variant,
         prompt: PromptPositions | None,
         layout: ResultLayout,
     ) -> torch.Tensor:
-        """Queue the step's kernels, replayed or eager; returns the packet to read back."""
+        """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
         ring = self._result_ring[plan.step % self.config.max_in_flight]
         if prompt is None:
-            replayed = self._replay(plan, packed, variant)
+            replayed = self._replay(plan, num_tokens, num_edits, variant)
             if replayed is not None:
                 done, layout.padded_rows = replayed
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
                 return pack_results(ring, layout.padded_rows, done.parts)
-        self._apply_late_edits(plan, packed)
+        self._apply_edits(num_edits)
         batch = self._buffers.unpack(
             self._packed,
-            num_tokens=packed.num_tokens,
+            num_tokens=num_tokens,
             num_rows=plan.num_rows,
             num_decode_rows=plan.num_decode_rows,
             max_query_len=int(plan.query_lens.max()),
@@ -292,24 +307,20 @@ class ModelRunner:
             parts.append(self._prompt_logprobs(hidden, prompt))
         return pack_results(ring, plan.num_rows, parts)
 
-    def _replay(self, plan: StepPlan, packed: PackedStep, variant: Variant) -> tuple[Replayed, int] | None:
+    def _replay(self, plan: StepPlan, num_tokens: int, num_edits: int, variant: Variant) -> tuple[Replayed, int] | None:
         """Run the step as graphs, if some fit: what they gave, and padded rows."""
         decode, prefill = self._graphs, self._prefill_graphs
         if decode is None or prefill is None:
             return None
         if plan.num_decode_rows == plan.num_rows:
-            bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
+            bucket = decode.bucket_for(plan.num_rows, num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        shape = prefill.shape_for(packed.num_tokens, plan.num_rows)
+        shape = prefill.shape_for(num_tokens, plan.num_rows)
         if shape is None:
             return None
-        self._apply_late_edits(plan, packed)
+        if num_edits > max_edits(*shape):
+            self._edit_first(num_edits)
         return prefill.replay(shape, variant), shape[1]
-
-    def _apply_late_edits(self, plan: StepPlan, packed: PackedStep) -> None:
-        """Apply the step's edits unless that has been done."""
-        if not _edits_first(plan) and packed.num_edits:
-            self._apply_edits(packed.num_edits)
 
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a decode step of ``num_rows`` padded rows, as graphs capture it: edits, unpack, forward, logits."""
@@ -325,7 +336,8 @@ class ModelRunner:
         return batch, self._model.logits(self._model(batch, self._kv))
 
     def prefill_logits(self, num_tokens: int, num_rows: int) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step with prompts, padded: unpack, forward, logits. Its edits must have been applied."""
+        """The front half of a step with prompts, padded: edits, unpack, forward, logits."""
+        self._apply_edits(max_edits(num_tokens, num_rows))
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=num_tokens,
@@ -379,6 +391,17 @@ class ModelRunner:
         ids, logprobs, ranks, counts = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
         return ids, logprobs, ranks, counts
 
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Inside, steps run a few layers only, but use every kernel there is. Start-up only."""
+        kv = self._kv
+        with self._model.shortened() as layers:
+            self._kv = kv.of_layers(layers)
+            try:
+                yield
+            finally:
+                self._kv = kv
+
     def rehearse(self, num_tokens: int, num_rows: int) -> None:
         """Run the largest step there can be on padding only, to load kernels and to measure memory. Start-up only."""
         self.device.wait_idle()  # tables, cache and weights were filled on the default stream, which main does not follow
@@ -402,8 +425,3 @@ class ModelRunner:
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()
-
-
-def _edits_first(plan: StepPlan) -> bool:
-    """Whether edits are applied ahead of the rest: after admissions counts are rebuilt, and masks are many edits."""
-    return bool(plan.admissions or plan.masks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -53,10 +54,10 @@ class Tail:
     parts: list[LogprobTensors]
 
     @classmethod
-    def capture(cls, device: Device, body: Callable[[], list[LogprobTensors]]) -> Tail:
-        """Record ``body`` and keep what it returns: each replay fills the same memory."""
+    def capture(cls, device: Device, body: Callable[[], list[LogprobTensors]], first: Graph | None = None) -> Tail:
+        """Record ``body``, behind ``first``, and keep what it returns: each replay fills the same memory."""
         kept: list[list[LogprobTensors]] = []
-        graph = device.capture(lambda: kept.append(body()))
+        graph = device.capture(lambda: kept.append(body()), first=first)
         return cls(graph, kept[0])
 
 
@@ -83,26 +84,40 @@ class SplitStep:
         front: edits, unpack, forward, logits.
         back: sampling and slot update.
         variants: tails to capture, in order of preference.
+        whole: variants to capture with the front half in the same graph, preferred to all tails.
     """
 
     def __init__(
-        self, device: Device, front: FrontHalf, back: SampleAndAdvance, variants: Sequence[Variant], spare: SpareLogits
+        self,
+        device: Device,
+        front: FrontHalf,
+        back: SampleAndAdvance,
+        variants: Sequence[Variant],
+        spare: SpareLogits,
+        whole: Sequence[Variant] = (),
     ) -> None:
         kept: list[tuple[StepBatch, torch.Tensor]] = []
-        self._front = device.capture(lambda: kept.append(front()))
+        self._front = device.capture(lambda: kept.append(front()), reused=bool(whole))
         # The logits' memory stays theirs until all that reads them is captured; graphs captured later may reuse it.
         self._batch, found = kept.pop()
         self._back = back
         with device.main.active():
             self._copy = spare.like(found)
         self._tails = [
-            (variant, Tail.capture(device, lambda variant=variant: back(self._batch, found, variant)))  # type: ignore[misc]
-            for variant in variants
+            (variant, Tail.capture(device, partial(back, self._batch, found, variant))) for variant in variants
         ]
         self._keep_logits = device.capture(lambda: self._copy.copy_(found))
+        self._whole = [
+            (variant, Tail.capture(device, partial(back, self._batch, found, variant), self._front))
+            for variant in whole
+        ]
 
     def replay(self, variant: Variant) -> Replayed:
         """Queue the step."""
+        for known, step in self._whole:
+            if known.covers(variant):
+                step.graph.replay()
+                return Replayed(step.parts, known)
         self._front.replay()
         for known, tail in self._tails:
             if known.covers(variant):

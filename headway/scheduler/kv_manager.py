@@ -21,6 +21,7 @@ class KVManager:
         self.caching = config.enable_prefix_caching
         self._index = PrefixIndex(config.block_size)
         self.pool = BlockPool(config.num_blocks, self._index)
+        self._unnamed: list[tuple[Request, Int32s, int]] = []
 
     @property
     def usage(self) -> float:
@@ -30,6 +31,7 @@ class KVManager:
     @property
     def num_cached(self) -> int:
         """Blocks the prefix index names."""
+        self.settle()
         return len(self._index)
 
     def may_hit(self, request: Request) -> bool:
@@ -40,6 +42,7 @@ class KVManager:
         """Blocks that already hold the request's first tokens; at least one token is always left to run."""
         if not self.may_hit(request):
             return []
+        self.settle()
         hits: list[int] = []
         for i in range((len(request.tokens) - 1) // self.block_size):
             if len(request.digests) == i:
@@ -93,12 +96,25 @@ class KVManager:
         self._index.register(digests, request.block_ids, first, full)
         request.num_registered = full
 
+    def register_later(self, request: Request, tokens: Int32s, num_written: int) -> None:
+        """``register``, at ``settle`` or when somebody looks for a prefix: the step that fills the blocks need not wait."""
+        self._unnamed.append((request, tokens, num_written))
+
+    def settle(self) -> None:
+        """Name what is to be named."""
+        if self._unnamed:
+            for each in self._unnamed:
+                self.register(*each)
+            self._unnamed.clear()
+
     def release(self, request: Request) -> None:
         """Gives all blocks back; the end of the chain is recycled first, so that shorter prefixes live longer."""
+        self.settle()
         self.pool.release(reversed(request.block_ids))
         request.block_ids = []
         request.num_registered = 0
 
     def forget_prefixes(self) -> None:
         """Nothing computed so far will be hit again; what requests hold stays theirs."""
+        self._unnamed.clear()
         self.pool.forget_names()

@@ -57,6 +57,7 @@ class Planner:
         self._ones: Int32s = np.ones(config.max_num_seqs, np.int32)
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
+        self._drained: list[Request] = []
         self.cache_queries = 0
         self.cache_hits = 0
 
@@ -73,11 +74,19 @@ class Planner:
             self._admit(draft)
         if not len(decode) and not draft.requests:
             return None
-        planned = self._assemble(step, draft, decode, starts)
-        # Not earlier: a slot or block of this step's own rows must not be handed out again within the step.
-        for request in draft.drained:
+        self._drained = draft.drained
+        return self._assemble(step, draft, decode, starts)
+
+    def settle(self) -> None:
+        """What ``build`` left: the step it planned, which need not wait for this, is on its way.
+
+        Requests whose last row it planned give back what they hold (not within the step: a slot or block of its own rows must
+        not be handed out again), and blocks that it fills get their names.
+        """
+        for request in self._drained:
             self._life.drain(request)
-        return planned
+        self._drained = []
+        self._life.kv.settle()
 
     # -- decode rows ---------------------------------------------------------------------------------------------
 
@@ -203,8 +212,8 @@ class Planner:
         self._grow(draft, request, end)
         table.scheduled[slot] = end
         table.in_flight[slot] += 1
-        # Named now: rows of this step and of later ones read these blocks after this row has written them.
-        self._life.kv.register(request, table.history[slot], end)
+        # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
+        self._life.kv.register_later(request, table.history[slot], end)
         draft.requests.append(request)
         draft.query_lens.append(count)
         draft.starts.append(start)

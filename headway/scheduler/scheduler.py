@@ -61,6 +61,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Ends a request silently, in whatever state; False when the id is not open."""
+        self._planner.settle()
         request = self._life.open.get(request_id)
         if request is None:
             return False
@@ -69,6 +70,7 @@ class Scheduler:
 
     def fail(self, request_id: str, message: str) -> RequestUpdate | None:
         """Ends a request with an error; None when the id is not open."""
+        self._planner.settle()
         request = self._life.open.get(request_id)
         return None if request is None else self._collector.fail(request, message)
 
@@ -85,6 +87,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run before another result is applied or request added."""
+        self._planner.settle()
         built = self._planner.build(self._next_step)
         if built is None:
             return None
@@ -104,6 +107,7 @@ class Scheduler:
         if next(iter(self._launched), None) != plan.step:
             raise HeadwayError(f"step {plan.step} is not the oldest in flight; results are applied in order")
         rows = self._launched.pop(plan.step)
+        self._planner.settle()
         return self._collector.apply(plan, rows, result)
 
     def discard(self, plan: StepPlan, message: str) -> list[RequestUpdate]:
@@ -115,6 +119,7 @@ class Scheduler:
         if next(reversed(self._launched), None) != plan.step:
             raise HeadwayError(f"step {plan.step} is not the newest in flight; only that one can be discarded")
         rows = self._launched.pop(plan.step)
+        self._planner.settle()
         # Its prefill rows had their blocks named, and nothing was written there.
         self._life.kv.forget_prefixes()
         return [u for u in (self.fail(request_id, message) for request_id in rows.ids) if u is not None]
@@ -132,6 +137,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The fields the scheduler knows; a draining request counts as running. The engine fills in the others."""
+        self._planner.settle()
         return EngineStats(
             num_running=len(self._life.running) + self._life.num_draining,
             num_waiting=len(self._life.waiting),
@@ -149,4 +155,5 @@ class Scheduler:
 
         With no request open this means: every block is free or cached, every slot free, every count zero.
         """
+        self._planner.settle()
         self._life.check()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 
 
@@ -38,6 +41,12 @@ class KVPool:
         self.keys = [storage[i, 0] for i in range(num_layers)]
         self.values = [storage[i, 1] for i in range(num_layers)]
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, num_kv_heads
+
+    def of_layers(self, layers: Sequence[int]) -> KVPool:
+        """The pool as these layers see it."""
+        part = copy.copy(self)
+        part.keys, part.values = [self.keys[i] for i in layers], [self.values[i] for i in layers]
+        return part
 
     @staticmethod
     def bytes_per_block(

@@ -2,11 +2,13 @@
 
 ```
 [0..16)   header: number of edits, offset of their descriptors, rows, tokens, offset of the rows, result ring index
-rows      4 ints each: slot, tokens in this step, first token, samples (0/1)
+[16..512) payload and edits of a step whose rows are those of the step before, and stay where they are
+[512..)   rows, 4 ints each: slot, tokens in this step, first token, samples (0/1)
 payload   values of the edits, and lists that some operations read in place
 edits     3 ints each: arena position, payload position, length (at most MAX_EDIT)
 ```
-The kernels ``apply_edits`` and ``step_unpack`` read it; nothing else on the device does, except through ``list_at``.
+In steady decode a hundred bytes are sent: longer copies reach a GPU another way, which takes 10 us more. The kernels
+``apply_edits`` and ``step_unpack`` read it; nothing else on the device does, except through ``list_at``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from headway.core.plan import Int32s, StepPlan
 
 HEADER_INTS = 16
+ROWS_AT = 512
 ROW_INTS = 4
 EDIT_INTS = 3
 MAX_EDIT = 1024
@@ -33,15 +36,26 @@ def segment_ints(num_values: int) -> int:
     return num_values + EDIT_INTS * num_edits_for(num_values)
 
 
+def fits_before_rows(num_values: int) -> bool:
+    """Whether as many edits of a single value fit into the room that lies before the rows."""
+    return HEADER_INTS + (1 + EDIT_INTS) * num_values <= ROWS_AT
+
+
 class PackedRows:
-    """The beginning of a packed step, int32 [16 + 4 R]: header (no edits, result index 0) and rows. Same rows, same ints."""
+    """What packed steps of the same rows have in common.
+
+    Attributes:
+        header: int32 [16], without edits, result index 0.
+        rows: int32 [4 R].
+    """
 
     def __init__(self, plan: StepPlan) -> None:
         num_rows = plan.num_rows
         self.num_tokens = plan.num_tokens
-        self.ints: Int32s = np.zeros(HEADER_INTS + ROW_INTS * num_rows, np.int32)
-        self.ints[2], self.ints[3], self.ints[4] = num_rows, self.num_tokens, HEADER_INTS
-        rows = self.ints[HEADER_INTS:].reshape(num_rows, ROW_INTS)
+        self.header: Int32s = np.zeros(HEADER_INTS, np.int32)
+        self.header[2], self.header[3], self.header[4] = num_rows, self.num_tokens, ROWS_AT
+        self.rows: Int32s = np.zeros(ROW_INTS * num_rows, np.int32)
+        rows = self.rows.reshape(num_rows, ROW_INTS)
         rows[:, 0] = plan.slots
         rows[:, 1] = plan.query_lens
         np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
@@ -53,14 +67,19 @@ class PackedStep:
 
     Args:
         ints: int32 [P], the staging buffer; too small a buffer is a bug of the scheduler's upload budget (AssertionError).
+        sent: the device has the rows already; ``fits_before_rows`` has been asked.
     """
 
-    def __init__(self, ints: Int32s, rows: PackedRows, result_index: int) -> None:
+    def __init__(self, ints: Int32s, rows: PackedRows, result_index: int, sent: bool = False) -> None:
         self._ints = ints
         self.num_tokens = rows.num_tokens
-        self._end = len(rows.ints)
-        ints[: self._end] = rows.ints
+        ints[:HEADER_INTS] = rows.header
         ints[5] = result_index
+        if sent:
+            self._end, self._limit = HEADER_INTS, ROWS_AT
+        else:
+            self._end, self._limit = ROWS_AT + len(rows.rows), len(ints)
+            ints[ROWS_AT : self._end] = rows.rows
         self._edits: list[npt.NDArray[np.int32]] = []
         self.num_edits = 0
 
@@ -68,7 +87,7 @@ class PackedStep:
         """Append ``values`` to the payload; returns their position, where a kernel reads them in place."""
         start = self._end
         self._end += len(values)
-        assert self._end <= len(self._ints), "packed step overflows: upload budget too generous"
+        assert self._end <= self._limit, "packed step overflows: upload budget too generous"
         self._ints[start : self._end] = values
         return start
 

@@ -123,7 +123,7 @@ class PacedDevice:
         """Plain memory."""
         return torch.zeros(num_ints, dtype=torch.int32)
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def capture(self, body: Callable[[], object], *, first: Graph | None = None, reused: bool = False) -> Graph:
         """``body`` runs once: its results have their shapes, and never change."""
         body()
         return PacedGraph(self, self._main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,9 @@ from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
+from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
+from headway.kernels.triton_keys import settle_key
 from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
@@ -29,6 +33,19 @@ def add_kernel(x, number, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def wrong_kernel(x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x + tl.arange(0, SIZE), missing)  # type: ignore[name-defined]  # noqa: F821
+
+
+OFFSET = tl.constexpr(3)
+
+
+@triton.jit
+def shifted(number):  # type: ignore[no-untyped-def]
+    return number + OFFSET
+
+
+@triton.jit
+def calling_kernel(x, number):  # type: ignore[no-untyped-def]
+    tl.store(x, shifted(number))
 
 
 def launch(size: int) -> None:
@@ -109,6 +126,77 @@ def the_compiler_is_hashed_once(launched: list[str]) -> None:
     assert triton_key.cache_info().misses == 1
 
 
+class Watched(CompilerProcess):
+    """A compiler's process whose jobs are watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[str] = []
+        self.complaints: list[str] = []
+
+    def compile(self, jobs: Sequence[Job]) -> Iterator[Compiled]:
+        self.jobs += [job.name for job in jobs]
+        for done in super().compile(jobs):
+            self.complaints.append(done.complaint)
+            yield done
+
+
+def what_is_not_on_the_disk_goes_to_the_compiler(launched: list[str]) -> None:
+    packed = torch.zeros(32, dtype=torch.int32)
+    compiler = Watched()
+    hits: list[bool] = []
+    try:
+        for wanted in (["apply_edits_kernel"], []):
+            apply_edits_kernel.device_caches.clear()
+            with launches_noted() as kernels:
+                apply_edits(torch.zeros(64, dtype=torch.int32), packed, 3)
+            with patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: hits.append(cache_hit)):
+                assert compile_kernels(kernels, compiler=compiler) == len(wanted)
+            assert compiler.jobs == wanted
+            compiler.jobs.clear()
+    finally:
+        compiler.close()
+    assert compiler.complaints == [""] and hits == [True, True]
+
+
+def what_the_compiler_cannot_compile_is_compiled_here(launched: list[str]) -> None:
+    compiler = Watched()
+    with launches_noted() as kernels:
+        launch(64)  # its module is another one over there
+    assert compile_kernels(kernels, compiler=compiler) == 1
+    assert "add_kernel" in compiler.complaints[0]
+    compiler.close()
+    launch(64)
+    assert launched == ["add_kernel"]
+
+
+def a_dead_compiler_is_replaced_by_threads(launched: list[str]) -> None:
+    compiler = Watched()
+    compiler._process.kill()
+    with launches_noted() as kernels:
+        launch(128)
+        launch(256)
+    assert compile_kernels(kernels, compiler=compiler) == 2
+    assert compiler.complaints == ["the compiler's process is gone"] * 2
+    compiler.close()
+
+
+def key_after(first: Sequence[Any], settle: bool) -> str:
+    """The name of ``calling_kernel`` when the functions in ``first`` were hashed before."""
+    for function in (shifted, calling_kernel):
+        function.hash, function.used_global_vals = None, {}
+    for function in first:
+        _ = function.cache_key
+    if settle:
+        settle_key(calling_kernel)
+    return str(calling_kernel.cache_key)
+
+
+def names_do_not_depend_on_what_was_hashed_before(launched: list[str]) -> None:
+    assert key_after([], True) == key_after([shifted], True) == key_after([shifted], False)
+    assert key_after([], False) != key_after([shifted], False), "Triton has mended it: triton_keys can go"
+
+
 def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
@@ -130,6 +218,10 @@ def main() -> None:
         errors_are_raised,
         the_disk_keeps_what_an_ordinary_launch_finds,
         the_compiler_is_hashed_once,
+        what_is_not_on_the_disk_goes_to_the_compiler,
+        what_the_compiler_cannot_compile_is_compiled_here,
+        a_dead_compiler_is_replaced_by_threads,
+        names_do_not_depend_on_what_was_hashed_before,
         another_triton_compiles_on_use,
     ]
     for check in checks:

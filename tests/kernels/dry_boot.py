@@ -61,7 +61,7 @@ class NoDevice(CpuDevice):
         super().__init__()
         self.torch_device, self.notes = torch.device("meta"), []
 
-    def capture(self, body: Callable[[], object]) -> Any:
+    def capture(self, body: Callable[[], object], *, first: Any = None, reused: bool = False) -> Any:
         body()
         return SimpleNamespace(replay=lambda: None)
 

@@ -77,6 +77,13 @@ def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.Mon
         compare(run(core, batch), expected(batch))
 
 
+def test_steps_of_more_edits_than_the_prefill_graphs_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.runner.runner.max_edits", lambda num_tokens, num_rows: 9)
+    batch = requests_for([FEATURES[name] for name in ("greedy", "bad_words", "stop_token_ids")] * 2, seed=4)
+    with simulated(15, run_ahead=2) as (core, _, _):
+        compare(run(core, batch), expected(batch))
+
+
 @pytest.mark.parametrize(("depth", "lengths"), [(0, (8, 8)), (2, (7, 3))])
 def test_a_graph_applies_more_edits_than_its_step_has_rows(
     monkeypatch: pytest.MonkeyPatch, depth: int, lengths: tuple[int, int]

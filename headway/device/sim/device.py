@@ -70,9 +70,10 @@ class SimDevice:
         """A buffer whose copies are watched."""
         return self.operations.pinned(num_ints)
 
-    def capture(self, body: Callable[[], object]) -> Graph:
+    def capture(self, body: Callable[[], object], *, first: Graph | None = None, reused: bool = False) -> Graph:
         """Record the work that ``body`` queues."""
-        return graph.capture(self.timeline, body)
+        assert first is None or isinstance(first, graph.SimGraph)
+        return graph.capture(self.timeline, body, first)
 
     def memory_bytes(self) -> tuple[int, int]:
         """A small card, always empty."""

@@ -17,25 +17,25 @@ class SimGraph:
     """
 
     def __init__(self, timeline: Timeline, tasks: list[Task], memories: list[Memory]) -> None:
-        self._timeline, self._tasks, self._memories = timeline, tasks, memories
+        self._timeline, self.tasks, self.memories = timeline, tasks, memories
 
     def replay(self) -> None:
         """Queue every task again on the current stream."""
         timeline, place = self._timeline, here()
 
         def poison() -> None:
-            for memory in self._memories:
+            for memory in self.memories:
                 memory.poison(timeline.poison_int)
 
-        whole = [access(memory, memory.flat, True) for memory in self._memories]
+        whole = [access(memory, memory.flat, True) for memory in self.memories]
         timeline.enqueue(Task("graph launch", poison, whole, place))
-        for task in self._tasks:
+        for task in self.tasks:
             timeline.enqueue(Task(task.name, task.run, task.accesses, task.place))
         timeline.progress()
 
 
-def capture(timeline: Timeline, body: Callable[[], object]) -> SimGraph:
-    """Record what ``body`` queues, without running it."""
+def capture(timeline: Timeline, body: Callable[[], object], first: SimGraph | None = None) -> SimGraph:
+    """Record what ``body`` queues, without running it, behind the work of ``first``."""
     timeline.refuse_in_capture("a graph capture")
     tasks: list[Task] = []
     timeline.capturing, timeline.captured_memory = tasks, []
@@ -44,4 +44,7 @@ def capture(timeline: Timeline, body: Callable[[], object]) -> SimGraph:
             body()
     finally:
         timeline.capturing = None
-    return SimGraph(timeline, tasks, timeline.captured_memory)
+    memories = timeline.captured_memory
+    if first is not None:
+        tasks, memories = [*first.tasks, *tasks], [*first.memories, *memories]
+    return SimGraph(timeline, tasks, memories)
