@@ -1,11 +1,10 @@
-"""Gluon kernel: silu(gate) * up in the epilogue of the product that makes them, for many tokens.
+"""Gluon kernels of the layers' two wide products for many tokens, with what follows them in the epilogue.
 
-A persistent program per processor takes output tiles of 128 tokens x 128 outputs, each the product of 128 tokens with 128 gate
-rows and the 128 up rows beside them. A warp of its own copies tiles by the tensor memory engine, as far ahead as there is
-shared memory; two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes its
-exponentials while the other keeps the tensor cores busy.
+A persistent program per processor takes tiles of 128 tokens x 256 weight rows. A warp of its own copies them by the tensor
+memory engine, as far ahead as there is shared memory; two warpgroups multiply, each 64 of the tokens. They meet nowhere but at
+the buffers, so that one computes its epilogue while the other keeps the tensor cores busy.
 
-This is Gluon, Triton's lower-level language.
+This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -24,8 +23,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
-BLOCK_N = gl.constexpr(128)
+ROWS = gl.constexpr(64)
+"""Tokens of a warpgroup."""
+WIDE = gl.constexpr(256)
 BLOCK_K = gl.constexpr(64)
+D = gl.constexpr(128)
+"""Size of a head."""
 
 
 @gluon.jit
@@ -51,38 +54,50 @@ def copy_tiles(
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
             bar = ready.index(stage)
-            mbarrier.expect(bar, 2 * BLOCK_K * (BLOCK_M + 2 * BLOCK_N))
+            mbarrier.expect(bar, 2 * BLOCK_K * (BLOCK_M + WIDE))
             tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
-            tma.async_copy_global_to_shared(weight_desc, [0, n * BLOCK_N, chunk * BLOCK_K], bar, w_smem.index(stage))
+            start = n * w_smem.shape[2]
+            tma.async_copy_global_to_shared(weight_desc, [0, start, chunk * BLOCK_K], bar, w_smem.index(stage))
             count += 1
 
 
 @gluon.jit
-def multiply_tiles(
+def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
+    """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``."""
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    for chunk in range(K // BLOCK_K):
+        stage = (count + chunk) % STAGES
+        mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
+        a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
+        b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
+        acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((count + K // BLOCK_K - 1) % STAGES))
+    return acc
+
+
+@gluon.jit
+def halves(x, COLUMNS: gl.constexpr):
+    """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
+    return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
+
+
+@gluon.jit
+def gate_up_tiles(
     out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup: rows HALF * 64 to HALF * 64 + 63 of each tile."""
-    ROWS: gl.constexpr = BLOCK_M // 2
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * BLOCK_N, 16])
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = gl.zeros([ROWS, 2 * BLOCK_N], gl.float32, layout=ACC)
-        for chunk in range(K // BLOCK_K):
-            stage = count % STAGES
-            mbarrier.wait(ready.index(stage), count // STAGES & 1)
-            a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
-            b = w_smem.index(stage).reshape([2 * BLOCK_N, BLOCK_K]).permute((1, 0))
-            acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=chunk > 0)
-            count += 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
-        halves = gl.permute(gl.reshape(acc, [ROWS, 2, BLOCK_N]), [0, 2, 1])
-        gate, up = gl.split(halves)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        gate, up = halves(acc, WIDE // 2)
         gate = gate.to(dtype).to(gl.float32)
         up = up.to(dtype).to(gl.float32)
         silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
@@ -92,8 +107,23 @@ def multiply_tiles(
         out_smem.store(y)
         fence_async_shared()
         gl.thread_barrier()
-        tma.async_copy_shared_to_global(out_desc, [m * BLOCK_M + HALF * ROWS, n * BLOCK_N], out_smem)
+        tma.async_copy_shared_to_global(out_desc, [m * BLOCK_M + HALF * ROWS, n * (WIDE // 2)], out_smem)
     tma.store_wait(0)
+
+
+@gluon.jit
+def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
+    """(activations, weights, barriers of filled buffers, of free ones)."""
+    dtype: gl.constexpr = x_desc.dtype
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    return x_smem, w_smem, ready, free
 
 
 @gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
@@ -108,22 +138,152 @@ def gate_up_kernel(
     GROUP: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    dtype: gl.constexpr = x_desc.dtype
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, 2, BLOCK_N, BLOCK_K], weight_desc.layout)
-    out_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_M // 2, BLOCK_N], out_desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], out_desc.layout)
     gl.warp_specialize(
         [
-            (multiply_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
-                              GROUP, 0)),
-            (multiply_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
-                              GROUP, 1)),
+            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
+                             GROUP, 0)),
+            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
+                             GROUP, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def turn(first, second, m, head, step, norm_ptr, cos_sin_ptr, positions_ptr, NORM: gl.constexpr, HALF: gl.constexpr):
+    """Norm and rotate the halves of a head, [ROWS, D / 2] each, with the rounding of ``rope_kv_write``."""
+    eps, num_tokens, num_positions = step
+    dtype: gl.constexpr = first.dtype
+    LAYOUT: gl.constexpr = first.type.layout
+    a = first.to(gl.float32)
+    b = second.to(gl.float32)
+    row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
+    position = gl.load(positions_ptr + row, mask=row < num_tokens, other=0)
+    position = gl.minimum(gl.maximum(position, 0), num_positions - 1)
+    if NORM:
+        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
+        a = (a * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + dim).to(gl.float32), 0)
+        b = (b * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + D // 2 + dim).to(gl.float32), 0)
+        a = a.to(dtype).to(gl.float32)
+        b = b.to(dtype).to(gl.float32)
+    angles = cos_sin_ptr + gl.expand_dims(position * D, 1) + gl.expand_dims(dim, 0)
+    cos = gl.load(angles)
+    sin = gl.load(angles + D // 2)
+    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+
+
+@gluon.jit
+def write_cache(
+    cache_ptr, head, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS: gl.constexpr, HALF: gl.constexpr
+):
+    """Both halves of a head of ROWS tokens to their places in the cache."""
+    block_stride, offset_stride, head_stride = strides
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LOAD))
+    dim = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, LOAD)), 0)
+    slot = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
+    write = (slot >= 0) & (slot < num_slots)
+    slot = gl.where(write, slot, 0)
+    place = (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride + head * head_stride
+    place = cache_ptr + gl.expand_dims(place, 1) + dim
+    keep = gl.expand_dims(write, 1)
+    gl.store(place, out_smem.index(0).load(LOAD), mask=keep)
+    gl.store(place + D // 2, out_smem.index(1).load(LOAD), mask=keep)
+
+
+@gluon.jit
+def qkv_tiles(
+    q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+    x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
+    block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
+    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is two heads wide."""
+    count = 0
+    step = (eps, num_tokens, num_positions)
+    strides = (block_stride, offset_stride, head_stride)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        heads = halves(acc.to(x_smem.dtype), D)
+        for i in gl.static_range(2):
+            head = n * 2 + i
+            first, second = halves(heads[i], D // 2)
+            if head < H:
+                first, second = turn(first, second, m, head, step, q_norm_ptr, cos_sin_ptr, positions_ptr, NORM, HALF)
+            elif head < H + KH:
+                first, second = turn(first, second, m, head, step, k_norm_ptr, cos_sin_ptr, positions_ptr, NORM, HALF)
+            tma.store_wait(0)
+            gl.thread_barrier()  # the head before has left
+            out_smem.index(0).store(first)
+            out_smem.index(1).store(second)
+            fence_async_shared()
+            gl.thread_barrier()
+            if head < H:
+                tma.async_copy_shared_to_global(q_desc, [m * BLOCK_M + HALF * ROWS, head * D], out_smem.index(0))
+                tma.async_copy_shared_to_global(
+                    q_desc, [m * BLOCK_M + HALF * ROWS, head * D + D // 2], out_smem.index(1)
+                )
+            elif head < H + KH:
+                write_cache(k_ptr, head - H, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS, HALF)
+            else:
+                write_cache(v_ptr, head - H - KH, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS, HALF)
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["tiles_m", "tiles_n", "num_tokens", "num_positions", "num_slots"],
+    do_not_specialize_on_alignment=["positions_ptr", "kv_slots_ptr"],
+)
+def qkv_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, (H + 2 * KH) * D, K]
+    q_desc,  # [T, H * D]
+    positions_ptr,  # [T]
+    cos_sin_ptr,  # [L, D]
+    q_norm_ptr,  # [D]
+    k_norm_ptr,  # [D]
+    kv_slots_ptr,  # [T]
+    k_ptr,  # [NB, BS, KH, D]
+    v_ptr,
+    eps,
+    num_tokens,
+    num_positions,
+    num_slots,  # NB * BS
+    block_stride,
+    offset_stride,
+    head_stride,
+    tiles_m,
+    tiles_n,
+    H: gl.constexpr,
+    KH: gl.constexpr,
+    BS: gl.constexpr,
+    NORM: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
+    right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
+    gl.warp_specialize(
+        [
+            (qkv_tiles, (
+                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 0)),
+            (qkv_tiles, (
+                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 1)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
         ],
         [4, 1],
