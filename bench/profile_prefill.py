@@ -50,14 +50,14 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def call(llm: LLM, seed: int) -> tuple[float, float]:
-    """(perf_counter at the start, seconds) of one call of ``generate``."""
+def call(llm: LLM, seed: int) -> tuple[float, float, list[int]]:
+    """(perf_counter at the start, seconds, tokens) of one call of ``generate``."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(WORDS) for _ in range(TOKENS)] for _ in range(PROMPTS)]
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
     start = time.perf_counter()
-    llm.generate(list(prompts), [params] * PROMPTS, use_tqdm=False)
-    return start, time.perf_counter() - start
+    outputs = llm.generate(list(prompts), [params] * PROMPTS, use_tqdm=False)
+    return start, time.perf_counter() - start, [output.outputs[0].token_ids[0] for output in outputs]
 
 
 def steps(llm: LLM, start: float, seconds: float, before: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def profiled(llm: LLM, seed: int, top: int) -> dict[str, Any]:
     try:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
             with record_function("phase whole"):
-                _, seconds = call(llm, seed)
+                _, seconds, _ = call(llm, seed)
             torch.cuda.synchronize()
     finally:
         for owner, name, function in kept:
@@ -207,13 +207,33 @@ def sustained(llm: LLM, seconds: float) -> dict[str, Any]:
     return {"calls_ms": [each * 1e3 for each in spent], **report_samples(samples)}
 
 
+def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
+    """All views of the engine as it is now."""
+    spent = []
+    start, seconds, before = 0.0, 0.0, 0
+    tokens: list[int] = []
+    for run in range(options.calls):
+        time.sleep(options.rest)
+        before = llm.stats().num_steps
+        start, seconds, tokens = call(llm, run)
+        spent.append(seconds * 1e3)
+        say(f"call {run}: {seconds * 1e3:.2f} ms, {PROMPTS * TOKENS / seconds:,.0f} tokens/s")
+    found: dict[str, Any] = {"calls_ms": spent, "tokens": tokens, "last": steps(llm, start, seconds, before)}
+    if options.seconds:
+        found["sustained"] = sustained(llm, options.seconds)
+    if options.top:
+        found["profile"] = profiled(llm, 99, options.top)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--calls", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each of the calls")
-    parser.add_argument("--top", type=int, default=24)
+    parser.add_argument("--top", type=int, default=24, help="kernels to list; 0: no profile")
+    parser.add_argument("--both", action="store_true", help="first without the wide products")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     llm = LLM(
@@ -222,23 +242,24 @@ def main() -> None:
     )  # fmt: skip
     gc.collect()
     gc.freeze()
-    found: dict[str, Any] = {"model": Path(options.model).name}
-    spent = []
-    for run in range(options.calls):
-        time.sleep(options.rest)
-        before = llm.stats().num_steps
-        start, seconds = call(llm, run)
-        spent.append(seconds * 1e3)
-        say(f"{found['model']} call {run}: {seconds * 1e3:.2f} ms, {PROMPTS * TOKENS / seconds:,.0f} tokens/s")
-    found["calls_ms"] = spent
-    found["last"] = steps(llm, start, seconds, before)
-    if options.seconds:
-        found["sustained"] = sustained(llm, options.seconds)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    found["profile"] = profiled(llm, 99, options.top)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    model = llm._client._core._runner._model  # noqa: SLF001
+    wide = model._many_tokens  # noqa: SLF001 - the bench takes layers apart
+    answers: list[int] = []
+    for way, least in (("separate kernels", None), ("wide products", wide)):
+        if least is None and wide is not None and not options.both:
+            continue
+        model._many_tokens = least  # noqa: SLF001
+        say(f"== {Path(options.model).name}, {way}")
+        found = measure(llm, options)
+        if answers:
+            equal = sum(a == b for a, b in zip(answers, found["tokens"], strict=True))
+            say(f"  {equal} of {PROMPTS} tokens are those of separate kernels")
+        answers = found["tokens"]
+        if options.json:
+            path = options.json.with_stem(f"{options.json.stem}_{way.split()[0]}")
+            path.write_text(json.dumps({"model": Path(options.model).name, "way": way, **found}, indent=1))
+        if wide is None:
+            break
     llm.close()
 
 

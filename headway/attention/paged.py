@@ -66,6 +66,10 @@ class PagedAttention:
         q = rope_kv_write(  # [T, H, D]
             qkv, batch.positions, cos_sin, q_norm, k_norm, eps, batch.kv_slots, k_cache, v_cache, self.num_heads
         )
+        return self.attend(q, batch, k_cache, v_cache)
+
+    def attend(self, q: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """q [T, H, D], normalised and rotated, of a step whose keys and values are in the cache -> [T, H * D]."""
         out = paged_attention(  # [T, H, D]
             q,
             k_cache,

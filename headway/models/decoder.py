@@ -16,6 +16,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
+from headway.models.layers.many_tokens import LeastTokens, ManyTokens, going_wide
 from headway.models.layers.mid_tokens import MidRows, MidTokens, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
@@ -88,8 +89,10 @@ class DecoderModel(nn.Module):
         self._chain = self._link()
         self._few: list[FewTokens] = []
         self._mid: list[MidTokens] = []
+        self._many: list[ManyTokens] = []
         self._few_tokens = self._head_rows = 0  # until ``fuse``
         self._mid_tokens = range(0)  # until ``start_early``
+        self._many_tokens: int | None = None  # until ``go_wide``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
@@ -113,6 +116,10 @@ class DecoderModel(nn.Module):
         if early:
             for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
                 x = mid.forward(x, residual, batch, k_cache, v_cache)
+            return x
+        if self._many_tokens is not None and num_tokens >= self._many_tokens:
+            for many, k_cache, v_cache in zip(self._many, kv.keys, kv.values, strict=True):
+                x = many.forward(x, residual, batch, k_cache, v_cache)
             return x
         for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
             x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
@@ -150,6 +157,9 @@ class DecoderModel(nn.Module):
         mid = starting_early(self.device, self.dtype)
         if mid is not None:
             self.start_early(mid)
+        wide = going_wide(self.device, self.dtype)
+        if wide is not None:
+            self.go_wide(wide)
 
     def fuse(self, rows: FusedRows) -> None:
         """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
@@ -166,3 +176,9 @@ class DecoderModel(nn.Module):
         links = self._chain
         self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
         self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes
+
+    def go_wide(self, least: LeastTokens) -> None:
+        """Run steps of many tokens with wide products, each from the number of tokens on that it is given."""
+        links = self._chain
+        self._many = [ManyTokens(x.attention, x.post_norm, x.mlp, next_norm, least) for x, next_norm in links]
+        self._many_tokens = self._many[0].least_tokens  # all layers have the same shapes

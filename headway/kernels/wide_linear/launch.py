@@ -8,10 +8,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
 from headway.kernels.wide_linear.triton import gate_up_kernel, qkv_kernel
 
-BLOCK_M, WIDE, BLOCK_K, ROWS = 128, 256, 64, 64
-STAGES, GROUP = 4, 16
+ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
 
 
@@ -56,7 +56,7 @@ def wide_qkv(
     q = torch.empty((rows, num_heads, size), dtype=x.dtype, device=x.device)
     if rows == 0:
         return q
-    assert size == cos_sin.shape[1] == 128 and cos_sin.is_contiguous() and cos_sin.dtype == torch.float32
+    assert size == cos_sin.shape[1] == HEAD_SIZE and cos_sin.is_contiguous() and cos_sin.dtype == torch.float32
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype

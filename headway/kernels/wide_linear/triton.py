@@ -31,6 +31,12 @@ D = gl.constexpr(128)
 """Size of a head."""
 
 
+@gluon.constexpr_function
+def layout_of(x):
+    """How a tensor lies in registers."""
+    return x.type.layout
+
+
 @gluon.jit
 def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
     """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
@@ -158,7 +164,7 @@ def turn(first, second, m, head, step, norm_ptr, cos_sin_ptr, positions_ptr, NOR
     """Norm and rotate the halves of a head, [ROWS, D / 2] each, with the rounding of ``rope_kv_write``."""
     eps, num_tokens, num_positions = step
     dtype: gl.constexpr = first.dtype
-    LAYOUT: gl.constexpr = first.type.layout
+    LAYOUT: gl.constexpr = layout_of(first)
     a = first.to(gl.float32)
     b = second.to(gl.float32)
     row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
