@@ -1,4 +1,4 @@
-"""The wide products for many tokens: the references, the kernels' code on a model of the language, and on Hopper the kernels."""
+"""The wide products: the references, the kernels' code on a model of the language, and on Hopper the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import assert_close, make_cos_sin, make_random
-from headway.kernels.wide_linear import wide_gate_up, wide_qkv
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import TABLE, least_tokens
 
 EPS, BLOCK_SIZE, CONTEXT = 1e-6, 16, 40
@@ -36,7 +36,7 @@ def gate_up_inputs(shape: tuple[int, int, int], device: str, dtype: torch.dtype)
 
 
 def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.dtype) -> list[Any]:
-    """Arguments of ``wide_qkv``: slots in random order, some of them none; positions beyond the table; heads first in memory."""
+    """Arguments of ``wide_qkv``: slots in random order, some none; positions beyond the table; heads first in memory."""
     rows, heads, kv_heads, size, normed = case
     generator = torch.Generator().manual_seed(rows)
     blocks = rows // BLOCK_SIZE + 3
@@ -76,7 +76,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.wide_linear import launch, triton
     from tests.kernels.wide_model import ModelKernel
 
-    for name in ("gate_up_kernel", "qkv_kernel"):
+    for name in ("gate_up_kernel", "qkv_kernel", "add_kernel"):
         monkeypatch.setattr(launch, name, ModelKernel(getattr(triton, name), 3))
 
 
@@ -85,6 +85,20 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modelled_gate_up_equals_reference(shape: tuple[int, int, int]) -> None:
     arguments = gate_up_inputs(shape, "cpu", torch.float16)
     assert_close(wide_gate_up.implementation("cuda")(*arguments), wide_gate_up.reference(*arguments))
+
+
+def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What ``wide_add`` makes of a residual."""
+    residual = make_random(x.shape[0], weight.shape[0], dtype=x.dtype, device=str(x.device), seed=8)
+    function(x, weight, residual)
+    return residual
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_modelled_add_equals_reference(shape: tuple[int, int, int]) -> None:
+    arguments = gate_up_inputs(shape, "cpu", torch.float16)
+    assert_close(added(wide_add.implementation("cuda"), *arguments), added(wide_add.reference, *arguments))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -126,6 +140,16 @@ def test_gate_up_equals_reference(shape: tuple[int, int, int], dtype: torch.dtyp
         launch_gate_up(x, weight, out)
         assert torch.equal(out, first), "a moving result would be a race"
     assert torch.equal(wide_gate_up(x[-5:], weight), first[-5:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (1000, 512, 3072), (700, 2048, 4096)])
+def test_add_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, hopper: str) -> None:
+    arguments = gate_up_inputs(shape, hopper, dtype)
+    found = added(wide_add, *arguments)
+    assert_close(found, added(wide_add.reference, *arguments))
+    assert all(torch.equal(added(wide_add, *arguments), found) for _ in range(20)), "a moving result would be a race"
 
 
 @pytest.mark.gpu

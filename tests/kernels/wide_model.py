@@ -21,16 +21,9 @@ from headway.kernels.wide_linear import triton as module
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place",
-    "copy_tiles",
-    "product",
-    "halves",
-    "gate_up_tiles",
-    "make_buffers",
-    "turn",
-    "write_cache",
-    "qkv_tiles",
-)
+    "tile_place", "copy_tiles", "product", "finish", "halves", "gate_up_tiles", "add_tiles", "make_buffers", "turn",
+    "write_cache", "qkv_tiles",
+)  # fmt: skip
 
 
 class StuckError(AssertionError):

@@ -1,4 +1,4 @@
-"""The two widest products of a layer for many tokens on Hopper, with what follows them in the epilogue.
+"""The products of a layer for many tokens on Hopper, with what follows them in the epilogue.
 
 At these sizes a product is limited by the matrix units, and the kernels behind it by memory: what it writes they read again.
 Here that never leaves the processor.
@@ -7,6 +7,7 @@ Here that never leaves the processor.
     weight    [N, K] contiguous, x's dtype
 
 wide_gate_up(x, weight) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows, up rows), N / 2 a multiple of 8
+wide_add(x, weight, residual)               residual [T, N] += x W^T in place, residual contiguous, N a multiple of 8
 wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
                                             rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H and KH are
                                             even, both norms or none, caches in x's dtype
@@ -43,6 +44,10 @@ def _wide_qkv_meta(
     return torch.empty((x.shape[0], num_heads, k_cache.shape[3]), dtype=x.dtype, device=x.device)
 
 
+def _wide_add_meta(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+    return None
+
+
 wide_gate_up = Op(
     "wide_gate_up(Tensor x, Tensor weight) -> Tensor",
     reference=reference.wide_gate_up,
@@ -55,4 +60,10 @@ wide_qkv = Op(
     reference=reference.wide_qkv,
     meta=_wide_qkv_meta,
     triton="headway.kernels.wide_linear.launch:wide_qkv",
+)
+wide_add = Op(
+    "wide_add(Tensor x, Tensor weight, Tensor(a!) residual) -> ()",
+    reference=reference.wide_add,
+    meta=_wide_add_meta,
+    triton="headway.kernels.wide_linear.launch:wide_add",
 )

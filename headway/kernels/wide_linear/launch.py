@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
-from headway.kernels.wide_linear.triton import gate_up_kernel, qkv_kernel
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
 
 ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
@@ -35,6 +35,21 @@ def launch_gate_up(
     gate_up_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
         _activations(x), _weights(weight, 2), out_desc, tiles_m, tiles_n, K=inputs, STAGES=stages, GROUP=group,
         num_warps=4,
+    )  # fmt: skip
+
+
+def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert residual.shape == (rows, outputs) and residual.dtype == x.dtype and residual.is_contiguous()
+    assert outputs % 8 == 0 and rows * outputs < 2**31
+    if rows == 0:
+        return
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
+    residual_desc = TensorDescriptor(residual, [rows, outputs], [outputs, 1], [ROWS, WIDE // 2], FLAT)
+    add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), _weights(weight, 1), residual_desc, residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=STAGES, GROUP=GROUP, num_warps=4,
     )  # fmt: skip
 
 

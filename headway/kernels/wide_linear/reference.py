@@ -13,6 +13,10 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return silu_mul(F.linear(x, weight))
 
 
+def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+    residual += F.linear(x, weight)
+
+
 def wide_qkv(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-Kind = Literal["wide_gate_up", "wide_qkv"]
+Kind = Literal["wide_gate_up", "wide_qkv", "wide_add"]
 """The op's name."""
 
 BLOCK_M, WIDE, BLOCK_K = 128, 256, 64

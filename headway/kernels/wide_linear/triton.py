@@ -69,7 +69,7 @@ def copy_tiles(
 
 @gluon.jit
 def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
-    """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``."""
+    """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
     for chunk in range(K // BLOCK_K):
@@ -80,8 +80,14 @@ def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.cons
         acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
         mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+    return acc
+
+
+@gluon.jit
+def finish(acc, free, count, STAGES: gl.constexpr):
+    """The product that ended with the program's chunk before ``count``."""
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(free.index((count + K // BLOCK_K - 1) % STAGES))
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
     return acc
 
 
@@ -103,6 +109,7 @@ def gate_up_tiles(
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
+        acc = finish(acc, free, count, STAGES)
         gate, up = halves(acc, WIDE // 2)
         gate = gate.to(dtype).to(gl.float32)
         up = up.to(dtype).to(gl.float32)
@@ -152,6 +159,67 @@ def gate_up_kernel(
                              GROUP, 0)),
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
                              GROUP, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_tiles(
+    residual_desc, residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    dtype: gl.constexpr = x_smem.dtype
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        ACC: gl.constexpr = layout_of(acc)
+        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+        col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
+        keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
+        before = gl.load(residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0), mask=keep, other=0.0)
+        acc = finish(acc, free, count, STAGES)
+        y = (acc.to(dtype).to(gl.float32) + before.to(gl.float32)).to(dtype)
+        parts = halves(y, WIDE // 2)
+        for i in gl.static_range(2):
+            tma.store_wait(0)
+            gl.thread_barrier()  # the part before has left
+            out_smem.store(parts[i])
+            fence_async_shared()
+            gl.thread_barrier()
+            place = [m * BLOCK_M + HALF * ROWS, n * WIDE + i * (WIDE // 2)]
+            tma.async_copy_shared_to_global(residual_desc, place, out_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
+def add_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, N, K]
+    residual_desc,  # [T, N]
+    residual_ptr,  # the same
+    num_tokens,
+    tiles_m,
+    tiles_n,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], residual_desc.layout)
+    gl.warp_specialize(
+        [
+            (add_tiles, (residual_desc, residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, 0)),
+            (add_tiles, (residual_desc, residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, 1)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
         ],
         [4, 1],
@@ -218,6 +286,7 @@ def qkv_tiles(
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
+        acc = finish(acc, free, count, STAGES)
         heads = halves(acc.to(x_smem.dtype), D)
         for i in gl.static_range(2):
             head = n * 2 + i

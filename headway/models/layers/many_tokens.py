@@ -12,9 +12,10 @@ import torch
 
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.silu_mul import silu_mul
-from headway.kernels.wide_linear import wide_gate_up, wide_qkv
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import HEAD_SIZE, Kind, least_tokens
 from headway.models.layers.attention import Attention
+from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.state.batch import StepBatch
@@ -42,7 +43,10 @@ class ManyTokens:
         qkv, gate_up = attention.qkv, mlp.gate_up
         self._qkv_from = least("wide_qkv", *qkv.weight.shape) if _two_heads_wide(attention) else None
         self._gate_up_from = None if gate_up.bias is not None else least("wide_gate_up", *gate_up.weight.shape)
-        used = [found for found in (self._qkv_from, self._gate_up_from) if found is not None]
+        self._out_from = _add_from(attention.out, least)
+        self._down_from = _add_from(mlp.down, least)
+        each = (self._qkv_from, self._out_from, self._gate_up_from, self._down_from)
+        used = [found for found in each if found is not None]
         self.least_tokens = min(used) if used else None
 
     def forward(
@@ -66,12 +70,24 @@ class ManyTokens:
             heads = attention.attend.attend(q, batch, k_cache, v_cache)
         else:
             heads = attention.heads(attention.qkv.forward(x), batch, k_cache, v_cache)
-        x = self.post_norm.add(attention.out.forward(heads), residual)
+        x = _add(heads, attention.out, residual, self.post_norm, self._out_from)
         if self._gate_up_from is not None and num_tokens >= self._gate_up_from:
             inner = wide_gate_up(x, mlp.gate_up.weight)
         else:
             inner = silu_mul(mlp.gate_up.forward(x))
-        return self.next_norm.add(mlp.down.forward(cast(torch.Tensor, inner)), residual)
+        return _add(cast(torch.Tensor, inner), mlp.down, residual, self.next_norm, self._down_from)
+
+
+def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, least: int | None) -> torch.Tensor:
+    """residual += linear(x) in place; returns its norm."""
+    if least is None or x.shape[0] < least:
+        return norm.add(linear.forward(x), residual)
+    wide_add(x, linear.weight, residual)
+    return norm.forward(residual)
+
+
+def _add_from(linear: Linear, least: LeastTokens) -> int | None:
+    return None if linear.bias is not None else least("wide_add", *linear.weight.shape)
 
 
 def _weight(norm: RMSNorm | None) -> torch.Tensor | None:
