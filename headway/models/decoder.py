@@ -99,31 +99,54 @@ class DecoderModel(nn.Module):
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
         return list(zip(layers, [*(layer.input_norm for layer in layers[1:]), self.norm], strict=True))
 
-    def forward(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+    def forward(self, batch: StepBatch, kv: KVPool, *, only_rows: bool = False) -> torch.Tensor:
         """One step. Writes the step's keys and values into ``kv``; never waits for the device.
 
+        Args:
+            only_rows: give the hidden states of each row's last token alone. Nobody needs the others' after the last layer's
+                attention, so the rest of that layer is not computed for them.
+
         Returns:
-            [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
+            [T, C], or [R, C], hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean
+            nothing.
         """
         residual = self.embedding.forward(batch.input_ids)
         num_tokens = residual.shape[0]
-        early = num_tokens in self._mid_tokens
-        if num_tokens <= self._few_tokens and not early:
+        only_rows = only_rows and batch.num_decode_rows < len(batch.row_slots)  # else there is a row for every token
+        if num_tokens in self._mid_tokens or num_tokens <= self._few_tokens:
+            hidden = self._small_step(residual, batch, kv)
+            return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
+        wide = self._many_tokens is not None and num_tokens >= self._many_tokens
+        x = self._chain[0][0].input_norm.forward(residual)
+        for i in range(len(self._chain) - only_rows):
+            if wide:
+                x = self._many[i].forward(x, residual, batch, kv.keys[i], kv.values[i])
+            else:
+                layer, next_norm = self._chain[i]
+                x = next_norm.add(layer.forward(x, residual, batch, kv.keys[i], kv.values[i]), residual)
+        return self._last_rows(x, residual, batch, kv, wide) if only_rows else x
+
+    def _small_step(self, residual: torch.Tensor, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+        """All layers of a step whose number of tokens fused or early layers are for."""
+        if residual.shape[0] not in self._mid_tokens:
             for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
                 few.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
-        if early:
-            for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
-                x = mid.forward(x, residual, batch, k_cache, v_cache)
-            return x
-        if self._many_tokens is not None and num_tokens >= self._many_tokens:
-            for many, k_cache, v_cache in zip(self._many, kv.keys, kv.values, strict=True):
-                x = many.forward(x, residual, batch, k_cache, v_cache)
-            return x
-        for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
-            x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
+        for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
+            x = mid.forward(x, residual, batch, k_cache, v_cache)
         return x
+
+    def _last_rows(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
+    ) -> torch.Tensor:
+        """The last layer, from its attention on for each row's last token alone."""
+        layer, norm = self._chain[-1]
+        attend = self._many[-1].heads if wide else layer.attention.attended
+        heads = attend(x, batch, kv.keys[-1], kv.values[-1]).index_select(0, batch.logit_indices)
+        residual = residual.index_select(0, batch.logit_indices)
+        x = layer.post_norm.add(layer.attention.out.forward(heads), residual)
+        return norm.add(layer.mlp.forward(x), residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""

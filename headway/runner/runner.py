@@ -41,8 +41,8 @@ PROMPT_LOGITS_CHUNK = 256
 class Model(Protocol):
     """What the runner asks of a model."""
 
-    def __call__(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm."""
+    def __call__(self, batch: StepBatch, kv: KVPool, *, only_rows: bool = False) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; ``only_rows``: [R, hidden], of each row's last token."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
@@ -285,8 +285,9 @@ class ModelRunner:
             max_query_len=int(plan.query_lens.max()),
             max_seq_len_bound=int((plan.starts_bound + plan.query_lens).max()),
         )
-        hidden = self._model(batch, self._kv)
-        parts = self.sample_and_advance(batch, self.row_logits(batch, hidden), variant)
+        hidden = self._model(batch, self._kv, only_rows=prompt is None)
+        logits = self._model.logits(hidden) if prompt is None else self.row_logits(batch, hidden)
+        parts = self.sample_and_advance(batch, logits, variant)
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
             parts.append(self._prompt_logprobs(hidden, prompt))
@@ -334,10 +335,10 @@ class ModelRunner:
             max_query_len=num_tokens,
             max_seq_len_bound=self.config.max_model_len,  # a cached prefix may be of any length
         )
-        return batch, self.row_logits(batch, self._model(batch, self._kv))
+        return batch, self._model.logits(self._model(batch, self._kv, only_rows=True))
 
     def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] logits after each row's last token."""
+        """[R, V] logits after each row's last token, from hidden states of all tokens."""
         if batch.num_decode_rows < len(batch.row_slots):
             hidden = hidden.index_select(0, batch.logit_indices)
         return self._model.logits(hidden)
@@ -395,6 +396,7 @@ class ModelRunner:
                     max_seq_len_bound=num_tokens,
                 )
                 logits = self.row_logits(batch, self._model(batch, self._kv))
+                logits = self._model.logits(self._model(batch, self._kv, only_rows=True))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))

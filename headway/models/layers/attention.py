@@ -43,7 +43,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]; caches [NB, bs, KH, D] of this layer are written."""
-        return self.out.forward(self.heads(self.qkv.forward(x), batch, k_cache, v_cache))
+        return self.out.forward(self.attended(x, batch, k_cache, v_cache))
+
+    def attended(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """All but the last projection: [T, C] -> [T, H * D]."""
+        return self.heads(self.qkv.forward(x), batch, k_cache, v_cache)
 
     def heads(self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """What lies between the projections: [T, (H + 2 KH) * D] -> [T, H * D]."""
