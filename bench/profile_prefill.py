@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import subprocess
 import sys
@@ -41,8 +42,10 @@ PHASES: list[tuple[type, str]] = [
     (Door, "prepare"), (EngineCore, "add"), (Scheduler, "schedule"), (ModelRunner, "launch"), (ModelRunner, "collect"),
     (Scheduler, "apply"),
 ]  # fmt: skip
-SMI = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active",
-       "--format=csv,noheader,nounits", "-lms", "50"]  # fmt: skip
+SMI = [
+    "nvidia-smi", "-i", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0], "--format=csv,noheader,nounits",
+    "--query-gpu=clocks.sm,power.draw.instant,temperature.gpu,clocks_event_reasons.active", "-lms", "50",
+]  # fmt: skip
 
 
 def say(line: str) -> None:
