@@ -103,8 +103,8 @@ class DecoderModel(nn.Module):
         """One step. Writes the step's keys and values into ``kv``; never waits for the device.
 
         Args:
-            only_rows: give the hidden states of each row's last token alone. Nobody needs the others' after the last layer's
-                attention, so the rest of that layer is not computed for them.
+            only_rows: give the hidden states of each row's last token alone. Nobody needs the others' behind the last layer's
+                keys and values, so the rest of that layer is not computed for them.
 
         Returns:
             [T, C], or [R, C], hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean
@@ -140,12 +140,16 @@ class DecoderModel(nn.Module):
     def _last_rows(
         self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
     ) -> torch.Tensor:
-        """The last layer, from its attention on for each row's last token alone."""
-        layer, norm = self._chain[-1]
-        attend = self._many[-1].heads if wide else layer.attention.attended
-        heads = attend(x, batch, kv.keys[-1], kv.values[-1]).index_select(0, batch.logit_indices)
+        """The last layer, from its scores on for each row's last token alone."""
+        (layer, norm), k_cache, v_cache = self._chain[-1], kv.keys[-1], kv.values[-1]
+        attention = layer.attention
+        if wide:
+            q = self._many[-1].queries(x, batch, k_cache, v_cache)
+        else:
+            q = attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
+        heads = attention.attend.attend_last(q, batch, k_cache, v_cache)
         residual = residual.index_select(0, batch.logit_indices)
-        x = layer.post_norm.add(layer.attention.out.forward(heads), residual)
+        x = layer.post_norm.add(attention.out.forward(heads), residual)
         return norm.add(layer.mlp.forward(x), residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -43,25 +43,22 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]; caches [NB, bs, KH, D] of this layer are written."""
-        return self.out.forward(self.attended(x, batch, k_cache, v_cache))
-
-    def attended(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """All but the last projection: [T, C] -> [T, H * D]."""
-        return self.heads(self.qkv.forward(x), batch, k_cache, v_cache)
+        return self.out.forward(self.heads(self.qkv.forward(x), batch, k_cache, v_cache))
 
     def heads(self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """What lies between the projections: [T, (H + 2 KH) * D] -> [T, H * D]."""
+        return self.attend(qkv, batch, k_cache, v_cache, *self._turning())
+
+    def queries(
+        self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """The part before the scores: [T, (H + 2 KH) * D] -> q [T, H, D]; keys and values are in the cache then."""
+        return self.attend.queries(qkv, batch, k_cache, v_cache, *self._turning())
+
+    def _turning(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
         q_norm, k_norm = self.q_norm, self.k_norm
-        return self.attend(
-            qkv,
-            batch,
-            k_cache,
-            v_cache,
-            self.cos_sin,
-            None if q_norm is None else q_norm.weight,
-            None if k_norm is None else k_norm.weight,
-            self.eps,
-        )
+        norms = (None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight)
+        return self.cos_sin, *norms, self.eps
 
     def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""

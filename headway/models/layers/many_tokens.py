@@ -61,7 +61,8 @@ class ManyTokens:
 
         Caches of this layer are written.
         """
-        heads = self.heads(x, batch, k_cache, v_cache)
+        attend = self.attention.attend.attend
+        heads = attend(self.queries(x, batch, k_cache, v_cache), batch, k_cache, v_cache)
         x = _add(heads, self.attention.out, residual, self.post_norm, self._out_from)
         if self._gate_up_from is not None and x.shape[0] >= self._gate_up_from:
             inner = wide_gate_up(x, self.mlp.gate_up.weight)
@@ -69,16 +70,16 @@ class ManyTokens:
             inner = silu_mul(self.mlp.gate_up.forward(x))
         return _add(cast(torch.Tensor, inner), self.mlp.down, residual, self.next_norm, self._down_from)
 
-    def heads(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """Attention up to its last projection: [T, C] -> [T, H * D]."""
+    def queries(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """Attention up to its scores: [T, C] -> q [T, H, D]; keys and values are in the cache then."""
         attention = self.attention
         if self._qkv_from is None or x.shape[0] < self._qkv_from:
-            return attention.attended(x, batch, k_cache, v_cache)
+            return attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
         q = wide_qkv(
             x, attention.qkv.weight, batch.positions, attention.cos_sin, _weight(attention.q_norm),
             _weight(attention.k_norm), attention.eps, batch.kv_slots, k_cache, v_cache, attention.attend.num_heads,
         )  # fmt: skip
-        return attention.attend.attend(q, batch, k_cache, v_cache)
+        return cast(torch.Tensor, q)
 
 
 def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, least: int | None) -> torch.Tensor:
