@@ -29,8 +29,8 @@ WHOLE_STEP_VARIANTS = (
 """Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
 grammars. From few to many flags: a step takes the first that does all it needs."""
 
-Shape = tuple[int, int]
-StepLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
+Shape = tuple[int, ...]
+StepLogits = Callable[..., tuple[StepBatch, torch.Tensor]]
 """The front half of a step of a shape."""
 
 
@@ -63,14 +63,18 @@ class StepGraphs:
         self._split: dict[Shape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant]) -> None:
-        """Run every shape with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+        """Run shapes with every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
 
         Needs inference mode and the main stream.
         """
-        for shape in reversed(self.shapes):
+        for shape in self._rehearsed():
             batch, logits = self._front(*shape)
             for variant in dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others)):
                 self._back(batch, logits, variant)
+
+    def _rehearsed(self) -> list[Shape]:
+        """Shapes, from large to small, that use every kernel and library function of all shapes."""
+        return self.shapes[::-1]
 
     def capture(self, on_shape: Callable[[Shape], object]) -> None:
         """Capture every shape, largest first so that the shared pool is sized once; ``on_shape`` draws progress.
@@ -114,7 +118,7 @@ class DecodeGraphs(StepGraphs):
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
-        for bucket, _ in self.shapes:
+        for bucket, *_ in self.shapes:
             if bucket >= num_rows and bucket >= num_edits:
                 return bucket
         return None

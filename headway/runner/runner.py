@@ -143,7 +143,7 @@ class ModelRunner:
         return self._sampler.every_edit
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
-        """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
+        """Replay ``decode`` on decode steps and ``prefill`` on small and on full steps with prompts from now on."""
         self._graphs, self._prefill_graphs = decode, prefill
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -301,7 +301,7 @@ class ModelRunner:
         if plan.num_decode_rows == plan.num_rows:
             bucket = decode.bucket_for(plan.num_rows, 0 if _edits_first(plan) else packed.num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        shape = prefill.shape_for(packed.num_tokens, plan.num_rows)
+        shape = prefill.shape_for(packed.num_tokens, plan.num_rows, int(plan.query_lens.max()))
         if shape is None:
             return None
         self._apply_late_edits(plan, packed)
@@ -325,14 +325,15 @@ class ModelRunner:
         )
         return batch, self._model.logits(self._model(batch, self._kv))
 
-    def prefill_logits(self, num_tokens: int, num_rows: int) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step with prompts, padded: unpack, forward, logits. Its edits must have been applied."""
+    def prefill_logits(self, num_tokens: int, num_rows: int, max_query_len: int) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step with prompts of up to ``max_query_len`` tokens, padded: unpack, forward, logits. Its edits
+        must have been applied."""
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=num_tokens,
             num_rows=num_rows,
             num_decode_rows=0,
-            max_query_len=num_tokens,
+            max_query_len=max_query_len,
             max_seq_len_bound=self.config.max_model_len,  # a cached prefix may be of any length
         )
         return batch, self._model.logits(self._model(batch, self._kv, only_rows=True))

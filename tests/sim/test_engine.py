@@ -71,7 +71,7 @@ def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
 
 
 def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.engine.warm_up.SHAPES", ((16, 2), (64, 2)))
+    monkeypatch.setattr("headway.runner.prefill_graphs.SMALL", ((16, 2), (64, 2)))
     batch = requests_for([FEATURES[name] for name in ("greedy", "logprobs", "top_p", "presence")] * 2, seed=4)
     with simulated(13, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
