@@ -22,6 +22,7 @@ PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
     "tile_place", "copy_tiles", "product", "finish", "halves", "gate_up_tiles", "add_tiles", "make_buffers", "turn",
+    "angles_place", "cache_place",
     "write_cache", "qkv_tiles",
 )  # fmt: skip
 

@@ -228,46 +228,41 @@ def add_kernel(
 
 
 @gluon.jit
-def turn(first, second, m, head, step, norm_ptr, cos_sin_ptr, positions_ptr, NORM: gl.constexpr, HALF: gl.constexpr):
-    """Norm and rotate the halves of a head, [ROWS, D / 2] each, with the rounding of ``rope_kv_write``."""
-    eps, num_tokens, num_positions = step
-    dtype: gl.constexpr = first.dtype
-    LAYOUT: gl.constexpr = layout_of(first)
-    a = first.to(gl.float32)
-    b = second.to(gl.float32)
-    row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
+def angles_place(row, dim, positions_ptr, num_tokens, num_positions):
+    """Where the cosines [ROWS, D / 2] of tokens ``row`` lie in the table."""
     position = gl.load(positions_ptr + row, mask=row < num_tokens, other=0)
     position = gl.minimum(gl.maximum(position, 0), num_positions - 1)
+    return gl.expand_dims(position * D, 1) + gl.expand_dims(dim, 0)
+
+
+@gluon.jit
+def turn(a, b, cos, sin, dim, norm_ptr, eps, dtype: gl.constexpr, NORM: gl.constexpr):
+    """Norm and rotate the halves of a head, f32 [ROWS, D / 2] each, with the rounding of ``rope_kv_write`` but the last."""
     if NORM:
         rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
         a = (a * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + dim).to(gl.float32), 0)
         b = (b * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + D // 2 + dim).to(gl.float32), 0)
         a = a.to(dtype).to(gl.float32)
         b = b.to(dtype).to(gl.float32)
-    angles = cos_sin_ptr + gl.expand_dims(position * D, 1) + gl.expand_dims(dim, 0)
-    cos = gl.load(angles)
-    sin = gl.load(angles + D // 2)
-    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+    return a * cos - b * sin, b * cos + a * sin
 
 
 @gluon.jit
-def write_cache(
-    cache_ptr, head, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS: gl.constexpr, HALF: gl.constexpr
-):
-    """Both halves of a head of ROWS tokens to their places in the cache."""
-    block_stride, offset_stride, head_stride = strides
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LOAD))
-    dim = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, LOAD)), 0)
+def cache_place(row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS: gl.constexpr):
+    """(where the keys of tokens ``row`` begin in the cache, whether they are to be written)."""
     slot = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
     write = (slot >= 0) & (slot < num_slots)
     slot = gl.where(write, slot, 0)
-    place = (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride + head * head_stride
-    place = cache_ptr + gl.expand_dims(place, 1) + dim
+    return (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride, write
+
+
+@gluon.jit
+def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
+    """Both halves of a head of ROWS tokens to their places in the cache."""
+    at = cache_ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
     keep = gl.expand_dims(write, 1)
-    gl.store(place, out_smem.index(0).load(LOAD), mask=keep)
-    gl.store(place + D // 2, out_smem.index(1).load(LOAD), mask=keep)
+    gl.store(at, out_smem.index(0).load(LAYOUT), mask=keep)
+    gl.store(at + D // 2, out_smem.index(1).load(LAYOUT), mask=keep)
 
 
 @gluon.jit
@@ -279,37 +274,47 @@ def qkv_tiles(
     HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is two heads wide."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = x_smem.dtype
+    out_dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
     count = 0
-    step = (eps, num_tokens, num_positions)
-    strides = (block_stride, offset_stride, head_stride)
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
+        # What the epilogue reads is asked for while the last products run.
+        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
+        LAYOUT: gl.constexpr = layout_of(halves(halves(nothing, D)[0], D // 2)[0])
+        start = m * BLOCK_M + HALF * ROWS
+        dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
+        row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        angles = cos_sin_ptr + angles_place(row, dim, positions_ptr, num_tokens, num_positions)
+        out_row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        place, write = cache_place(out_row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS)
+        cos = gl.load(angles)
+        sin = gl.load(angles + D // 2)
         acc = finish(acc, free, count, STAGES)
-        heads = halves(acc.to(x_smem.dtype), D)
+        heads = halves(acc.to(dtype).to(gl.float32), D)
         for i in gl.static_range(2):
             head = n * 2 + i
             first, second = halves(heads[i], D // 2)
             if head < H:
-                first, second = turn(first, second, m, head, step, q_norm_ptr, cos_sin_ptr, positions_ptr, NORM, HALF)
+                first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
             elif head < H + KH:
-                first, second = turn(first, second, m, head, step, k_norm_ptr, cos_sin_ptr, positions_ptr, NORM, HALF)
+                first, second = turn(first, second, cos, sin, dim, k_norm_ptr, eps, dtype, NORM)
             tma.store_wait(0)
             gl.thread_barrier()  # the head before has left
-            out_smem.index(0).store(first)
-            out_smem.index(1).store(second)
+            out_smem.index(0).store(first.to(dtype))
+            out_smem.index(1).store(second.to(dtype))
             fence_async_shared()
             gl.thread_barrier()
             if head < H:
-                tma.async_copy_shared_to_global(q_desc, [m * BLOCK_M + HALF * ROWS, head * D], out_smem.index(0))
-                tma.async_copy_shared_to_global(
-                    q_desc, [m * BLOCK_M + HALF * ROWS, head * D + D // 2], out_smem.index(1)
-                )
+                tma.async_copy_shared_to_global(q_desc, [start, head * D], out_smem.index(0))
+                tma.async_copy_shared_to_global(q_desc, [start, head * D + D // 2], out_smem.index(1))
             elif head < H + KH:
-                write_cache(k_ptr, head - H, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS, HALF)
+                write_cache(k_ptr + (head - H) * head_stride, place, write, out_dim, out_smem, COPY)
             else:
-                write_cache(v_ptr, head - H - KH, out_smem, m, kv_slots_ptr, num_tokens, num_slots, strides, BS, HALF)
+                write_cache(v_ptr + (head - H - KH) * head_stride, place, write, out_dim, out_smem, COPY)
     tma.store_wait(0)
 
 
