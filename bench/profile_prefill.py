@@ -229,40 +229,45 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+WAYS = {"separate": (False, False), "wide": (True, False), "graphs": (True, True)}
+"""Name -> whether wide products are used, and graphs."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--calls", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the sustained calls; 0: none")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each of the calls")
     parser.add_argument("--top", type=int, default=24, help="kernels to list; 0: no profile")
-    parser.add_argument("--both", action="store_true", help="first without the wide products")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["graphs"], help="one after the other")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     llm = LLM(
         options.model, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, max_model_len=4096,
-        max_num_seqs=512, enforce_eager=True, enable_prefix_caching=False,
+        max_num_seqs=512, enforce_eager="graphs" not in options.ways, enable_prefix_caching=False,
     )  # fmt: skip
     gc.collect()
     gc.freeze()
-    model = llm._client._core._runner._model  # noqa: SLF001
-    wide = model._many_tokens  # noqa: SLF001 - the bench takes layers apart
+    core: Any = llm._client._core  # type: ignore[attr-defined]  # noqa: SLF001 - the bench takes the engine apart
+    model, runner = core._runner._model, core._runner  # noqa: SLF001
+    least, graphs = model._many_tokens, (runner._graphs, runner._prefill_graphs)  # noqa: SLF001
     answers: list[int] = []
-    for way, least in (("separate kernels", None), ("wide products", wide)):
-        if least is None and wide is not None and not options.both:
-            continue
-        model._many_tokens = least  # noqa: SLF001
+    for way in options.ways:
+        wide, replayed = WAYS[way]
+        model._many_tokens = least if wide else None  # noqa: SLF001
+        runner._graphs, runner._prefill_graphs = graphs if replayed else (None, None)  # noqa: SLF001
         say(f"== {Path(options.model).name}, {way}")
+        before = llm.stats().num_graph_steps
         found = measure(llm, options)
+        say(f"  {llm.stats().num_graph_steps - before} steps were replayed")
         if answers:
             equal = sum(a == b for a, b in zip(answers, found["tokens"], strict=True))
-            say(f"  {equal} of {PROMPTS} tokens are those of separate kernels")
+            say(f"  {equal} of {PROMPTS} tokens are those of the way before")
         answers = found["tokens"]
         if options.json:
-            path = options.json.with_stem(f"{options.json.stem}_{way.split()[0]}")
+            path = options.json.with_stem(f"{options.json.stem}_{way}")
             path.write_text(json.dumps({"model": Path(options.model).name, "way": way, **found}, indent=1))
-        if wide is None:
-            break
     llm.close()
 
 
