@@ -177,7 +177,7 @@ def described(*block: int) -> str:
 def compile_wide() -> None:
     rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, WIDE, BLOCK_K)}
-    types |= {"q_desc": described(rows, HEAD_SIZE // 2), "residual_desc": described(rows, WIDE // 2)}
+    types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
     fixed = {"K": 1024, "STAGES": STAGES, "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}

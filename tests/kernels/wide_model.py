@@ -217,6 +217,7 @@ class Program:
         gl = types.SimpleNamespace(
             program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
             SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
+            NVMMASharedLayout=lambda *_: None,
             float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,

@@ -46,9 +46,8 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> N
     if rows == 0:
         return
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
-    residual_desc = TensorDescriptor(residual, [rows, outputs], [outputs, 1], [ROWS, WIDE // 2], FLAT)
     add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1), residual_desc, residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        _activations(x), _weights(weight, 1), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
         STAGES=STAGES, GROUP=GROUP, num_warps=4,
     )  # fmt: skip
 

@@ -168,41 +168,40 @@ def gate_up_kernel(
 
 @gluon.jit
 def add_tiles(
-    residual_desc, residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
+    residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
     K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     dtype: gl.constexpr = x_smem.dtype
+    lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
-        ACC: gl.constexpr = layout_of(acc)
-        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
-        col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
-        keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
-        before = gl.load(residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0), mask=keep, other=0.0)
+        # What the product is added to is asked for while its last parts run.
+        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        col = n * WIDE + lane
+        at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+        inside = gl.expand_dims(row < num_tokens, 1)
+        keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
+        before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
         acc = finish(acc, free, count, STAGES)
-        y = (acc.to(dtype).to(gl.float32) + before.to(gl.float32)).to(dtype)
-        parts = halves(y, WIDE // 2)
+        parts = halves(acc.to(dtype), WIDE // 2)
         for i in gl.static_range(2):
-            tma.store_wait(0)
-            gl.thread_barrier()  # the part before has left
+            gl.thread_barrier()  # the part before has been read
             out_smem.store(parts[i])
-            fence_async_shared()
             gl.thread_barrier()
-            place = [m * BLOCK_M + HALF * ROWS, n * WIDE + i * (WIDE // 2)]
-            tma.async_copy_shared_to_global(residual_desc, place, out_smem)
-    tma.store_wait(0)
+            y = out_smem.load(COPY).to(gl.float32) + before[i].to(gl.float32)
+            gl.store(at + i * (WIDE // 2), y.to(dtype), mask=keeps[i])
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
 def add_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
-    residual_desc,  # [T, N]
-    residual_ptr,  # the same
+    residual_ptr,  # [T, N]
     num_tokens,
     tiles_m,
     tiles_n,
@@ -213,12 +212,13 @@ def add_kernel(
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], residual_desc.layout)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], LAYOUT)
     gl.warp_specialize(
         [
-            (add_tiles, (residual_desc, residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
+            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
                          tiles_m, tiles_n, N, K, STAGES, GROUP, 0)),
-            (add_tiles, (residual_desc, residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
+            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
                          tiles_m, tiles_n, N, K, STAGES, GROUP, 1)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
         ],
