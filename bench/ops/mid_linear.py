@@ -1,4 +1,4 @@
-"""Chooses the tiles of the linear layers for 9 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
+"""Chooses the tiles of the linear layers for 3 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
 
     python bench/ops/mid_linear.py [--rows 64 32] [--chains 24 32 48 64] [--budget 60] [--jobs 14]
     python bench/ops/mid_linear.py --rows 256 128 192 16 --chains 8 12 16 96 128 192 256
@@ -100,17 +100,20 @@ def many_blocks(layer: Layer, rows: int) -> Iterator[MidTile]:
 def long_loops(layer: Layer, rows: int) -> Iterator[MidTile]:
     """Tiles for K that no unrolled loop holds, with a hundred or two hundred KB of buffers."""
     parts = KINDS[layer.name] == "linear_parts"
-    shapes = ((64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
+    few = ((64, 16, 4),) if rows <= 16 else ()
+    shapes = (*few, (64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
     rings = product((4, 7, 8, 14, 16), (1, 2, 4), (0, 1))
     for (block, wide, warps), splits, ring in product(shapes, (1, 2, 4, 8) if parts else (1,), list(rings)):
         weights, activations, trailing = ring[0], ring[0] // ring[1], ring[2]
         programs = cdiv(layer.outputs, wide) * splits * cdiv(rows, block)
-        if ring[0] % ring[1] or activations < 3 + trailing or programs < 96 or (parts and programs > 1100):
+        if ring[0] % ring[1] or activations < 2 + trailing or programs < 96 or (parts and programs > 1100):
             continue
         if block > 64 and rows <= 64:
             continue
         tile = MidTile(wide, 64, splits, weights - 1 - trailing, activations - 1 - trailing, warps, block, trailing)
-        full = any(0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2))
+        full = any(
+            0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2, 3)
+        )
         if full and tile.fits(layer.inputs) and tile.ring(layer.inputs) == weights:
             yield tile
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.state.batch import StepBatch
@@ -63,6 +64,13 @@ class PagedAttention:
         Returns:
             [T, H * D] in qkv's dtype; zeros on rows that are padding or zombies.
         """
+        if batch.num_decode_rows == qkv.shape[0]:
+            together = decode_attention(
+                qkv, batch.positions, cos_sin, q_norm, k_norm, eps, batch.kv_slots, k_cache, v_cache, self.num_heads,
+                batch.block_tables, batch.row_slots, batch.query_start, batch.seq_lens, batch.arrivals,
+                self.scale, self.window, self.soft_cap, batch.max_seq_len_bound,
+            )  # fmt: skip
+            return cast(torch.Tensor, together).flatten(1)
         return self.attend(
             self.queries(qkv, batch, k_cache, v_cache, cos_sin, q_norm, k_norm, eps), batch, k_cache, v_cache
         )

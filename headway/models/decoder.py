@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 import torch
 from torch import nn
 
+from headway.kernels.mid_linear import mid_linear
 from headway.kernels.skinny_linear import skinny_linear
 from headway.models.config import DecoderConfig, Family
 from headway.models.layers.attention import Attention
@@ -91,7 +92,7 @@ class DecoderModel(nn.Module):
         self._mid: list[MidTokens] = []
         self._many: list[ManyTokens] = []
         self._few_tokens = self._head_rows = 0  # until ``fuse``
-        self._mid_tokens = range(0)  # until ``start_early``
+        self._mid_tokens = self._head_mid = range(0)  # until ``start_early``
         self._many_tokens: int | None = None  # until ``go_wide``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
@@ -154,6 +155,8 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
+        if hidden.shape[0] in self._head_mid:
+            return cast(torch.Tensor, mid_linear(hidden, self.head.weight, self.head.bias))
         if hidden.shape[0] <= self._head_rows:
             return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         return self.head.forward(hidden)
@@ -203,6 +206,7 @@ class DecoderModel(nn.Module):
         links = self._chain
         self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
         self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes
+        self._head_mid = rows("mid_linear", *self.head.weight.shape)
 
     def go_wide(self, least: LeastTokens) -> None:
         """Run steps of many tokens with wide products, each from the number of tokens on that it is given."""

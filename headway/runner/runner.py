@@ -387,12 +387,14 @@ class ModelRunner:
         with self.device.main.active(), torch.inference_mode():
             self._packed.zero_()
             self._apply_edits(1)
-            for rows in dict.fromkeys((1, num_rows)):  # long prompts may run on other kernels than many short ones
+            mixed = min(num_rows, num_tokens - 1)  # decode rows beside a prompt
+            # Long prompts may run on other kernels than many short ones, and those beside decode rows on more.
+            for rows, decode_rows in dict.fromkeys(((1, 0), (num_rows, mixed), (num_rows, 0))):
                 batch = self._buffers.unpack(
                     self._packed,
                     num_tokens=num_tokens,
                     num_rows=rows,
-                    num_decode_rows=0,
+                    num_decode_rows=decode_rows,
                     max_query_len=num_tokens,
                     max_seq_len_bound=num_tokens,
                 )

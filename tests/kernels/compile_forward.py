@@ -25,6 +25,8 @@ from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
+from headway.kernels.paged_attention.early_decode import early_tile
+from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
@@ -135,6 +137,22 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) ->
     compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
 
 
+def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
+    tile = early_tile(rows * kv_heads, SMS)
+    constants = {
+        "H": heads,
+        "GROUP": heads // kv_heads,
+        "D": size,
+        "BS": 16,
+        "OFFSET_STRIDE": size,
+        "STAGES": tile.stages,
+    }
+    constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
+    copies = 2 * tile.stages * 16 * size // (8 * 32)  # of 16 bytes, by each thread
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} copies {copies}"
+    compile_kernel(name, early_decode_kernel, constants, num_warps=tile.num_warps)
+
+
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
@@ -202,6 +220,9 @@ def main() -> None:
     compile_wide()
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
+    for rows in (1, 8, 16, 64, 256):
+        compile_early_decode(128, 16, 8, rows, windowed=False, capped=False)
+    compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
     compile_overlapped(128, 16, 8, 16)
     compile_overlapped(64, 32, 4, 256)
     for parts, add in ((0, False), (0, True), (4, True)):

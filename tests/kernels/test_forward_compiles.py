@@ -23,7 +23,7 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 30
+    assert len(kernels) == 36
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_LIMIT, kernel
         assert kernel["spilled"] == 0 and not kernel["serialized"], kernel
@@ -34,5 +34,8 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
         if kernel["name"].startswith("mid"):
             held = int(kernel["name"].split()[-1])  # all the weights that the tile holds ahead
             assert kernel["warpgroup_products"] and kernel["copies_before_wait"] == held > 0, kernel
+        if kernel["name"].startswith("early decode"):
+            copies = int(kernel["name"].split()[-1])  # all tiles that shared memory holds
+            assert kernel["warp_products"] and kernel["copies_before_wait"] == copies, kernel
         if kernel["name"].startswith("decode"):
             assert kernel["warp_products"] and kernel["async_copies"], kernel

@@ -1,4 +1,4 @@
-"""The linear layers for 9 to 256 rows: where they are used, and on a Hopper GPU the kernel against the references (no
+"""The linear layers for 3 to 256 rows: where they are used, and on a Hopper GPU the kernel against the references (no
 interpreter runs Gluon)."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from headway.kernels.hopper import runs_gluon
 from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
+    LEAST_ROWS,
     MAX_ROWS,
     TABLE,
     Kind,
@@ -202,7 +203,7 @@ def test_the_table_has_no_holes() -> None:
         assert sorted(found) == list(BUCKETS[first : first + len(found)])
         used = mid_rows(kind, outputs, size)
         assert {row_bucket(rows) for rows in used} == set(found)
-        assert used.stop == max(found) + 1 and used.start == (9 if first == 0 else BUCKETS[first - 1] + 1)
+        assert used.stop == max(found) + 1 and used.start == (LEAST_ROWS if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
 

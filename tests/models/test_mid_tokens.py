@@ -50,7 +50,10 @@ def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monk
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
         for op in OPS:
             steps_used = count if op.name not in last else min(count, 1)
-            assert used.get(op.name, 0) == layers * steps_used * (2 if op is linear_parts else 1)
+            each = {linear_parts: 2 * layers, mid_gate_up: layers, mid_linear: layers + 1}[
+                op
+            ]  # the output layer is one
+            assert used.get(op.name, 0) == each * steps_used
 
 
 def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPatch) -> None:

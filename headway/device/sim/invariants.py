@@ -20,6 +20,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("step_unpack", check_unpack),
         ("rope_kv_write", check_kv_write),
         ("paged_attention", check_attention),
+        ("decode_attention", check_decode_attention),
         ("slot_advance", check_advance),
         ("count_tokens", check_counts),
     ]
@@ -110,6 +111,15 @@ def check_attention(args: tuple[Any, ...]) -> After:
             blocks = tables[slot, : -(-length // block_size)]
             need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"paged_attention: row {row} reads bad blocks")
     return None
+
+
+def check_decode_attention(args: tuple[Any, ...]) -> After:
+    """What its two halves obey."""
+    qkv, caches, (tables, row_slots, query_start, seq_lens, arrivals) = args[0], args[7:9], args[10:15]
+    check_attention(
+        (None, *caches, tables, row_slots, query_start, seq_lens, arrivals, *args[15:18], len(qkv), 1, args[18])
+    )
+    return check_kv_write(args)
 
 
 def check_advance(args: tuple[Any, ...]) -> After:

@@ -1,4 +1,4 @@
-"""Linear layers for 9 to 256 rows on Hopper, launched early.
+"""Linear layers for 3 to 256 rows on Hopper, launched early.
 
 At these sizes a product's floor is still the bytes of its weight, and the norm of its rows is no longer small enough for
 every program to compute anew. So norms stay kernels of their own, and these three start early instead: weights are in

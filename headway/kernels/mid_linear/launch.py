@@ -1,4 +1,4 @@
-"""Launches the kernel of the linear layers for 9 to 256 rows."""
+"""Launches the kernel of the linear layers for 3 to 256 rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meaning of the linear layers for 9 to 256 rows; shapes in the package docstring."""
+"""The meaning of the linear layers for 3 to 256 rows; shapes in the package docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gluon kernel of the linear layers for 9 to 256 rows: weights are in shared memory before the activations come.
+"""Gluon kernel of the linear layers for 3 to 256 rows: weights are in shared memory before the activations come.
 
 A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its ``splits``. It starts
 copying its first ``W_AHEAD`` chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from headway.kernels.embed import embed
 from headway.kernels.linear import PackedLinear
 
 
@@ -24,7 +26,7 @@ class Embedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """int32 [T], each in [0, V) -> a fresh [T, C], which the caller may overwrite."""
         panels = self.panels
-        return F.embedding(ids, self.weight) if panels is None else panel_rows(panels, ids)
+        return cast(torch.Tensor, embed(ids, self.weight)) if panels is None else panel_rows(panels, ids)
 
     def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""

@@ -1,4 +1,4 @@
-"""A decoder layer for steps of 9 to 256 tokens: linear layers that start early, norms of their own.
+"""A decoder layer for steps of 3 to 256 tokens: linear layers that start early, norms of their own.
 
 The one place that decides where the ops of ``mid_linear`` run; what they are worth is in that op's ``tiles``.
 """

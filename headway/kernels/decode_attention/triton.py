@@ -1,0 +1,47 @@
+"""``decode_attention`` on CUDA: one launch on Hopper, two elsewhere and where heads are not rotated whole."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.paged_attention.early_decode import Turn, launch_early_decode, serves
+from headway.kernels.paged_attention.launch import paged_attention
+from headway.kernels.rope_kv_write.triton import rope_kv_write
+
+
+def decode_attention(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    kv_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    block_tables: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    arrivals: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    max_seq_len_bound: int,
+) -> torch.Tensor:
+    size, rotary, group = k_cache.shape[3], cos_sin.shape[1], num_heads // k_cache.shape[2]
+    if rotary != size or not serves(size, group, qkv.dtype, qkv.device):
+        q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
+        return paged_attention(
+            q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
+            qkv.shape[0], 1, max_seq_len_bound,
+        )  # fmt: skip
+    assert qkv.stride(1) == 1 and cos_sin.is_contiguous() and block_tables.is_contiguous(), "rows must be contiguous"
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
+    out = torch.empty((qkv.shape[0], num_heads, size), dtype=qkv.dtype, device=qkv.device)
+    if qkv.shape[0]:
+        turn, tables = Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots), (block_tables, row_slots, seq_lens)
+        numbers = (scale, window, soft_cap)
+        launch_early_decode(qkv, k_cache, v_cache, out, arrivals, tables, numbers, max_seq_len_bound, turn)
+    return out

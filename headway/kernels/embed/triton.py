@@ -1,0 +1,31 @@
+"""Triton kernel of ``embed``: a program per token and block of columns. torch's takes 6.5 us for eight tokens, one by one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+
+
+@triton.jit(do_not_specialize=["num_ids"], do_not_specialize_on_alignment=["ids_ptr"])
+def embed_kernel(ids_ptr, weight_ptr, out_ptr, num_ids, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0)
+    row = tl.load(ids_ptr + token)
+    row = tl.minimum(tl.maximum(row, 0), num_ids - 1).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(weight_ptr + row * row_stride + col, mask=col < SIZE)
+    tl.store(out_ptr + token.to(tl.int64) * SIZE + col, values, mask=col < SIZE)
+
+
+def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    num_ids, size = weight.shape
+    assert ids.is_contiguous() and weight.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty((ids.shape[0], size), dtype=weight.dtype, device=weight.device)
+    block = min(1024, next_power_of_2(size))
+    if ids.shape[0]:
+        embed_kernel[(ids.shape[0], cdiv(size, block))](
+            ids, weight, out, num_ids, weight.stride(0), SIZE=size, BLOCK=block, num_warps=4
+        )
+    return out

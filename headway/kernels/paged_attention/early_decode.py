@@ -1,0 +1,97 @@
+"""When and how the decode kernel for Hopper is launched; elsewhere ``launch_decode`` serves every shape and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headway.kernels.hopper import runs_gluon
+from headway.kernels.paged_attention.tiles import choose_splits, num_sms
+from headway.kernels.triton_early import launch_early
+
+SIZES = (64, 128)
+"""Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
+WARP_KEYS = 16
+MOST_QUERIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What makes queries, keys and values of the projections; shapes as in ``rope_kv_write``."""
+
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
+    kv_slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyTile:
+    """``num_warps`` times 16 keys a tile, ``stages`` tiles in shared memory.
+
+    ``residents``: programs a processor, for which rows are split while there are fewer.
+    """
+
+    num_warps: int
+    stages: int
+    residents: float = 3.0
+
+
+def early_tile(programs: int, sms: int) -> EarlyTile:
+    """The tile for rows x KV heads = ``programs`` on ``sms`` processors: what made whole layers fastest on one H200
+    (132 processors), Qwen3-0.6B at 1, 8, 32, 64 and 256 rows; those of 16 and 128 rows are within 0.3 us of their best.
+    """
+    if 4 * programs <= sms:
+        return EarlyTile(4, 1)
+    if 4 * programs <= 3 * sms:
+        return EarlyTile(2, 3)
+    if programs <= 2 * sms:
+        return EarlyTile(4, 2, 1.5)
+    return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
+
+
+def serves(size: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel can run heads of ``size`` that ``group`` queries share."""
+    return size in SIZES and group <= MOST_QUERIES and dtype in (torch.bfloat16, torch.float16) and runs_gluon(device)
+
+
+def launch_early_decode(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    arrivals: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    numbers: tuple[float, int, float],
+    max_seq_len_bound: int,
+    turn: Turn,
+) -> None:
+    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``."""
+    from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
+
+    block_tables, row_slots, seq_lens = tables
+    scale, window, soft_cap = numbers
+    num_rows, heads, size = out.shape
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    sms = num_sms(qkv.device)
+    tile = early_tile(num_rows * kv_heads, sms)
+    block_n = WARP_KEYS * tile.num_warps
+    bound = min(max_seq_len_bound, window + block_n) if window > 0 else max_seq_len_bound
+    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, int(sms * tile.residents / 3))
+    partial = top = out
+    if num_splits > 1:
+        partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
+        top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=qkv.device)
+    early_decode_kernel[(kv_heads, num_rows, num_splits)](
+        qkv, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
+        turn.cos_sin if turn.q_norm is None else turn.q_norm, turn.cos_sin if turn.k_norm is None else turn.k_norm,
+        turn.kv_slots, num_rows, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
+        num_splits, min_tiles, scale, window, soft_cap, turn.eps,
+        qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
+        OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size, STAGES=tile.stages,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=turn.q_norm is not None, K_NORM=turn.k_norm is not None,
+        num_warps=tile.num_warps, **launch_early(qkv.device),
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""``decode_attention``: the single launch against its two halves, caches included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from headway.kernels.decode_attention import decode_attention
+from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
+from headway.kernels.rope_kv_write import rope_kv_write
+from headway.kernels.testing import (
+    assert_close,
+    interpreter_loops,
+    kernel_dtypes,
+    make_cos_sin,
+    make_paged_inputs,
+    make_random,
+)
+
+ROWS = [1, 37, 0, 130, 64, 65]  # context lengths; 64 ends with a tile, 65 begins one with its newest token
+CACHES = (7, 8)
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16},
+    {"size": 64, "dtype": torch.float16},
+]
+"""Of the kernel for all devices and, from the second on, of the one for Hopper."""
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64"])
+
+
+@pytest.fixture(autouse=True)
+def loops() -> Iterator[None]:
+    with interpreter_loops():
+        yield
+
+
+def make(
+    contexts: list[int],
+    device: str,
+    *,
+    heads: tuple[int, int] = (6, 2),
+    size: int = 16,
+    rotary: int | None = None,
+    norms: bool = True,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    pad_rows: int = 0,
+    **changes: Any,
+) -> list[Any]:
+    """Arguments whose caches hold NaN at the newest token of each row, which the op is to write."""
+    inputs = make_paged_inputs(
+        [(1, context) for context in contexts], num_decode_rows=len(contexts), heads=heads, size=size,
+        **{"block_size": 8, "pad_rows": pad_rows, "pad_tokens": pad_rows, "heads_first": True, "bound": 200, **changes},
+        dtype=dtype, device=device,
+    )  # fmt: skip
+    block_size, kv_slots, positions = inputs.k_cache.shape[1], [], []
+    for context, slot in zip(contexts, inputs.row_slots.tolist(), strict=False):
+        newest = context - 1
+        block = int(inputs.block_tables[slot, newest // block_size]) if context else 0
+        kv_slots.append(block * block_size + newest % block_size if context else -1)
+        positions.append(max(newest, 0))
+        if context:
+            inputs.k_cache[block, newest % block_size] = inputs.v_cache[block, newest % block_size] = float("nan")
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    qkv = make_random(len(contexts) + pad_rows, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
+    q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
+    return [
+        qkv, torch.tensor([*positions, *[0] * pad_rows], **ints), make_cos_sin(256, rotary or size, device),
+        q_norm, k_norm, 1e-6, torch.tensor([*kv_slots, *[-1] * pad_rows], **ints), inputs.k_cache, inputs.v_cache, heads[0],
+        inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens, inputs.arrivals,
+        size**-0.5, window, soft_cap, inputs.max_seq_len_bound,
+    ]  # fmt: skip
+
+
+def check(arguments: list[Any]) -> torch.Tensor:
+    """The kernel gives what the reference gives, writes the caches alike and leaves everything else as it was."""
+    cpu = [a.cpu().clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+    before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+    expected = decode_attention.reference(*cpu)
+    actual = decode_attention.implementation("cuda")(*arguments)
+    assert_close(actual, expected.to(actual.device))
+    for index, (old, new) in enumerate(zip(before, arguments, strict=True)):
+        if index in CACHES:
+            assert_close(new.nan_to_num(5.0), cpu[index].to(new.device).nan_to_num(5.0))
+        elif isinstance(old, torch.Tensor):
+            assert torch.equal(old, new)
+    return actual
+
+
+def test_reference_is_its_two_halves(device: str) -> None:
+    arguments = [a.cpu().clone() if isinstance(a, torch.Tensor) else a for a in make(ROWS, device, window=30)]
+    again = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+    q = rope_kv_write.reference(*again[:10])
+    halves = paged_attention.reference(q, *again[7:9], *again[10:18], len(q), 1, again[18])
+    assert torch.equal(decode_attention.reference(*arguments), halves)
+    assert torch.equal(arguments[7].nan_to_num(), again[7].nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("size", [16, 128])
+def test_kernel_equals_reference(size: int, norms: bool, dtype: torch.dtype, device: str) -> None:
+    check(make(ROWS, device, norms=norms, dtype=dtype, size=size))
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize(("heads", "size"), [((2, 2), 32), ((6, 2), 64), ((8, 1), 128), ((20, 1), 16)])
+def test_heads_and_sizes(heads: tuple[int, int], size: int, dtype: torch.dtype, device: str) -> None:
+    check(make([70, 5], device, heads=heads, size=size, dtype=dtype))
+
+
+@pytest.mark.parametrize(("size", "rotary"), [(20, 20), (32, 16), (8, 8)])
+def test_heads_that_are_not_rotated_whole_take_two_launches(size: int, rotary: int, device: str) -> None:
+    check(make([70, 5], device, size=size, rotary=rotary))
+
+
+@shapes
+@pytest.mark.parametrize(("window", "block_size"), [(1, 8), (7, 16), (64, 8), (65, 64), (1000, 16)])
+def test_windows_and_block_sizes(window: int, block_size: int, shape: dict[str, Any], device: str) -> None:
+    check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size, **shape))
+
+
+@shapes
+@pytest.mark.parametrize("window", [0, 30])
+def test_soft_cap(window: int, shape: dict[str, Any], device: str) -> None:
+    check(make(ROWS, device, window=window, soft_cap=0.7, **shape))
+
+
+@shapes
+def test_many_splits(shape: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split each tile: one has the newest token only, and it writes it once."""
+    for module in ("launch", "early_decode"):
+        monkeypatch.setattr(f"headway.kernels.paged_attention.{module}.num_sms", lambda device: 132)
+    check(make([1025, 40, 1], device, **{**shape, "heads": (2, 1)}, bound=1100))
+
+
+@shapes
+def test_many_rows_fill_the_device(shape: dict[str, Any], device: str) -> None:
+    """No row is split then but the long one."""
+    others = 250 if device == "cuda" else 6
+    check(make([2100, *[37] * others], device, **shape, bound=2200))
+
+
+@shapes
+def test_padding_and_zombies_give_zeros_and_write_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([0, 33], device, pad_rows=3, **shape)
+    before = arguments[7].clone()
+    out = check(arguments)
+    assert not out[0].any() and not out[2:].any() and bool(out[1].any())
+    changed = (arguments[7].nan_to_num(3.0) != before.nan_to_num(3.0)).flatten(2).any(2)
+    assert int(changed.sum()) == 1
+
+
+@shapes
+def test_a_kv_slot_outside_the_cache_writes_nothing(shape: dict[str, Any], device: str) -> None:
+    arguments = make([33, 12], device, **shape)
+    arguments[6][0] = arguments[7].shape[0] * arguments[7].shape[1]
+    arguments[6][1] = -1
+    before = arguments[7].clone()
+    decode_attention.implementation("cuda")(*arguments)
+    assert torch.equal(before.nan_to_num(), arguments[7].nan_to_num())
+
+
+def test_no_rows(device: str) -> None:
+    assert decode_attention.implementation("cuda")(*make([], device)).shape == (0, 6, 16)
+
+
+def test_meta_gives_shapes(device: str) -> None:
+    meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in make([4, 9], device)]
+    assert decode_attention(*meta).shape == (2, 6, 16)
+
+
+def test_tiles_of_the_kernel_for_hopper() -> None:
+    """Every number of programs has a tile, and as many as are to share a processor fit it together."""
+    for programs in range(1, 4096):
+        tile = early_tile(programs, 132)
+        tile_bytes = 2 * WARP_KEYS * tile.num_warps * max(SIZES) * 2
+        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, programs
+
+
+def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: device.type == "cuda")
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert serves(128, 8, torch.bfloat16, cuda) and serves(64, 1, torch.float16, cuda)
+    assert not serves(128, 9, torch.bfloat16, cuda), "a product has eight columns"
+    assert not serves(80, 2, torch.bfloat16, cuda) and not serves(128, 2, torch.float32, cuda)
+    assert not serves(128, 2, torch.bfloat16, cpu)
