@@ -97,7 +97,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
         },
         ("mid_gate_up", 6144, 1024): {
-            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(32, 64, 1, 8, 8, 4),
+            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
             128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
             256: MidTile(64, 64, 1, 5, 3, 8, 128),
         },
