@@ -387,7 +387,7 @@ class ModelRunner:
         with self.device.main.active(), torch.inference_mode():
             self._packed.zero_()
             self._apply_edits(1)
-            mixed = min(num_rows, num_tokens - 1)  # decode rows beside a prompt
+            mixed = min(num_rows, num_tokens) - 1  # decode rows beside a prompt
             # Long prompts may run on other kernels than many short ones, and those beside decode rows on more.
             for rows, decode_rows in dict.fromkeys(((1, 0), (num_rows, mixed), (num_rows, 0))):
                 batch = self._buffers.unpack(
