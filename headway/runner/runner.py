@@ -398,7 +398,8 @@ class ModelRunner:
                     max_query_len=num_tokens,
                     max_seq_len_bound=num_tokens,
                 )
-                logits = self.row_logits(batch, self._model(batch, self._kv))
+                if rows == 1:  # where prompt log-probabilities are wanted; no step takes more memory
+                    self.row_logits(batch, self._model(batch, self._kv))
                 logits = self._model.logits(self._model(batch, self._kv, only_rows=True))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
