@@ -4,9 +4,9 @@
 
 Every attention variant is first compared with the general kernel, which the op's tests compare with the reference. Figures
 are the mean over a CUDA graph of many calls, the best of several replays; floors count 790 TFLOP/s and 4.44 TB/s. ``layers``
-runs four layers with their own weights and says what 64 prompts of 1024 tokens would take in all layers of the model, with
-the residual added by the norm ("norm") or by the matrix product before it ("product"). ``engine`` is ``LLM.generate`` of 64
-prompts of 1024 random tokens, one token each, best of four.
+runs four layers with their own weights and says what 64 prompts of 1024 tokens would take in all layers of the model: with
+separate kernels, with the residual added by the matrix product before the norm, and with wide products (``wide_linear``).
+``engine`` is ``LLM.generate`` of 64 prompts of 1024 random tokens, one token each, best of four.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
+from headway.kernels.wide_linear import wide_gate_up, wide_qkv
 
 BYTES_PER_US, FLOPS_PER_US = 4.44e6, 790e6
 EPS, BLOCK_SIZE, PROMPT, PROMPTS, LAYERS = 1e-6, 16, 1024, 64, 4
@@ -71,6 +72,7 @@ GENERAL = {
     "general 128x32, 2 stages": PrefillTile(128, 32, 128, 8, 2, "tf32"),
     "general 128x64, 2 stages": PrefillTile(128, 64, 128, 8, 2, "tf32"),
 }
+WAYS = {"separate": "separate kernels", "in product": "residual in product", "wide": "wide products"}
 OVERLAPPED = {f"overlapped {n} keys, {tiles} tiles": OverlapTile(n, tiles) for n in (128, 64) for tiles in (1, 2)}
 
 
@@ -214,19 +216,25 @@ class Chain:
         self.norm = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
         self.head_norm = torch.ones(shape.size, dtype=torch.bfloat16, device="cuda") if shape.qk_norm else None
 
-    def run(self, in_product: bool) -> None:
-        """All layers; ``in_product``: matrix products add to the residual."""
+    def project(self, x: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
+        """Queries, turned; keys and values are in the cache."""
+        inputs, norm = self.inputs, self.head_norm
+        rest = (self.positions, self.cos_sin, norm, norm, EPS, self.kv_slots, inputs.k_cache, inputs.v_cache)
+        if wide:
+            return wide_qkv(x, weight, *rest, self.shape.heads)
+        return rope_kv_write(F.linear(x, weight), *rest, self.shape.heads)
+
+    def run(self, way: str) -> None:
+        """All layers. "in product": matrix products add to the residual; "wide": the kernels of ``wide_linear``."""
         inputs, residual, norm = self.inputs, self.residual, self.norm
         x = rms_norm(residual, norm, EPS)
         for qkv, out, up, down in self.weights:
-            q = rope_kv_write(
-                F.linear(x, qkv), self.positions, self.cos_sin, self.head_norm, self.head_norm, EPS, self.kv_slots,
-                inputs.k_cache, inputs.v_cache, self.shape.heads,
-            )  # fmt: skip
+            q = self.project(x, qkv, way == "wide")
             heads = paged_attention(q, *inputs.arguments(self.shape.size**-0.5)[1:]).flatten(1)
             for value, weight in ((heads, out), (None, down)):
-                value = silu_mul(F.linear(x, up)) if value is None else value
-                if in_product:
+                if value is None:
+                    value = wide_gate_up(x, up) if way == "wide" else silu_mul(F.linear(x, up))
+                if way == "in product":
                     x = rms_norm(residual.addmm_(value, weight.t()), norm, EPS)
                 else:
                     x = add_rms_norm(F.linear(value, weight), residual, norm, EPS)
@@ -240,16 +248,13 @@ def layers(report: Report) -> None:
         )
         work = 2.0 * PROMPTS * PROMPT * each + 2.0 * PROMPTS * PROMPT * (PROMPT + 1) * shape.heads * shape.size
         for tokens in (2048, 4096, 8192, 16384) if shape is SHAPES[0] else (2048, 8192):
-            for in_product in (False, True):
-                where = "product" if in_product else "norm"
-                with report.guard(f"layers {shape.name} {tokens} {where}"), torch.inference_mode():
+            for way in WAYS:
+                with report.guard(f"layers {shape.name} {tokens} {way}"), torch.inference_mode():
                     chain = Chain(shape, tokens)
-                    spent = time_calls([partial(chain.run, in_product)], least=2, replays=4)
+                    spent = time_calls([partial(chain.run, way)], least=2, replays=4)
                     whole = spent * PROMPTS * PROMPT / tokens * shape.layers / LAYERS
                     case = f"{shape.name} steps of {tokens}"
-                    report.add(
-                        Figure("layers", case, f"residual in {where}", whole, work * shape.layers / FLOPS_PER_US)
-                    )
+                    report.add(Figure("layers", case, WAYS[way], whole, work * shape.layers / FLOPS_PER_US))
                     del chain
 
 

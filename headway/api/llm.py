@@ -6,8 +6,7 @@ import contextlib
 import itertools
 import sys
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from headway.api.inputs import Door, PreparedRequest, Prompt, default_params, pa
 from headway.api.output_processor import OpenRequest, OutputProcessor
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
-from headway.core.messages import AddRequest, EngineStats, ModelInfo
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 
 PART_TOKENS = 8192
-"""Prompt tokens that are submitted before the engine takes a turn: enough for a step, so that the device starts on the first
-prompts while the host still adds the others."""
+"""Prompt tokens that are checked and submitted before the engine takes a turn: enough for a step, so that the device starts on
+the first prompts while the host still checks and adds the others."""
 
 
 class LLM:
@@ -84,9 +83,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts; outputs come in the order of the prompts.
 
-        Every prompt is checked before any is submitted. A request that fails inside the engine ends with finish_reason
-        "error" and says why in ``error``; the others are not affected. Ctrl-C aborts the whole call and leaves the
-        engine usable.
+        The engine starts on the first prompts while the others are still checked; if one of those cannot be served, what was
+        started is aborted. A request that fails inside the engine ends with finish_reason "error" and says why in ``error``;
+        the others are not affected. Ctrl-C aborts the whole call and leaves the engine usable.
 
         Args:
             prompts: a string, a list of token ids, ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}`` (both take a
@@ -100,7 +99,7 @@ class LLM:
         """
         wanted = prompt_list(prompts)
         params = self._params(sampling_params, len(wanted))
-        return self._run([self._door.prepare(p, q) for p, q in zip(wanted, params)], use_tqdm)
+        return self._run((self._door.prepare(p, q) for p, q in zip(wanted, params)), len(wanted), use_tqdm)
 
     def chat(
         self,
@@ -125,20 +124,19 @@ class LLM:
         )
         texts = [self._chat.render(talk, options) for talk in talks]
         params = self._params(sampling_params, len(texts))
-        prepared = [self._door.prepare(t, q, add_special_tokens=False) for t, q in zip(texts, params)]
-        return self._run(prepared, use_tqdm)
+        prepared = (self._door.prepare(t, q, add_special_tokens=False) for t, q in zip(texts, params))
+        return self._run(prepared, len(texts), use_tqdm)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         return params_list(self.get_default_sampling_params() if given is None else given, count)
 
-    def _run(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
-        if not prepared:
-            return []
+    def _run(self, prepared: Iterator[PreparedRequest], count: int, use_tqdm: bool) -> list[RequestOutput]:
+        """Serve the ``count`` requests that ``prepared`` makes one by one."""
         with self._running:
-            requests = [self._processor.open(p, str(next(self._numbers))) for p in prepared]
+            requests: list[OpenRequest] = []
             try:
-                parts = _parts([child for p in prepared for child in p.children])
-                self._drain(parts, len(requests), Progress(requests, enabled=use_tqdm and sys.stderr.isatty()))
+                with Progress(count, enabled=use_tqdm and sys.stderr.isatty()) as progress:
+                    self._drain(prepared, count, requests, progress)
             except BaseException:
                 left = [request_id for request in requests for request_id in self._processor.drop(request)]
                 with contextlib.suppress(EngineDeadError):
@@ -146,22 +144,51 @@ class LLM:
                 raise
             return [request.snapshot() for request in requests]
 
-    def _drain(self, parts: list[list[AddRequest]], num_open: int, progress: Progress) -> None:
-        """Submit the parts, polling in between, and poll until all requests have finished."""
-        left = deque(parts)
-        with progress:
-            while num_open:
-                if left:
-                    self._client.add(left.popleft())
-                updates = self._client.poll(0.0 if left else None)
-                touched, aborts = self._processor.apply(updates)
-                if aborts:
-                    self._client.abort(aborts)
-                finished = [request for request in touched if request.finished]
-                num_open -= len(finished)
-                progress.advance(finished)
-                if not updates and not left and not self._client.has_work():
-                    raise EngineDeadError(f"the engine lost {num_open} requests")
+    def _drain(
+        self, prepared: Iterator[PreparedRequest], count: int, requests: list[OpenRequest], progress: Progress
+    ) -> None:
+        """Submit part after part, polling in between, and poll until all requests have finished. Fills ``requests``."""
+        num_open = count
+        for part in self._parts(prepared, count, requests):
+            self._client.add(part)
+            num_open -= self._take(self._client.poll(0.0), progress)
+        while num_open:
+            updates = self._client.poll(None)
+            num_open -= self._take(updates, progress)
+            if not updates and not self._client.has_work():
+                raise EngineDeadError(f"the engine lost {num_open} requests")
+
+    def _take(self, updates: list[RequestUpdate], progress: Progress) -> int:
+        """Hand updates to their requests; returns how many requests have finished with them."""
+        touched, aborts = self._processor.apply(updates)
+        if aborts:
+            self._client.abort(aborts)
+        finished = [request for request in touched if request.finished]
+        progress.advance(finished)
+        return len(finished)
+
+    def _parts(
+        self, prepared: Iterator[PreparedRequest], count: int, requests: list[OpenRequest]
+    ) -> Iterator[list[AddRequest]]:
+        """The first part as soon as it is checked, the others when all are: no wrong prompt is found late."""
+        if count:
+            yield self._open_part(prepared, requests)
+        others = []
+        while len(requests) < count:
+            others.append(self._open_part(prepared, requests))
+        yield from others
+
+    def _open_part(self, prepared: Iterator[PreparedRequest], requests: list[OpenRequest]) -> list[AddRequest]:
+        """Open the next requests, with PART_TOKENS prompt tokens or a few more; fewer at the end."""
+        part: list[AddRequest] = []
+        tokens = 0
+        for each in prepared:
+            requests.append(self._processor.open(each, str(next(self._numbers))))
+            part += each.children
+            tokens += len(each.children) * len(each.prompt_token_ids)
+            if tokens >= PART_TOKENS:
+                break
+        return part
 
     def close(self) -> None:
         """Stop the engine and free its memory. Safe to call twice."""
@@ -182,24 +209,11 @@ class LLM:
             self.close()
 
 
-def _parts(requests: list[AddRequest]) -> list[list[AddRequest]]:
-    """The requests in order, each part but the last with at least PART_TOKENS prompt tokens."""
-    parts: list[list[AddRequest]] = [[]]
-    tokens = 0
-    for request in requests:
-        if tokens >= PART_TOKENS:
-            parts.append([])
-            tokens = 0
-        parts[-1].append(request)
-        tokens += len(request.prompt_token_ids)
-    return parts
-
-
 class Progress:
     """One bar over a call's requests, with tokens per second."""
 
-    def __init__(self, requests: list[OpenRequest], enabled: bool) -> None:
-        self._num_requests = len(requests)
+    def __init__(self, num_requests: int, enabled: bool) -> None:
+        self._num_requests = num_requests
         self._enabled = enabled
         self._bar: Any = None
         self._num_input = self._num_output = 0

@@ -71,23 +71,47 @@ class PagedAttention:
                 self.scale, self.window, self.soft_cap, batch.max_seq_len_bound,
             )  # fmt: skip
             return cast(torch.Tensor, together).flatten(1)
-        q = rope_kv_write(  # [T, H, D]
-            qkv, batch.positions, cos_sin, q_norm, k_norm, eps, batch.kv_slots, k_cache, v_cache, self.num_heads
+        return self.attend(
+            self.queries(qkv, batch, k_cache, v_cache, cos_sin, q_norm, k_norm, eps), batch, k_cache, v_cache
         )
-        out = paged_attention(  # [T, H, D]
-            q,
-            k_cache,
-            v_cache,
-            batch.block_tables,
-            batch.row_slots,
-            batch.query_start,
-            batch.seq_lens,
-            batch.arrivals,
-            self.scale,
-            self.window,
-            self.soft_cap,
-            batch.num_decode_rows,
-            batch.max_query_len,
-            batch.max_seq_len_bound,
+
+    def queries(
+        self,
+        qkv: torch.Tensor,
+        batch: StepBatch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cos_sin: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """The first half of a call: keys and values are written, and q [T, H, D] is normalised and rotated."""
+        return cast(
+            torch.Tensor,
+            rope_kv_write(
+                qkv, batch.positions, cos_sin, q_norm, k_norm, eps, batch.kv_slots, k_cache, v_cache, self.num_heads
+            ),
         )
+
+    def attend(self, q: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """The second half: q [T, H, D] of a step whose keys and values are in the cache -> [T, H * D]."""
+        tables = (batch.block_tables, batch.row_slots, batch.query_start, batch.seq_lens, batch.arrivals)
+        sizes = (batch.num_decode_rows, batch.max_query_len, batch.max_seq_len_bound)
+        out = paged_attention(q, k_cache, v_cache, *tables, self.scale, self.window, self.soft_cap, *sizes)
+        return cast(torch.Tensor, out).flatten(1)
+
+    def attend_last(
+        self, q: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """The second half for each row's last token alone: q [T, H, D] -> [R, H * D].
+
+        All rows are decode rows then, though their keys are of this step. A decode kernel that starts early may read them
+        before it waits, but not before the selection has ended, and that began after they were written.
+        """
+        last, rows = q.index_select(0, batch.logit_indices), len(batch.row_slots)
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
+        tables = (batch.block_tables, batch.row_slots, starts, batch.seq_lens, batch.arrivals)
+        sizes = (rows, 1, batch.max_seq_len_bound)
+        out = paged_attention(last, k_cache, v_cache, *tables, self.scale, self.window, self.soft_cap, *sizes)
         return cast(torch.Tensor, out).flatten(1)

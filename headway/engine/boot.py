@@ -145,9 +145,12 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()
+        before = device.peak_bytes()
         rehearsal = _make_runner(loaded, sizes, 2)
         warm_up.rehearse(rehearsal, sizes)
         budget = cuda_kv_bytes(device, args.gpu_memory_utilization)
+        if device.captures_graphs and not args.enforce_eager:
+            budget -= device.peak_bytes() - before  # graphs of full steps have memory of their own
         del rehearsal
         gc.collect()
     else:

@@ -17,7 +17,7 @@ from headway.engine.sizes import Sizes
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.sample import RANDOM
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
-from headway.runner.prefill_graphs import SHAPES, PrefillGraphs
+from headway.runner.prefill_graphs import PrefillGraphs, prefill_shapes
 from headway.runner.runner import ModelRunner
 from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Variant
@@ -139,6 +139,5 @@ def _rehearse_steps(runner: ModelRunner) -> None:
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:
     config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    possible = [(tokens, min(rows, config.max_num_seqs)) for tokens, rows in SHAPES]
-    shapes = [shape for shape in dict.fromkeys(possible) if shape[0] <= config.max_num_batched_tokens]
+    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs)
     return decode, PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails])

@@ -19,6 +19,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
+from headway.models.layers.many_tokens import LeastTokens, ManyTokens, going_wide
 from headway.models.layers.mid_tokens import MidRows, MidTokens, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
@@ -91,52 +92,87 @@ class DecoderModel(nn.Module):
         self._chain = self._link()
         self._few: list[FewTokens] = []
         self._mid: list[MidTokens] = []
+        self._many: list[ManyTokens] = []
         self._few_tokens = self._head_rows = 0  # until ``fuse``
         self._mid_tokens = self._head_mid = range(0)  # until ``start_early``
+        self._many_tokens: int | None = None  # until ``go_wide``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
         return list(zip(layers, [*(layer.input_norm for layer in layers[1:]), self.norm], strict=True))
 
-    def forward(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+    def forward(self, batch: StepBatch, kv: KVPool, *, only_rows: bool = False) -> torch.Tensor:
         """One step. Writes the step's keys and values into ``kv``; never waits for the device.
 
+        Args:
+            only_rows: give the hidden states of each row's last token alone. Nobody needs the others' behind the last layer's
+                keys and values, so the rest of that layer is not computed for them.
+
         Returns:
-            [T, C] hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean nothing.
+            [T, C], or [R, C], hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean
+            nothing.
         """
         residual = self.embedding.forward(batch.input_ids)
         num_tokens = residual.shape[0]
-        early = num_tokens in self._mid_tokens
-        if num_tokens <= self._few_tokens and not early:
+        only_rows = only_rows and batch.num_decode_rows < len(batch.row_slots)  # else there is a row for every token
+        if num_tokens in self._mid_tokens or num_tokens <= self._few_tokens:
+            hidden = self._small_step(residual, batch, kv)
+            return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
+        wide = self._many_tokens is not None and num_tokens >= self._many_tokens
+        x = self._chain[0][0].input_norm.forward(residual)
+        for i in range(len(self._chain) - only_rows):
+            if wide:
+                x = self._many[i].forward(x, residual, batch, kv.keys[i], kv.values[i])
+            else:
+                layer, next_norm = self._chain[i]
+                x = next_norm.add(layer.forward(x, residual, batch, kv.keys[i], kv.values[i]), residual)
+        return self._last_rows(x, residual, batch, kv, wide) if only_rows else x
+
+    def _small_step(self, residual: torch.Tensor, batch: StepBatch, kv: KVPool) -> torch.Tensor:
+        """All layers of a step whose number of tokens fused or early layers are for."""
+        if residual.shape[0] not in self._mid_tokens:
             for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
                 few.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
         x = self._chain[0][0].input_norm.forward(residual)
-        if early:
-            for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
-                x = mid.forward(x, residual, batch, k_cache, v_cache)
-            return x
-        for (layer, next_norm), k_cache, v_cache in zip(self._chain, kv.keys, kv.values, strict=True):
-            x = next_norm.add(layer.forward(x, residual, batch, k_cache, v_cache), residual)
+        for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
+            x = mid.forward(x, residual, batch, k_cache, v_cache)
         return x
+
+    def _last_rows(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
+    ) -> torch.Tensor:
+        """The last layer, from its scores on for each row's last token alone."""
+        (layer, norm), k_cache, v_cache = self._chain[-1], kv.keys[-1], kv.values[-1]
+        attention = layer.attention
+        if wide:
+            q = self._many[-1].queries(x, batch, k_cache, v_cache)
+        else:
+            q = attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
+        heads = attention.attend.attend_last(q, batch, k_cache, v_cache)
+        residual = residual.index_select(0, batch.logit_indices)
+        x = layer.post_norm.add(attention.out.forward(heads), residual)
+        return norm.add(layer.mlp.forward(x), residual)
 
     @contextmanager
     def shortened(self) -> Iterator[list[int]]:
-        """Inside, ``forward`` runs only the layers of this list, one of each kind: they use every kernel that all of them use.
+        """Inside, ``forward`` runs only the layers of this list, one of each kind and the last, which use all kernels.
 
         It then needs a pool of these layers.
         """
         windows = self.config.windows or (0,) * self.config.num_layers
-        layers = sorted({windows[layer]: layer for layer in reversed(range(len(windows)))}.values())
-        whole = self._chain, self._few, self._mid
+        first = {windows[layer]: layer for layer in reversed(range(len(windows)))}
+        layers = sorted({*first.values(), len(windows) - 1})  # the last one may run for the rows' last tokens alone
+        whole = self._chain, self._few, self._mid, self._many
         self._chain = [self._chain[layer] for layer in layers]
         self._few = [self._few[layer] for layer in layers] if self._few else []
         self._mid = [self._mid[layer] for layer in layers] if self._mid else []
+        self._many = [self._many[layer] for layer in layers] if self._many else []
         try:
             yield layers
         finally:
-            self._chain, self._few, self._mid = whole
+            self._chain, self._few, self._mid, self._many = whole
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
@@ -172,6 +208,9 @@ class DecoderModel(nn.Module):
         mid = starting_early(self.device, self.dtype)
         if mid is not None:
             self.start_early(mid)
+        wide = going_wide(self.device, self.dtype)
+        if wide is not None:
+            self.go_wide(wide)
 
     def fuse(self, rows: FusedRows) -> None:
         """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
@@ -189,3 +228,9 @@ class DecoderModel(nn.Module):
         self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
         self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes
         self._head_mid = rows("mid_linear", *self.head.weight.shape)
+
+    def go_wide(self, least: LeastTokens) -> None:
+        """Run steps of many tokens with wide products, each from the number of tokens on that it is given."""
+        links = self._chain
+        self._many = [ManyTokens(x.attention, x.post_norm, x.mlp, next_norm, least) for x, next_norm in links]
+        self._many_tokens = self._many[0].least_tokens  # all layers have the same shapes

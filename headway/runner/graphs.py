@@ -35,8 +35,8 @@ LOGPROB_ROWS = 64
 """Of steps up to so many rows there is a whole graph of ``WITH_LOGPROBS``, too: the gap between two graphs is 2 % of such a
 step."""
 
-Shape = tuple[int, int]
-StepLogits = Callable[[int, int], tuple[StepBatch, torch.Tensor]]
+Shape = tuple[int, ...]
+StepLogits = Callable[..., tuple[StepBatch, torch.Tensor]]
 """The front half of a step of a shape."""
 
 
@@ -69,14 +69,14 @@ class StepGraphs:
         self._split: dict[Shape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant]) -> None:
-        """Run every shape, and every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+        """Run shapes, and every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
 
         What chooses a sampling kernel's sizes are thresholds and powers of two of rows, so variants run for those only. Needs
         inference mode and the main stream.
         """
         variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others))
         sampled: set[int] = set()
-        for shape in reversed(self.shapes):
+        for shape in self._rehearsed():
             batch, logits = self._front(*shape)
             rows = shape[1]
             if rows in sampled or (sampled and rows.bit_count() > 1):
@@ -84,6 +84,10 @@ class StepGraphs:
             sampled.add(rows)
             for variant in variants:
                 self._back(batch, logits, variant)
+
+    def _rehearsed(self) -> list[Shape]:
+        """Shapes, from large to small, that use every kernel and library function of all shapes."""
+        return self.shapes[::-1]
 
     def capture(self, on_shape: Callable[[Shape], object]) -> None:
         """Capture every shape, largest first so that the shared pool is sized once; ``on_shape`` draws progress.
@@ -126,7 +130,7 @@ class DecodeGraphs(StepGraphs):
 
     def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
         """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
-        for bucket, _ in self.shapes:
+        for bucket, *_ in self.shapes:
             if bucket >= num_rows and bucket >= num_edits:
                 return bucket
         return None

@@ -43,8 +43,8 @@ PROMPT_LOGITS_CHUNK = 256
 class Model(Protocol):
     """What the runner asks of a model."""
 
-    def __call__(self, batch: StepBatch, kv: KVPool) -> torch.Tensor:
-        """Hidden states [T, hidden] after the final norm."""
+    def __call__(self, batch: StepBatch, kv: KVPool, *, only_rows: bool = False) -> torch.Tensor:
+        """Hidden states [T, hidden] after the final norm; ``only_rows``: [R, hidden], of each row's last token."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
@@ -148,7 +148,7 @@ class ModelRunner:
         return self._sampler.every_edit
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
-        """Replay ``decode`` on decode steps and ``prefill`` on small steps with prompts from now on."""
+        """Replay ``decode`` on decode steps and ``prefill`` on small and on full steps with prompts from now on."""
         self._graphs, self._prefill_graphs = decode, prefill
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -300,8 +300,9 @@ class ModelRunner:
             max_query_len=int(plan.query_lens.max()),
             max_seq_len_bound=int((plan.starts_bound + plan.query_lens).max()),
         )
-        hidden = self._model(batch, self._kv)
-        parts = self.sample_and_advance(batch, self.row_logits(batch, hidden), variant)
+        hidden = self._model(batch, self._kv, only_rows=prompt is None)
+        logits = self._model.logits(hidden) if prompt is None else self.row_logits(batch, hidden)
+        parts = self.sample_and_advance(batch, logits, variant)
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
             parts.append(self._prompt_logprobs(hidden, prompt))
@@ -315,10 +316,10 @@ class ModelRunner:
         if plan.num_decode_rows == plan.num_rows:
             bucket = decode.bucket_for(plan.num_rows, num_edits)
             return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        shape = prefill.shape_for(num_tokens, plan.num_rows)
+        shape = prefill.shape_for(num_tokens, plan.num_rows, int(plan.query_lens.max()))
         if shape is None:
             return None
-        if num_edits > max_edits(*shape):
+        if num_edits > max_edits(*shape[:2]):
             self._edit_first(num_edits)
         return prefill.replay(shape, variant), shape[1]
 
@@ -335,21 +336,22 @@ class ModelRunner:
         )
         return batch, self._model.logits(self._model(batch, self._kv))
 
-    def prefill_logits(self, num_tokens: int, num_rows: int) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step with prompts, padded: edits, unpack, forward, logits."""
+    def prefill_logits(self, num_tokens: int, num_rows: int, max_query_len: int) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step with prompts of up to ``max_query_len`` tokens, padded: edits, unpack, forward,
+        logits."""
         self._apply_edits(max_edits(num_tokens, num_rows))
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=num_tokens,
             num_rows=num_rows,
             num_decode_rows=0,
-            max_query_len=num_tokens,
+            max_query_len=max_query_len,
             max_seq_len_bound=self.config.max_model_len,  # a cached prefix may be of any length
         )
-        return batch, self.row_logits(batch, self._model(batch, self._kv))
+        return batch, self._model.logits(self._model(batch, self._kv, only_rows=True))
 
     def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] logits after each row's last token."""
+        """[R, V] logits after each row's last token, from hidden states of all tokens."""
         if batch.num_decode_rows < len(batch.row_slots):
             hidden = hidden.index_select(0, batch.logit_indices)
         return self._model.logits(hidden)
@@ -419,7 +421,9 @@ class ModelRunner:
                     max_query_len=num_tokens,
                     max_seq_len_bound=num_tokens,
                 )
-                logits = self.row_logits(batch, self._model(batch, self._kv))
+                if rows == 1:  # where prompt log-probabilities are wanted; no step takes more memory
+                    self.row_logits(batch, self._model(batch, self._kv))
+                logits = self._model.logits(self._model(batch, self._kv, only_rows=True))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
             for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))

@@ -62,7 +62,7 @@ class Tail:
 
 
 class SpareLogits:
-    """Memory for the logits of steps that no tail fits, shared by all graphs: the first to ask has the most rows.
+    """Memory for the logits of steps that no tail fits, shared by all graphs that it is large enough for.
 
     Graphs write their logits to memory that other graphs use as well; code that is not in a graph needs a copy.
     """
@@ -72,7 +72,7 @@ class SpareLogits:
 
     def like(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, V] for a copy of ``logits``."""
-        if self._logits is None:
+        if self._logits is None or len(self._logits) < len(logits):
             self._logits = torch.empty_like(logits)
         return self._logits[: logits.shape[0]]
 

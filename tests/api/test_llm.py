@@ -146,11 +146,37 @@ def test_the_engine_starts_before_the_last_prompts_are_added(llm: LLM, monkeypat
     assert all(len(o.outputs[0].token_ids) == 2 for o in outputs)
 
 
-def test_a_bad_prompt_is_found_before_any_is_added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.api.llm.PART_TOKENS", 1)
-    monkeypatch.setattr(core(llm), "add", lambda request: pytest.fail("added"))
+def test_a_bad_prompt_is_found_while_the_first_part_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.api.llm.PART_TOKENS", 2)
+    added: list[str] = []
+    add = core(llm).add
+
+    def spy(request: Any) -> None:
+        added.append(request.request_id)
+        add(request)
+
+    monkeypatch.setattr(core(llm), "add", spy)
     with pytest.raises(InvalidRequestError):
-        llm.generate(prompts([97], [97], []))
+        llm.generate(prompts([97], [97], [97], [97], []), seeded(max_tokens=1000))
+    assert len(added) == 2
+    assert core(llm).num_steps == 1
+    assert core(llm).requests == {}
+    assert llm._processor.requests() == []
+    assert llm.generate("a", seeded(max_tokens=2))[0].outputs[0].text == "bc"
+
+
+def test_completions_count_as_tokens_of_a_part(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.api.llm.PART_TOKENS", 4)
+    sizes: list[int] = []
+    add = llm._client.add
+
+    def spy(requests: list[Any]) -> None:
+        sizes.append(len(requests))
+        add(requests)
+
+    monkeypatch.setattr(llm._client, "add", spy)
+    llm.generate(prompts([97], [97], [97]), [seeded(max_tokens=1, n=3), seeded(max_tokens=1), seeded(max_tokens=1)])
+    assert sizes == [4, 1]
 
 
 def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +253,7 @@ def test_the_bar_counts_requests_and_tokens(llm: LLM, capsys: pytest.CaptureFixt
     llm.generate(["a", "b"], seeded(max_tokens=3))
     assert capsys.readouterr().err == ""
     request = llm._processor.open(llm._door.prepare("a", seeded(max_tokens=3)), "x")
-    with Progress([request], enabled=True) as progress:
+    with Progress(1, enabled=True) as progress:
         progress.advance([request])
         assert progress._bar.n == 1
     assert "output: 0.00 toks/s" in capsys.readouterr().err

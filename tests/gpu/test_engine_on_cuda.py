@@ -85,6 +85,18 @@ def test_every_feature_at_every_depth_equals_the_cpu(
         close(answer, oracle[request_id], tolerance=1e-3)
 
 
+def test_full_steps_as_graphs_equal_the_cpu(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SMALL": ((16, 8),), "LARGEST_SMALL": 16, "FULL_ROWS": (8, 4, 2), "LEAST_FULL": 0.5}.items():
+        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    core = engine(tiny_model, run_ahead=2)
+    with no_waits(monkeypatch):
+        answers = run(core, batch())
+    for request_id, answer in answers.items():
+        close(answer, oracle[request_id], tolerance=1e-3)
+
+
 def test_preemption_on_the_gpu(tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     core = engine(tiny_model, run_ahead=2, max_num_batched_tokens=24, kv_cache_memory_bytes=18 * KV_BLOCK_BYTES)
     with no_waits(monkeypatch):

@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.mid_linear.tiles import Kind as MidKind
@@ -34,6 +35,8 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -92,7 +95,7 @@ def compile_typed(
                 "copies_before_wait": ptx.partition("griddepcontrol.wait")[0].count("cp.async.cg"),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
                 "serialized": "C7510" in report,  # products that ptxas makes wait for each other
-                "async_copies": ptx.count("cp.async.cg"),
+                "async_copies": ptx.count("cp.async.cg") + ptx.count("cp.async.bulk.tensor"),
                 "warpgroup_products": ptx.count("wgmma.mma_async"),
                 "warp_products": ptx.count("mma.sync"),
             }
@@ -184,6 +187,24 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
     )
 
 
+def described(*block: int) -> str:
+    """A tensor descriptor's type."""
+    return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
+
+
+def compile_wide() -> None:
+    rows = BLOCK_M // 2
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, WIDE, BLOCK_K)}
+    types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
+    fixed = {"K": 1024, "STAGES": STAGES, "GROUP": GROUP}
+    for norm in (False, True):
+        heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
+        compile_typed(f"wide qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+    types |= {"weight_desc": described(2, WIDE // 2, BLOCK_K), "out_desc": described(rows, WIDE // 2)}
+    compile_typed("wide gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+
+
 def main() -> None:
     compile_linear("norm_linear", 2, 4096, 1024)
     compile_linear("norm_gate_up", 2, 6144, 1024)
@@ -196,6 +217,7 @@ def main() -> None:
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
+    compile_wide()
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):

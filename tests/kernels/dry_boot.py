@@ -108,7 +108,8 @@ def steps(runner: ModelRunner) -> None:
             runner._packed, num_tokens=tokens, num_rows=rows, num_decode_rows=decode_rows,
             max_query_len=tokens - decode_rows, max_seq_len_bound=4000,
         )  # fmt: skip
-        logits = runner.row_logits(batch, runner._model(batch, runner._kv))
+        runner.row_logits(batch, runner._model(batch, runner._kv))
+        logits = runner._model.logits(runner._model(batch, runner._kv, only_rows=True))
         for edits, flags, logprobs in product(
             range(runner.every_edit + 1), (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)
         ):

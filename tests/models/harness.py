@@ -85,6 +85,14 @@ class Machine:
         assert logits.shape == (len(batch.input_ids), self.model.config.vocab_size)
         return list(logits[: len(logits) - pad_tokens].split([len(row.tokens) for row in rows]))
 
+    def last_step(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> torch.Tensor:
+        """As ``step``, but logits [rows, V] of the rows' last tokens alone."""
+        batch = self.batch(rows, pad_rows=pad_rows, pad_tokens=pad_tokens)
+        with torch.inference_mode():
+            logits = self.model.logits(self.model.forward(batch, self.kv, only_rows=True)).float().cpu()
+        assert logits.shape == (len(rows) + pad_rows, self.model.config.vocab_size)
+        return logits[: len(rows)]
+
     def in_chunks(self, tokens: Sequence[int], sizes: Sequence[int], *, slot: int = 1) -> torch.Tensor:
         """Logits [sum(sizes), V] of one sequence run in steps of these sizes."""
         found, start = [], 0

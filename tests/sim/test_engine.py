@@ -16,6 +16,9 @@ from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
 from headway.engine.host_grammars import HostGrammars, Next
 from headway.runner.graphs import DecodeGraphs
+from headway.runner.prefill_graphs import PrefillGraphs
+from headway.runner.split_step import Replayed
+from headway.sampling.sampler import Variant
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import host_grammar
@@ -71,7 +74,7 @@ def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
 
 
 def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.engine.warm_up.SHAPES", ((16, 2), (64, 2)))
+    monkeypatch.setattr("headway.runner.prefill_graphs.SMALL", ((16, 2), (64, 2)))
     batch = requests_for([FEATURES[name] for name in ("greedy", "logprobs", "top_p", "presence")] * 2, seed=4)
     with simulated(13, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
@@ -82,6 +85,28 @@ def test_steps_of_more_edits_than_the_prefill_graphs_apply(monkeypatch: pytest.M
     batch = requests_for([FEATURES[name] for name in ("greedy", "bad_words", "stop_token_ids")] * 2, seed=4)
     with simulated(15, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_full_steps_are_graphs(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """Prompts of one and of several steps, whole steps of them and nearly whole ones; rows that decode join some."""
+    for name, value in {"SMALL": ((8, 4),), "LARGEST_SMALL": 8, "FULL_ROWS": (8, 2), "LEAST_FULL": 3 / 4}.items():
+        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    seen: list[tuple[int, ...]] = []
+    replay = PrefillGraphs.replay
+
+    def watched(self: PrefillGraphs, shape: tuple[int, ...], variant: Variant) -> Replayed:
+        seen.append(shape)
+        return replay(self, shape, variant)
+
+    monkeypatch.setattr(PrefillGraphs, "replay", watched)
+    batch = [
+        request(str(i), [(7 * i + j) % 60 for j in range(length)], max_tokens=3, **FEATURES["presence"])
+        for i, length in enumerate((4, 4, 3, 4, 90, 31, 1, 3))
+    ]
+    with simulated(21, run_ahead=depth, max_num_batched_tokens=16) as (core, _, _):
+        compare(run(core, batch), expected(batch))
+    assert {(16, 8, 4), (16, 2, 16)} <= set(seen)
 
 
 @pytest.mark.parametrize(("depth", "lengths"), [(0, (8, 8)), (2, (7, 3))])

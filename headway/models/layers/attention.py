@@ -47,17 +47,18 @@ class Attention(nn.Module):
 
     def heads(self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """What lies between the projections: [T, (H + 2 KH) * D] -> [T, H * D]."""
+        return self.attend(qkv, batch, k_cache, v_cache, *self._turning())
+
+    def queries(
+        self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """The part before the scores: [T, (H + 2 KH) * D] -> q [T, H, D]; keys and values are in the cache then."""
+        return self.attend.queries(qkv, batch, k_cache, v_cache, *self._turning())
+
+    def _turning(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
         q_norm, k_norm = self.q_norm, self.k_norm
-        return self.attend(
-            qkv,
-            batch,
-            k_cache,
-            v_cache,
-            self.cos_sin,
-            None if q_norm is None else q_norm.weight,
-            None if k_norm is None else k_norm.weight,
-            self.eps,
-        )
+        norms = (None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight)
+        return self.cos_sin, *norms, self.eps
 
     def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""

@@ -1,0 +1,34 @@
+"""The meaning of the wide products; shapes in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from headway.kernels.rope_kv_write.reference import rope_kv_write
+from headway.kernels.silu_mul.reference import silu_mul
+
+
+def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return silu_mul(F.linear(x, weight))
+
+
+def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+    residual += F.linear(x, weight)
+
+
+def wide_qkv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    kv_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    qkv = F.linear(x, weight)
+    return rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)

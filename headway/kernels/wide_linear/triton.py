@@ -1,0 +1,371 @@
+"""Gluon kernels of the layers' two wide products for many tokens, with what follows them in the epilogue.
+
+A persistent program per processor takes tiles of 128 tokens x 256 weight rows. A warp of its own copies them by the tensor
+memory engine, as far ahead as there is shared memory; two warpgroups multiply, each 64 of the tokens. They meet nowhere but at
+the buffers, so that one computes its epilogue while the other keeps the tensor cores busy.
+
+This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+LOG2E = gl.constexpr(1.4426950408889634)
+BLOCK_M = gl.constexpr(128)
+ROWS = gl.constexpr(64)
+"""Tokens of a warpgroup."""
+WIDE = gl.constexpr(256)
+BLOCK_K = gl.constexpr(64)
+D = gl.constexpr(128)
+"""Size of a head."""
+
+
+@gluon.constexpr_function
+def layout_of(x):
+    """How a tensor lies in registers."""
+    return x.type.layout
+
+
+@gluon.jit
+def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
+    """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
+    group = tile // (GROUP * tiles_n)
+    first = group * GROUP
+    rows = gl.minimum(tiles_m - first, GROUP)
+    inside = tile - group * (GROUP * tiles_n)
+    return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def copy_tiles(
+    x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """The copying warp."""
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        for chunk in range(K // BLOCK_K):
+            stage = count % STAGES
+            mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+            bar = ready.index(stage)
+            mbarrier.expect(bar, 2 * BLOCK_K * (BLOCK_M + WIDE))
+            tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
+            start = n * w_smem.shape[2]
+            tma.async_copy_global_to_shared(weight_desc, [0, start, chunk * BLOCK_K], bar, w_smem.index(stage))
+            count += 1
+
+
+@gluon.jit
+def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
+    """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    for chunk in range(K // BLOCK_K):
+        stage = (count + chunk) % STAGES
+        mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
+        a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
+        b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
+        acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+    return acc
+
+
+@gluon.jit
+def finish(acc, free, count, STAGES: gl.constexpr):
+    """The product that ended with the program's chunk before ``count``."""
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+    return acc
+
+
+@gluon.jit
+def halves(x, COLUMNS: gl.constexpr):
+    """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
+    return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
+
+
+@gluon.jit
+def gate_up_tiles(
+    out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    dtype: gl.constexpr = x_smem.dtype
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        acc = finish(acc, free, count, STAGES)
+        gate, up = halves(acc, WIDE // 2)
+        gate = gate.to(dtype).to(gl.float32)
+        up = up.to(dtype).to(gl.float32)
+        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
+        y = (silu * up).to(dtype)
+        tma.store_wait(0)
+        gl.thread_barrier()  # the copy out of the tile before has read it
+        out_smem.store(y)
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(out_desc, [m * BLOCK_M + HALF * ROWS, n * (WIDE // 2)], out_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
+    """(activations, weights, barriers of filled buffers, of free ones)."""
+    dtype: gl.constexpr = x_desc.dtype
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    return x_smem, w_smem, ready, free
+
+
+@gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
+def gate_up_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [2, N, K]: gate rows, up rows
+    out_desc,  # [T, N]
+    tiles_m,
+    tiles_n,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], out_desc.layout)
+    gl.warp_specialize(
+        [
+            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
+                             GROUP, 0)),
+            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
+                             GROUP, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_tiles(
+    residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    dtype: gl.constexpr = x_smem.dtype
+    lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        # What the product is added to is asked for while its last parts run.
+        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        col = n * WIDE + lane
+        at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+        inside = gl.expand_dims(row < num_tokens, 1)
+        keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
+        before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
+        acc = finish(acc, free, count, STAGES)
+        parts = halves(acc.to(dtype), WIDE // 2)
+        for i in gl.static_range(2):
+            gl.thread_barrier()  # the part before has been read
+            out_smem.store(parts[i])
+            gl.thread_barrier()
+            y = out_smem.load(COPY).to(gl.float32) + before[i].to(gl.float32)
+            gl.store(at + i * (WIDE // 2), y.to(dtype), mask=keeps[i])
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
+def add_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, N, K]
+    residual_ptr,  # [T, N]
+    num_tokens,
+    tiles_m,
+    tiles_n,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], LAYOUT)
+    gl.warp_specialize(
+        [
+            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, 0)),
+            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def angles_place(row, dim, positions_ptr, num_tokens, num_positions):
+    """Where the cosines [ROWS, D / 2] of tokens ``row`` lie in the table."""
+    position = gl.load(positions_ptr + row, mask=row < num_tokens, other=0)
+    position = gl.minimum(gl.maximum(position, 0), num_positions - 1)
+    return gl.expand_dims(position * D, 1) + gl.expand_dims(dim, 0)
+
+
+@gluon.jit
+def turn(a, b, cos, sin, dim, norm_ptr, eps, dtype: gl.constexpr, NORM: gl.constexpr):
+    """Norm and rotate the halves of a head, f32 [ROWS, D / 2] each, with the rounding of ``rope_kv_write`` but the last."""
+    if NORM:
+        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
+        a = (a * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + dim).to(gl.float32), 0)
+        b = (b * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + D // 2 + dim).to(gl.float32), 0)
+        a = a.to(dtype).to(gl.float32)
+        b = b.to(dtype).to(gl.float32)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@gluon.jit
+def cache_place(row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS: gl.constexpr):
+    """(where the keys of tokens ``row`` begin in the cache, whether they are to be written)."""
+    slot = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
+    write = (slot >= 0) & (slot < num_slots)
+    slot = gl.where(write, slot, 0)
+    return (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride, write
+
+
+@gluon.jit
+def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
+    """Both halves of a head of ROWS tokens to their places in the cache."""
+    at = cache_ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
+    keep = gl.expand_dims(write, 1)
+    gl.store(at, out_smem.index(0).load(LAYOUT), mask=keep)
+    gl.store(at + D // 2, out_smem.index(1).load(LAYOUT), mask=keep)
+
+
+@gluon.jit
+def qkv_tiles(
+    q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+    x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
+    block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
+    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is two heads wide."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = x_smem.dtype
+    out_dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        count += K // BLOCK_K
+        # What the epilogue reads is asked for while the last products run.
+        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
+        LAYOUT: gl.constexpr = layout_of(halves(halves(nothing, D)[0], D // 2)[0])
+        start = m * BLOCK_M + HALF * ROWS
+        dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
+        row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        angles = cos_sin_ptr + angles_place(row, dim, positions_ptr, num_tokens, num_positions)
+        out_row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        place, write = cache_place(out_row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS)
+        cos = gl.load(angles)
+        sin = gl.load(angles + D // 2)
+        acc = finish(acc, free, count, STAGES)
+        heads = halves(acc.to(dtype).to(gl.float32), D)
+        for i in gl.static_range(2):
+            head = n * 2 + i
+            first, second = halves(heads[i], D // 2)
+            if head < H:
+                first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
+            elif head < H + KH:
+                first, second = turn(first, second, cos, sin, dim, k_norm_ptr, eps, dtype, NORM)
+            tma.store_wait(0)
+            gl.thread_barrier()  # the head before has left
+            out_smem.index(0).store(first.to(dtype))
+            out_smem.index(1).store(second.to(dtype))
+            fence_async_shared()
+            gl.thread_barrier()
+            if head < H:
+                tma.async_copy_shared_to_global(q_desc, [start, head * D], out_smem.index(0))
+                tma.async_copy_shared_to_global(q_desc, [start, head * D + D // 2], out_smem.index(1))
+            elif head < H + KH:
+                write_cache(k_ptr + (head - H) * head_stride, place, write, out_dim, out_smem, COPY)
+            else:
+                write_cache(v_ptr + (head - H - KH) * head_stride, place, write, out_dim, out_smem, COPY)
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["tiles_m", "tiles_n", "num_tokens", "num_positions", "num_slots"],
+    do_not_specialize_on_alignment=["positions_ptr", "kv_slots_ptr"],
+)
+def qkv_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, (H + 2 * KH) * D, K]
+    q_desc,  # [T, H * D]
+    positions_ptr,  # [T]
+    cos_sin_ptr,  # [L, D]
+    q_norm_ptr,  # [D]
+    k_norm_ptr,  # [D]
+    kv_slots_ptr,  # [T]
+    k_ptr,  # [NB, BS, KH, D]
+    v_ptr,
+    eps,
+    num_tokens,
+    num_positions,
+    num_slots,  # NB * BS
+    block_stride,
+    offset_stride,
+    head_stride,
+    tiles_m,
+    tiles_n,
+    H: gl.constexpr,
+    KH: gl.constexpr,
+    BS: gl.constexpr,
+    NORM: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
+    right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
+    gl.warp_specialize(
+        [
+            (qkv_tiles, (
+                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 0)),
+            (qkv_tiles, (
+                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip

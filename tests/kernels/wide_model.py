@@ -1,0 +1,279 @@
+"""Runs the Gluon kernels of ``wide_linear`` on CPU tensors, asynchronous parts as late as the rules allow.
+
+No interpreter runs Gluon, so this replaces the language under the kernels' own code. Warps of different kinds are threads.
+Copies land when their barrier is waited for, products read their buffers when they are waited for, and copies out of shared
+memory read it when they are waited for; what a copy is going to overwrite is poison from its start. So whoever reads too early
+gets poison, and whoever lets go too early leaves it; a barrier that never completes is an error. Layouts mean nothing here.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headway.kernels.wide_linear import triton as module
+
+PATIENCE = 20.0
+"""Seconds until a barrier counts as stuck."""
+NAMES = (
+    "tile_place", "copy_tiles", "product", "finish", "halves", "gate_up_tiles", "add_tiles", "make_buffers", "turn",
+    "angles_place", "cache_place",
+    "write_cache", "qkv_tiles",
+)  # fmt: skip
+
+
+class StuckError(AssertionError):
+    """A barrier is waited for that nobody completes."""
+
+
+@dataclass
+class Pointer:
+    """Elements of a flat tensor."""
+
+    flat: torch.Tensor
+    at: Any = 0
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.flat, self.at + offset)
+
+
+class Shared:
+    """A view of shared memory."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data, self.dtype, self.shape = data, data.dtype, data.shape
+
+    def index(self, i: int) -> Shared:
+        return Shared(self.data[i])
+
+    def slice(self, start: int, length: int) -> Shared:
+        return Shared(self.data[start : start + length])
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.data.view(shape))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.permute(order))
+
+    def store(self, value: torch.Tensor) -> None:
+        self.data.copy_(value)
+
+    def load(self, layout: object) -> torch.Tensor:
+        return self.data.clone()
+
+
+@dataclass
+class Later:
+    """A product that nobody has waited for."""
+
+    a: Shared
+    b: Shared
+    acc: Any
+
+
+class Barriers:
+    """A row of barriers, or one of them."""
+
+    def __init__(self, program: Program, count: int) -> None:
+        self.items = [Barrier(program) for _ in range(count)]
+
+    def index(self, i: int) -> Barrier:
+        return self.items[i]
+
+
+class Barrier:
+    """Completed phases, arrivals and bytes that the current one still needs, copies that belong to it."""
+
+    def __init__(self, program: Program) -> None:
+        self.changed = program.changed
+        self.count = self.missing = self.bytes = self.phases = 0
+        self.copies: list[tuple[Shared, torch.Tensor]] = []
+
+    def init(self, count: int) -> None:
+        self.count = self.missing = count
+
+    def expect(self, size: int) -> None:
+        with self.changed:
+            self.bytes += size
+            self._arrive()
+
+    def arrive(self, pred: bool = True) -> None:
+        with self.changed:
+            if pred:
+                self._arrive()
+
+    def _arrive(self) -> None:
+        assert self.missing > 0, "more arrivals than the barrier counts"
+        self.missing -= 1
+        self._complete()
+
+    def copied(self, target: Shared, values: torch.Tensor) -> None:
+        with self.changed:
+            target.data.fill_(float("nan"))
+            self.copies.append((target, values))
+            self.bytes -= values.numel() * values.element_size()
+            self._complete()
+
+    def _complete(self) -> None:
+        if self.missing == 0 and self.bytes == 0:
+            self.phases, self.missing = self.phases + 1, self.count
+            self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        """Until the phase of this parity has completed: the one before the barrier's first counts as odd."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: (self.phases - 1) % 2 == parity, PATIENCE):
+                raise StuckError("a barrier does not complete")
+            for target, values in self.copies:
+                target.data.copy_(values)
+            self.copies.clear()
+
+
+def block(desc: Any, place: list[int]) -> tuple[torch.Tensor, list[slice], list[slice]]:
+    """The whole tensor of a descriptor, where the block lies in it, and which part of the block that is."""
+    whole = desc.base.as_strided(desc.shape, desc.strides)
+    spans = [(at, min(at + size, limit)) for at, size, limit in zip(place, desc.block_shape, desc.shape, strict=True)]
+    inside = [slice(a, max(a, b)) for a, b in spans]
+    return whole, inside, [slice(0, max(b - a, 0)) for a, b in spans]
+
+
+class Program:
+    """One program's state; its methods stand for the language."""
+
+    def __init__(self, place: int, programs: int) -> None:
+        self.place, self.programs = place, programs
+        self.changed = threading.Condition()
+        self.stores: dict[int, list[tuple[Any, list[int], Shared]]] = defaultdict(list)
+
+    def allocate(self, dtype: Any, shape: list[int], layout: object) -> Any:
+        if dtype is torch.int64:
+            return Barriers(self, shape[0])
+        return Shared(torch.full([int(size) for size in shape], float("nan"), dtype=dtype))
+
+    def copy_in(self, desc: Any, place: list[int], barrier: Barrier, target: Shared) -> None:
+        whole, inside, part = block(desc, place)
+        values = torch.zeros(desc.block_shape, dtype=target.dtype)
+        values[tuple(part)] = whole[tuple(inside)]
+        barrier.copied(target, values)
+
+    def copy_out(self, desc: Any, place: list[int], source: Shared) -> None:
+        self.stores[threading.get_ident()].append((desc, place, source))
+
+    def wait_stores(self, outstanding: int) -> None:
+        assert outstanding == 0
+        for desc, place, source in self.stores.pop(threading.get_ident(), []):
+            whole, inside, part = block(desc, place)
+            whole[tuple(inside)] = source.data[tuple(part)]
+
+    def wait_products(self, outstanding: int, deps: list[Any]) -> Any:
+        (later,) = deps
+        if not isinstance(later, Later):
+            return later
+        if outstanding:  # the newest keeps running
+            return Later(later.a, later.b, self.wait_products(outstanding - 1, [later.acc]))
+        return self.wait_products(0, [later.acc]) + later.a.data.float() @ later.b.data.float()
+
+    def multiply(self, a: Shared, b: Shared, acc: Any, use_acc: bool, is_async: bool) -> Later:
+        assert is_async
+        return Later(a, b, acc if use_acc else torch.zeros(a.shape[0], b.shape[1]))
+
+    def specialize(self, works: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
+        assert len(warps) == len(registers) == len(works) - 1
+        errors: list[BaseException] = []
+
+        def run(function: Any, arguments: tuple[Any, ...]) -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def load(self, pointer: Pointer, mask: Any = None, other: Any = 0) -> torch.Tensor:
+        at, keep = torch.broadcast_tensors(torch.as_tensor(pointer.at), torch.as_tensor(True if mask is None else mask))
+        return torch.where(keep, pointer.flat[torch.where(keep, at, 0)], torch.tensor(other, dtype=pointer.flat.dtype))
+
+    def store(self, pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
+        at, value, mask = torch.broadcast_tensors(torch.as_tensor(pointer.at), value, mask)
+        pointer.flat[at[mask]] = value[mask]
+
+    def language(self) -> dict[str, Any]:
+        """The names the kernels' module imports or defines, for this program."""
+
+        def least(a: Any, b: Any) -> Any:
+            return min(a, b) if isinstance(a, int) else torch.clamp(a, max=b)
+
+        gl = types.SimpleNamespace(
+            program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
+            SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
+            NVMMASharedLayout=lambda *_: None,
+            float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
+            expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
+            zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
+            sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
+            split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
+            allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
+            constexpr=None,
+        )  # fmt: skip
+        tma = types.SimpleNamespace(
+            async_copy_global_to_shared=self.copy_in, async_copy_shared_to_global=self.copy_out,
+            store_wait=self.wait_stores,
+        )  # fmt: skip
+        barrier = types.SimpleNamespace(
+            MBarrierLayout=lambda: None, init=lambda bar, count: bar.init(count), expect=lambda bar, size: bar.expect(size),
+            arrive=lambda bar, pred=True: bar.arrive(pred), wait=lambda bar, parity: bar.wait(parity),
+        )  # fmt: skip
+        names: dict[str, Any] = {
+            "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
+            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
+        }  # fmt: skip
+        names |= {key: each.value for key, each in vars(module).items() if type(each).__name__ == "constexpr"}
+        for name in NAMES:
+            names[name] = types.FunctionType(getattr(module, name).fn.__code__, names)
+        return names
+
+
+def _where(keep: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
+    return torch.where(keep, a, b)
+
+
+class ModelKernel:
+    """Stands for one of the module's kernels: [grid](arguments), every program in turn.
+
+    Args:
+        programs: as many take part at most, whatever the grid says.
+    """
+
+    def __init__(self, kernel: Any, programs: int) -> None:
+        self._code, self._programs = kernel.fn.__code__, programs
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def run(*arguments: Any, **names: Any) -> None:
+            del names["num_warps"]
+            given = [_described(each) for each in arguments]
+            programs = min(grid[0], self._programs)
+            for place in range(programs):
+                types.FunctionType(self._code, Program(place, programs).language())(*given, **names)
+
+        return run
+
+
+def _described(argument: Any) -> Any:
+    """Tensors as pointers, descriptors with what kernels ask of them."""
+    if isinstance(argument, torch.Tensor):
+        size = 1 + sum((n - 1) * stride for n, stride in zip(argument.shape, argument.stride(), strict=True))
+        return Pointer(argument.as_strided((size,), (1,)))
+    if hasattr(argument, "block_shape"):
+        argument.dtype = argument.base.dtype
+    return argument
