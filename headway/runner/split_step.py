@@ -118,6 +118,10 @@ class SplitStep:
             if known.covers(variant):
                 step.graph.replay()
                 return Replayed(step.parts, known)
+        return self.replay_halves(variant)
+
+    def replay_halves(self, variant: Variant) -> Replayed:
+        """Queue the step as two graphs, or as one and eager kernels."""
         self._front.replay()
         for known, tail in self._tails:
             if known.covers(variant):

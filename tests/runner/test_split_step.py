@@ -79,14 +79,14 @@ def test_mixtures_replay_and_never_sample_eagerly(names: list[str], monkeypatch:
 
 def _count_replays(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
     taken: list[Variant] = []
-    replay = SplitStep.replay
+    replay = SplitStep.replay_halves
 
     def counted(self: SplitStep, variant: Variant) -> Replayed:
         done = replay(self, variant)
         taken.append(done.variant)
         return done
 
-    monkeypatch.setattr(SplitStep, "replay", counted)
+    monkeypatch.setattr(SplitStep, "replay_halves", counted)
     return taken
 
 
