@@ -172,13 +172,20 @@ def seconds(llm: LLM, prompts: list[list[int]], params: SamplingParams | Sequenc
 
 
 def step_ms(
-    llm: LLM, rows: int, prompt: int, lengths: tuple[int, int], kinds: Sequence[dict[str, Any]], seed: int
+    llm: LLM,
+    rows: int,
+    prompt: int,
+    lengths: tuple[int, int],
+    kinds: Sequence[dict[str, Any]],
+    seed: int,
+    repeats: int = 1,
 ) -> float:
     """Milliseconds per decode step of ``rows`` rows: the difference of two output lengths, so that prefill cancels.
 
     Args:
         lengths: tokens generated in the shorter and in the longer call.
         kinds: sampling parameters, of row i the i-th, and so on from the first again.
+        repeats: of each length so many calls are made and the shortest counts, where a percent matters: prefill varies by more.
     """
     rng = random.Random(seed)
 
@@ -187,5 +194,5 @@ def step_ms(
         return seconds(llm, prompts, [plain(num_tokens, **kinds[i % len(kinds)]) for i in range(rows)])
 
     short, long = lengths
-    few, many = spent(short), spent(long)
+    few, many = (min(spent(length) for _ in range(repeats)) for length in (short, long))
     return (many - few) / (long - short) * 1e3
