@@ -60,6 +60,7 @@ class WarmUp:
         self, device: Device, times: PhaseTimes, progress: bool, compiler: CompilerProcess | None = None
     ) -> None:
         self._times, self._progress, self._compiler = times, progress, compiler
+        self._sampled_len = 0  # context of the slots with which sampling has been rehearsed
         self._hashing = threading.Thread(target=_hash_compiler, name="headway-hash", daemon=True)
         if device.compiles_kernels:  # while weights are loaded
             self._hashing.start()
@@ -74,7 +75,8 @@ class WarmUp:
         num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
         num_rows = min(sizes.max_num_seqs, num_tokens)
         try:
-            self._compile(runner, num_tokens, num_rows)
+            self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)
+            self._sampled_len = sizes.max_model_len
             with self._times.phase("rehearsal"):
                 runner.rehearse(num_tokens, num_rows)
         except torch.OutOfMemoryError as error:
@@ -94,7 +96,7 @@ class WarmUp:
         runner.use_graphs(decode, prefill)
         logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
 
-    def _compile(self, runner: ModelRunner, num_tokens: int, num_rows: int) -> None:
+    def _compile(self, runner: ModelRunner, num_tokens: int, num_rows: int, *, sampling: bool) -> None:
         """Compile the kernels of the largest step and of those of all common shapes, where there is something to compile.
 
         They run without Triton's launches for that, so only the host's part of them, and torch's own kernels, have been used
@@ -109,7 +111,7 @@ class WarmUp:
 
         with self._times.phase("rehearsal"), launches_noted() as kernels, runner.shortened():
             runner.rehearse(num_tokens, num_rows)
-            _rehearse_steps(runner)
+            _rehearse_steps(runner, sampling)
         if not kernels:
             return
         start = time.perf_counter()
@@ -126,14 +128,14 @@ def _hash_compiler() -> None:
     hash_compiler()
 
 
-def _rehearse_steps(runner: ModelRunner) -> None:
-    """Run steps of all common shapes."""
+def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
+    """Run steps of all common shapes; ``sampling``: not only up to their logits, which depend on the KV pool."""
     eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
     eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
     decode, prefill = _graphs(runner)
     with runner.device.main.active(), torch.inference_mode():
-        prefill.rehearse(eager)
-        decode.rehearse(eager)
+        prefill.rehearse(eager, sampling=sampling)
+        decode.rehearse(eager, sampling=sampling)
 
 
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:

@@ -68,13 +68,17 @@ class StepGraphs:
         self._tails, self._spare = tails, SpareLogits()
         self._split: dict[Shape, SplitStep] = {}
 
-    def rehearse(self, others: Sequence[Variant]) -> None:
-        """Run shapes, and every variant: nothing compiles or loads inside a capture. ``others``: that no graph is for.
+    def rehearse(self, others: Sequence[Variant], *, sampling: bool = True) -> None:
+        """Run shapes, and every variant: nothing compiles or loads inside a capture.
+
+        Args:
+            others: variants that no graph is for.
+            sampling: False: the front halves alone.
 
         What chooses a sampling kernel's sizes are thresholds and powers of two of rows, so variants run for those only. Needs
         inference mode and the main stream.
         """
-        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others))
+        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others) if sampling else ())
         sampled: set[int] = set()
         for shape in self._rehearsed():
             batch, logits = self._front(*shape)

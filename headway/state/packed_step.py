@@ -7,7 +7,7 @@
 payload   values of the edits, and lists that some operations read in place
 edits     3 ints each: arena position, payload position, length (at most MAX_EDIT)
 ```
-In steady decode a hundred bytes are sent: longer copies reach a GPU another way, which takes 10 us more. The kernels
+In steady decode a hundred bytes are sent: on an H200 a copy of more than 1 KB takes 10 us longer. The kernels
 ``apply_edits`` and ``step_unpack`` read it; nothing else on the device does, except through ``list_at``.
 """
 
