@@ -126,6 +126,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4), 32: MidTile(32, 64, 1, 15, 15, 4),
             64: MidTile(32, 64, 1, 15, 15, 4),
         },
+        ("mid_linear", 128256, 4096): {32: MidTile(128, 64, 1, 2, 2, 4, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1)},
         ("linear_parts", 4096, 14336): {
             8: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 16: MidTile(64, 64, 2, 13, 13, 4), 32: MidTile(64, 64, 2, 13, 13, 4),
             64: MidTile(64, 64, 2, 12, 12, 4, 64, 1),
