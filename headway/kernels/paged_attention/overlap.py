@@ -31,7 +31,7 @@ class OverlapTile:
 
 SHORT, LONG = OverlapTile(64, 4, True), OverlapTile(128, 2, False)
 LONG_ROWS = 4096
-"""Tokens a row from which on wide tiles win: less is done for each key, but more of the first tile lies past the diagonal."""
+"""Tokens of the longest row from which on wide tiles win: less is done for each key, more lies past the diagonal."""
 
 
 def overlap_tile(
@@ -54,7 +54,7 @@ def overlap_tile(
     units = tokens * heads[0] // BLOCK_M
     if units < sms or num_rows * cdiv(max_query_len, queries) > 2 * used:
         return None
-    return LONG if tokens >= LONG_ROWS * num_rows else SHORT
+    return LONG if max_query_len >= LONG_ROWS else SHORT
 
 
 def launch_overlapped(
