@@ -32,7 +32,7 @@ from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
-from headway.kernels.paged_attention.overlap import OverlapTile, launch_overlapped
+from headway.kernels.paged_attention.overlap import LONG, SHORT, OverlapTile, launch_overlapped
 from headway.kernels.paged_attention.tiles import PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -71,7 +71,7 @@ GENERAL = {
     "general 128x32, 2 stages": PrefillTile(128, 32, 128, 8, 2, "tf32"),
     "general 128x64, 2 stages": PrefillTile(128, 64, 128, 8, 2, "tf32"),
 }
-OVERLAPPED = {f"overlapped {n} keys, {tiles} tiles": OverlapTile(n, tiles) for n in (128, 64) for tiles in (1, 2)}
+OVERLAPPED = {f"overlapped, {tile.block_n} keys": tile for tile in (SHORT, LONG)}
 
 
 @dataclass
@@ -143,7 +143,9 @@ def attention(report: Report) -> None:
                     calls[name] = partial(_general, tensors, tables, scale, tile)
             if runs_gluon(inputs.q.device):
                 for name, wide in OVERLAPPED.items():
-                    calls[name] = partial(_overlapped, tensors, tables, scale, inputs.max_query_len, wide)
+                    calls[name] = partial(
+                        _overlapped, tensors, (tables, inputs.arrivals), scale, inputs.max_query_len, wide
+                    )
             truth = torch.full_like(inputs.q, float("nan"))
             next(iter(calls.values()))(truth)
             for name, call in calls.items():
@@ -159,7 +161,7 @@ def _general(tensors: Any, tables: Any, scale: float, tile: PrefillTile, out: to
 
 
 def _overlapped(tensors: Any, tables: Any, scale: float, most: int, tile: OverlapTile, out: torch.Tensor) -> None:
-    launch_overlapped(*tensors, out, tables, scale, 0, most, tile)
+    launch_overlapped(*tensors, out, *tables, scale, 0, most, tile)
 
 
 def agree(actual: torch.Tensor, expected: torch.Tensor) -> None:

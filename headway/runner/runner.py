@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headway.core.automaton import Vocabulary
+from headway.core.ints import cdiv
 from headway.core.plan import NO_INTS, Int32s, StepPlan, StepResult
 from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
@@ -36,6 +37,8 @@ NO_LIST = (0, 0)  # position, length
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
+SHORT_PROMPT = 1024
+"""Tokens; a rehearsal fills a step with such prompts as well as with a single one."""
 
 
 class Model(Protocol):
@@ -386,14 +389,17 @@ class ModelRunner:
             self._packed.zero_()
             self._apply_edits(1)
             mixed = min(num_rows, num_tokens) - 1  # decode rows beside a prompt
-            # Long prompts may run on other kernels than many short ones, and those beside decode rows on more.
-            for rows, decode_rows in dict.fromkeys(((1, 0), (num_rows, mixed), (num_rows, 0))):
+            short = min(num_tokens, SHORT_PROMPT)
+            few = min(num_rows, cdiv(num_tokens, short))
+            # Long prompts may run on other kernels than short ones, many more than few, and those beside decode rows on more.
+            kinds = ((1, 0, num_tokens), (few, 0, short), (num_rows, mixed, num_tokens), (num_rows, 0, num_tokens))
+            for rows, decode_rows, longest in dict.fromkeys(kinds):
                 batch = self._buffers.unpack(
                     self._packed,
                     num_tokens=num_tokens,
                     num_rows=rows,
                     num_decode_rows=decode_rows,
-                    max_query_len=num_tokens,
+                    max_query_len=longest,
                     max_seq_len_bound=num_tokens,
                 )
                 logits = self.row_logits(batch, self._model(batch, self._kv))

@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.mid_linear.tiles import Kind as MidKind
@@ -26,6 +27,7 @@ from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
 from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
+from headway.kernels.paged_attention.overlap import MAX_REGISTERS, overlap_tile
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
@@ -51,6 +53,7 @@ INT_POINTERS = (
     "positions_ptr",
     "kv_slots_ptr",
     "arrivals_ptr",
+    "counter_ptr",
 )
 SMS = 132
 
@@ -82,7 +85,7 @@ def compile_typed(
     source = kind(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
-    report = assembler_report(ptx)
+    report, code = assemble(ptx)
     print(
         json.dumps(
             {
@@ -91,24 +94,42 @@ def compile_typed(
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
                 "copies_before_wait": ptx.partition("griddepcontrol.wait")[0].count("cp.async.cg"),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
-                "serialized": "C7510" in report,  # products that ptxas makes wait for each other
-                "async_copies": ptx.count("cp.async.cg"),
+                "serialized": "(C75" in report,  # products that ptxas makes wait for each other
+                "async_copies": ptx.count("cp.async.cg") + ptx.count("cp.async.bulk.tensor"),
                 "warpgroup_products": ptx.count("wgmma.mma_async"),
                 "warp_products": ptx.count("mma.sync"),
+                "beside_products": exponentials_beside_products(code),
             }
         ),
         flush=True,
     )
 
 
-def assembler_report(ptx: str) -> str:
-    """What ptxas says of registers and spills."""
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+def assemble(ptx: str) -> tuple[str, str]:
+    """What ptxas says of registers and spills, and its code."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [str(assembler), "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        binary = str(path.with_suffix(".cubin"))
+        command = [str(tools / "ptxas"), "-v", "--gpu-name=sm_90a", str(path), "-o", binary]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        code = subprocess.run([str(tools / "cuobjdump"), "-sass", binary], capture_output=True, text=True, check=True)
+        return report, code.stdout
+
+
+def exponentials_beside_products(code: str) -> int | None:
+    """Least exponentials from a wait that leaves one product running to the wait for that one; None without such waits."""
+    counts, running = [], None
+    for one, none, _ in re.findall(r"(DEPBAR\.LE gsb0, 0x1)|(DEPBAR\.LE gsb0, 0x0)|(MUFU\.EX2)", code):
+        if one:
+            running = 0
+        elif none:
+            counts += [running] if running is not None else []
+            running = None
+        elif running is not None:
+            running += 1
+    return min(counts, default=None)
 
 
 def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, capped: bool) -> None:
@@ -128,10 +149,17 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
         compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
 
 
-def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int) -> None:
-    constants = {"H": heads, "KH": kv_heads, "D": size, "BS": block_size, "BLOCK_M": 128, "BLOCK_N": 128}
+def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
+    tile = overlap_tile((heads, kv_heads), size, torch.bfloat16, 8192, rows, 8192 // rows, SMS)
+    assert tile is not None
+    constants = {"KH": kv_heads, "D": size, "BS": block_size, "BLOCK_N": tile.block_n, "STAGES": tile.stages}
+    constants |= {"KEPT": tile.kept}
+    group = heads // kv_heads
+    queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{NVMMASharedLayout(128, 16, 3)!r}>"
+    keys = f"tensordesc<bf16[{min(block_size, tile.block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    types = {**TYPES, "q_desc": queries, "k_desc": keys, "v_desc": keys}
     name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
-    compile_kernel(name, overlapped_prefill_kernel, {**constants, "OFFSET_STRIDE": size}, num_warps=8)
+    compile_typed(name, overlapped_prefill_kernel, constants, types, {"num_warps": 4, "maxnreg": MAX_REGISTERS})
 
 
 def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
@@ -201,8 +229,9 @@ def main() -> None:
     for rows in (1, 8, 16, 64, 256):
         compile_early_decode(128, 16, 8, rows, windowed=False, capped=False)
     compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
-    compile_overlapped(128, 16, 8, 16)
-    compile_overlapped(64, 32, 4, 256)
+    compile_overlapped(128, 16, 8, 16, 8)
+    compile_overlapped(128, 32, 8, 16, 1)
+    compile_overlapped(64, 32, 4, 256, 8)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES

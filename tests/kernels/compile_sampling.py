@@ -22,7 +22,7 @@ from headway.kernels.sample.triton import FINISH_REGISTERS
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
-from tests.kernels.compile_forward import assembler_report
+from tests.kernels.compile_forward import assemble
 
 VOCAB, ROWS = 151936, 64
 REALS = (
@@ -55,7 +55,7 @@ def compile_kernel(
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, **options})
     ptx = built.asm["ptx"]
-    report = assembler_report(ptx)
+    report = assemble(ptx)[0]
     figures = {
         "name": name,
         "shared": built.metadata.shared,

@@ -1,28 +1,41 @@
-"""The overlapped prefill kernel: where it is used, and on a Hopper GPU against the reference (no interpreter runs Gluon)."""
+"""The overlapped prefill kernel: where it is used, and against the reference: on a machine of Python, and on a Hopper GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.overlap import (
+    BLOCK_M,
+    LONG,
+    SHORT,
     OverlapTile,
     choose_overlap,
     launch_overlapped,
+    lies_flat,
     overlap_tile,
 )
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
 SMS = 132
 Rows = list[tuple[int, int]]
+Run = Callable[[PagedInputs, OverlapTile], torch.Tensor]
 PROMPTS: Rows = [(300, 300), (1, 1), (64, 64), (65, 65), (0, 0), (128, 128), (511, 511)]
 CHUNKS: Rows = [(1, 70), (1, 0), (1, 301), (100, 357), (33, 1033), (5, 0), (129, 640), (2, 260)]
 """With decode rows before them and a zombie between them."""
+SHAPES: list[tuple[tuple[int, int], int, dict[str, Any]]] = [
+    ((32, 8), 128, {}),
+    ((8, 8), 64, {"block_size": 8}),
+    ((8, 1), 128, {"block_size": 64, "dtype": torch.float16}),
+    ((4, 2), 64, {"block_size": 256}),
+]
 
 
 @pytest.fixture
@@ -43,60 +56,121 @@ def run(inputs: PagedInputs, tile: OverlapTile) -> torch.Tensor:
     out = torch.full_like(inputs.q, float("nan"))
     tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
     first, most = inputs.num_decode_rows, inputs.max_query_len
-    launch_overlapped(inputs.q, inputs.k_cache, inputs.v_cache, out, tables, 0.09, first, most, tile)
+    launch_overlapped(inputs.q, inputs.k_cache, inputs.v_cache, out, tables, inputs.arrivals, 0.09, first, most, tile)
+    assert bool(out[:first].isnan().all()), "decode rows are not its business"
+    assert not bool(inputs.arrivals.any())
+    return out[first:]
+
+
+def run_model(
+    inputs: PagedInputs, tile: OverlapTile, seed: int = 0, fault: Callable[[Any], None] = lambda names: None
+) -> torch.Tensor:
+    """The same on the machine of ``gluon_warps``, on three processors; ``fault`` changes the names the kernel's module sees."""
+    gluon = pytest.importorskip("triton.experimental.gluon", reason="the kernel's module imports Gluon")
+    assert gluon
+    from headway.kernels.paged_attention import triton_prefill
+    from tests.kernels.gluon_warps import Descriptor, Machine, Pointer
+
+    q, cache, first = inputs.q, inputs.k_cache, inputs.num_decode_rows
+    num_blocks, block_size, kv_heads, size = cache.shape
+    group, num_rows = q.shape[1] // kv_heads, len(inputs.row_slots)
+    page = (min(block_size, tile.block_n), 64)
+    keys, values = (
+        Descriptor(x.as_strided((x.numel() // size, size), (size, 1)), page) for x in (cache, inputs.v_cache)
+    )
+    out = torch.full_like(q, float("nan"))
+    pointers = [
+        Pointer(x.view(-1))
+        for x in (
+            out,
+            inputs.block_tables,
+            inputs.row_slots,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.arrivals[first],
+        )
+    ]
+    units = kv_heads * ((num_rows - first) * cdiv(inputs.max_query_len, BLOCK_M // group) + triton_prefill.PADS.value)
+    for program in range(3):
+        machine = Machine(triton_prefill, program, 3, seed + program)
+        fault(machine.names)
+        machine.names["overlapped_prefill_kernel"](
+            Descriptor(q, (64 // group, group, 64)), keys, values, *pointers, len(q), num_rows, first,
+            inputs.block_tables.shape[0], num_blocks, inputs.block_tables.shape[1], units, 0.09,
+            cache.stride(0) // size, cache.stride(2) // size, kv_heads, size, block_size, tile.block_n, tile.stages,
+            tile.kept,
+        )  # fmt: skip
     assert bool(out[:first].isnan().all()), "decode rows are not its business"
     return out[first:]
 
 
-def check(inputs: PagedInputs, tile: OverlapTile) -> None:
+def check(inputs: PagedInputs, tile: OverlapTile, run: Run = run, times: int = 5) -> None:
     arguments = inputs.arguments(0.09)
     on_cpu = [a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = paged_attention.reference(*on_cpu)[inputs.num_decode_rows :]
-    outputs = [run(inputs, tile) for _ in range(5)]
+    outputs = [run(inputs, tile) for _ in range(times)]
     assert_close(outputs[0].cpu(), expected)
     for other in outputs[1:]:  # a moving result would be a race
         assert torch.equal(other, outputs[0])
 
 
+@pytest.mark.parametrize("tile", [SHORT, LONG])
+@pytest.mark.parametrize("rows", [PROMPTS[:5], CHUNKS, [(1, 1)], [(200, 200)]])
+def test_equals_reference_on_the_machine(rows: Rows, tile: OverlapTile) -> None:
+    check(make(rows, (4, 2), device="cpu", pad_rows=3, pad_tokens=300, bound=2048), tile, run_model, 1)
+
+
+@pytest.mark.parametrize(("heads", "size", "changes"), SHAPES)
+def test_heads_sizes_and_caches_on_the_machine(heads: tuple[int, int], size: int, changes: dict[str, Any]) -> None:
+    check(make([(70, 70), (20, 150)], heads, size, device="cpu", **changes), SHORT, run_model, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_machine_sees_what_is_not_fenced_or_waited_for(seed: int) -> None:
+    inputs = make([(130, 130), (70, 300)], (4, 2), device="cpu")
+    with pytest.raises(AssertionError, match="fenced"):
+        run_model(inputs, SHORT, seed, lambda names: names.update(fence_async_shared=lambda: None))
+    with pytest.raises(AssertionError, match=r"changed while it ran|more arrivals|not fenced"):
+        run_model(inputs, SHORT, seed, lambda names: vars(names["mbarrier"]).update(wait=lambda barrier, phase: None))
+    out = run_model(inputs, SHORT, seed, lambda names: names.update(clear_behind=lambda values, places: None))
+    assert bool(out.isnan().any()), "values behind a row's end came through"
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("most_tiles", [1, 2])
-@pytest.mark.parametrize("block_n", [64, 128])
-def test_equals_reference(block_n: int, most_tiles: int, hopper: str) -> None:
-    tile = OverlapTile(block_n, most_tiles)
-    for rows in (PROMPTS, CHUNKS, [(1, 1)], [(640, 640)]):
+@pytest.mark.parametrize("tile", [SHORT, LONG])
+def test_equals_reference(tile: OverlapTile, hopper: str) -> None:
+    for rows in (PROMPTS, CHUNKS, [(1, 1)], [(640, 640)], [(700, 700)] * 9):
         check(make(rows, pad_rows=3, pad_tokens=700, bound=2048), tile)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("heads", "size", "changes"),
-    [
-        ((32, 8), 128, {}),
-        ((8, 8), 64, {"block_size": 8}),
-        ((8, 1), 128, {"block_size": 64, "dtype": torch.float16}),
-        ((4, 2), 64, {"block_size": 256, "heads_first": False}),
-    ],
-)
+@pytest.mark.parametrize(("heads", "size", "changes"), SHAPES)
 def test_heads_sizes_and_caches(heads: tuple[int, int], size: int, changes: dict[str, Any], hopper: str) -> None:
-    check(make(PROMPTS[:4], heads, size, **changes), OverlapTile(128, 2))
-    check(make(CHUNKS, heads, size, **changes), OverlapTile(128, 2))
+    check(make(PROMPTS[:4], heads, size, **changes), SHORT)
+    check(make(CHUNKS, heads, size, **changes), SHORT)
 
 
 @pytest.mark.gpu
 def test_ids_outside_their_tables_are_harmless(hopper: str) -> None:
     """Block ids outside the cache read block 0; a slot outside the table silences its row."""
-    inputs = make([(200, 300), (70, 70), (90, 90)])
+    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)])), SHORT)
+
+
+def test_ids_outside_their_tables_are_harmless_on_the_machine() -> None:
+    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)], (4, 2), device="cpu")), SHORT, run_model, 1)
+
+
+def with_wrong_ids(inputs: PagedInputs) -> PagedInputs:
     inputs.k_cache[0], inputs.v_cache[0] = 0.5, 2.0
     tables, slots = inputs.block_tables.clone(), inputs.row_slots.clone()
     tables[slots[0], 3], tables[slots[0], 17], tables[slots[1], 2] = -5, inputs.k_cache.shape[0], 2**31 - 1
     slots[2] = tables.shape[0]
-    check(replace(inputs, block_tables=tables, row_slots=slots), OverlapTile(128, 2))
+    return replace(inputs, block_tables=tables, row_slots=slots)
 
 
 @pytest.mark.gpu
 def test_a_row_has_the_same_bits_in_any_company(hopper: str) -> None:
-    """Whatever stands before it in the batch, and whichever way tiles are paired."""
-    tile = OverlapTile(128, 2)
+    """Whatever stands before it in the batch, and whichever way units are dealt out."""
     batch = make([(130, 130), (300, 420), (64, 64)])
     first, last = batch.query_start[1:3].tolist()
     alone = replace(
@@ -106,7 +180,7 @@ def test_a_row_has_the_same_bits_in_any_company(hopper: str) -> None:
         query_start=torch.tensor([0, last - first], dtype=torch.int32, device="cuda"),
         seq_lens=batch.seq_lens[1:2],
     )
-    assert torch.equal(run(batch, tile)[first:last], run(alone, OverlapTile(128, 1)))
+    assert torch.equal(run(batch, SHORT)[first:last], run(alone, SHORT))
 
 
 @pytest.mark.gpu
@@ -122,28 +196,39 @@ def test_used_where_it_fits() -> None:
     def tile(heads: tuple[int, int], size: int, tokens: int, rows: int, most: int) -> OverlapTile | None:
         return overlap_tile(heads, size, torch.bfloat16, tokens, rows, most, SMS)
 
-    assert tile((16, 8), 128, 8192, 8, 1024) == OverlapTile(128, 2)
-    assert tile((16, 8), 128, 2048, 2, 1024) == OverlapTile(128, 1)
-    assert tile((32, 8), 64, 8192, 1, 8192) == OverlapTile(128, 2)
-    assert tile((16, 8), 128, 512, 1, 512) is None  # too little for one program a processor
+    assert tile((16, 8), 128, 8192, 8, 1024) == SHORT
+    assert tile((16, 8), 128, 2048, 2, 1024) == SHORT
+    assert tile((32, 8), 64, 8192, 1, 8192) == LONG
+    assert tile((16, 8), 128, 512, 1, 512) is None  # too little for one unit a processor
     assert tile((16, 8), 80, 8192, 8, 1024) is None
-    assert tile((24, 8), 128, 8192, 8, 1024) is None  # three heads do not divide a tile
-    assert tile((16, 8), 128, 8192, 250, 7000) is None  # most programs would have nothing to do
+    assert tile((24, 8), 128, 8192, 8, 1024) is None  # three heads do not divide a warpgroup's rows
+    assert tile((128, 1), 128, 8192, 8, 1024) is None
+    assert tile((16, 8), 128, 8192, 250, 7000) is None  # most units would be empty
     assert overlap_tile((16, 8), 128, torch.float32, 8192, 8, 1024, SMS) is None
 
 
-def test_not_used_off_hopper_or_with_windows_and_caps() -> None:
-    q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
-    assert choose_overlap(q, cache, (0.09, 0, 0.0), 0, 8, 1024) is None
+def flat_cache() -> torch.Tensor:
+    return torch.zeros(4, 8, 16, 128, dtype=torch.bfloat16).transpose(1, 2)
+
+
+def test_copies_need_heads_first_in_memory() -> None:
+    assert lies_flat(flat_cache()) and lies_flat(flat_cache()[:, :, 2:4])
+    assert not lies_flat(flat_cache().contiguous())
+
+
+def test_not_used_off_hopper() -> None:
+    q = torch.zeros(8192, 16, 128, dtype=torch.bfloat16)
+    assert choose_overlap(q, flat_cache(), (0.09, 0, 0.0), 0, 8, 1024) is None
 
 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (100, 0.0), (0, 20.0)])
-def test_windows_and_caps_are_left_to_the_general_kernel(
+def test_windows_caps_and_other_caches_are_left_to_the_general_kernel(
     window: int, soft_cap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.kernels.paged_attention.overlap.runs_gluon", lambda device: True)
     monkeypatch.setattr("headway.kernels.paged_attention.overlap.num_sms", lambda device: SMS)
-    q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
+    q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), flat_cache()
     plain = window == 0 and soft_cap == 0
     assert (choose_overlap(q, cache, (0.09, window, soft_cap), 0, 8, 1024) is not None) == plain
+    assert choose_overlap(q, cache.contiguous(), (0.09, window, soft_cap), 0, 8, 1024) is None
     assert choose_overlap(q, cache, (0.09, window, soft_cap), 8, 8, 1) is None  # decode rows alone

@@ -9,7 +9,8 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     row_slots     int32 [R], row -> row of block_tables; outside [0, S) (-1 on padding) the row's output is zeros
     query_start   int32 [R + 1], first token of each row; token r belongs to decode row r
     seq_lens      int32 [R], context including this step's tokens, at most MB * bs; 0 (padding, zombie): output is zeros
-    arrivals      int32 [>= R, KH] scratch, zero before and after: where programs that share a row count who is done
+    arrivals      int32 [>= R, KH] scratch, zero before and after: where programs that share a row count who is done, and where
+                  those that share prompts draw what is next
     scale         > 0, multiplies q . k
     window        > 0: a query sees the last ``window`` positions, itself included; 0: all of them
     soft_cap      > 0: logits become soft_cap * tanh(logits / soft_cap); 0: off

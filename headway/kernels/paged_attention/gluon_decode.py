@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.paged_attention.triton_prefill import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.gluon_copy import copy_keys, copy_layout, load_blocks
 
 LOG2E = gl.constexpr(1.4426950408889634)
 KEYS = gl.constexpr(16)
@@ -292,8 +292,8 @@ def early_decode_kernel(
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
     for i in gl.static_range(STAGES):
         block = load_blocks(cache, begin + i, BS, BLOCK_N, COPY)
-        copy_keys(k_smem.index(i), k_head, block, cache, begin + i, True, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        copy_keys(v_smem.index(i), v_head, block, cache, begin + i, True, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        copy_keys(k_smem.index(i), k_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        copy_keys(v_smem.index(i), v_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
         async_copy.commit_group()
     ahead = load_blocks(cache, begin + STAGES, BS, BLOCK_N, COPY)
     kv_slot = gl.load(kv_slots_ptr + row)
@@ -326,8 +326,8 @@ def early_decode_kernel(
         o, total, top = fold(o, total, top, q, k_tile, v_tile, seen, scale, soft_cap, CAPPED, S)
         gl.thread_barrier()  # all warps have read what is overwritten now
         next_tile = begin + i + STAGES
-        copy_keys(k_smem.index(i % STAGES), k_head, ahead, cache, next_tile, True, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        copy_keys(v_smem.index(i % STAGES), v_head, ahead, cache, next_tile, True, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        copy_keys(k_smem.index(i % STAGES), k_head, ahead, cache, next_tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        copy_keys(v_smem.index(i % STAGES), v_head, ahead, cache, next_tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
         async_copy.commit_group()
         ahead = load_blocks(cache, next_tile + 1, BS, BLOCK_N, COPY)
 

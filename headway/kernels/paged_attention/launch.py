@@ -49,7 +49,7 @@ def paged_attention(
         if overlap is None:
             launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
         else:
-            launch_overlapped(q, k_cache, v_cache, out, spans, scale, num_decode_rows, max_query_len, overlap)
+            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, num_decode_rows, max_query_len, overlap)
     return out
 
 
