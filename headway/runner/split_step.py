@@ -114,18 +114,25 @@ class SplitStep:
 
     def replay(self, variant: Variant) -> Replayed:
         """Queue the step."""
-        for known, step in self._whole:
-            if known.covers(variant):
-                step.graph.replay()
-                return Replayed(step.parts, known)
-        return self.replay_halves(variant)
+        found = _covering(self._whole, variant)
+        if found is None:
+            return self.replay_halves(variant)
+        known, step = found
+        step.graph.replay()
+        return Replayed(step.parts, known)
 
     def replay_halves(self, variant: Variant) -> Replayed:
         """Queue the step as two graphs, or as one and eager kernels."""
         self._front.replay()
-        for known, tail in self._tails:
-            if known.covers(variant):
-                tail.graph.replay()
-                return Replayed(tail.parts, known)
-        self._keep_logits.replay()
-        return Replayed(self._back(self._batch, self._copy, variant), variant)
+        found = _covering(self._tails, variant)
+        if found is None:
+            self._keep_logits.replay()
+            return Replayed(self._back(self._batch, self._copy, variant), variant)
+        known, tail = found
+        tail.graph.replay()
+        return Replayed(tail.parts, known)
+
+
+def _covering(steps: Sequence[tuple[Variant, Tail]], variant: Variant) -> tuple[Variant, Tail] | None:
+    """The first that does all that ``variant`` needs."""
+    return next((pair for pair in steps if pair[0].covers(variant)), None)

@@ -93,6 +93,7 @@ def test_biases_keep_products_narrow() -> None:
 
 
 def test_only_half_precision_on_hopper_goes_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.hopper.version", lambda _: "3.6.0")
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for capability, wide in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)

@@ -57,6 +57,7 @@ def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monk
 
 
 def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.hopper.version", lambda _: "3.6.0")
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for capability, starts in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
