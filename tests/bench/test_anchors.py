@@ -403,3 +403,27 @@ def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     context.free_memory()
     assert gc.get_freeze_count() == 0
+
+
+def test_reports_of_one_minute_stand_beside_each_other(tmp_path: Path) -> None:
+    report = {
+        "date": "2026-01-02T03:04:05+00:00",
+        "card": "NVIDIA H200",
+        "rows": [],
+        "commit": "c",
+        "command": "x",
+        "num_runs": 1,
+        "complete": True,
+        "versions": {},
+        "timeline": None,
+    }
+    first, second = (
+        command.write({**report, "commit": "a"}, tmp_path),
+        command.write({**report, "commit": "b"}, tmp_path),
+    )
+    assert (
+        first != second
+        and json.loads(first.read_text())["commit"] == "a"
+        and json.loads(second.read_text())["commit"] == "b"
+    )
+    assert second.with_suffix(".md").exists()

@@ -211,6 +211,10 @@ def write(report: dict[str, Any], folder: Path) -> Path:
     card = "".join(c if c.isalnum() else "-" for c in report["card"].lower().removeprefix("nvidia ")).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stamp}-{card}-anchors.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    number = 2
+    while path.exists():  # another run of the same minute
+        path, number = folder / f"{stamp}-{card}-anchors-{number}.json", number + 1
+    with path.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(report, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
     return path
