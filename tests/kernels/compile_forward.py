@@ -26,10 +26,10 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
-from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
 from headway.kernels.paged_attention.overlap import MAX_REGISTERS, overlap_tile
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
+from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel

@@ -70,7 +70,7 @@ def launch_early_decode(
     turn: Turn,
 ) -> None:
     """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``."""
-    from headway.kernels.paged_attention.gluon_decode import early_decode_kernel
+    from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
     scale, window, soft_cap = numbers

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.paged_attention.gluon_copy import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
 
 LOG2E = gl.constexpr(1.4426950408889634)
 KEYS = gl.constexpr(16)
