@@ -5,7 +5,7 @@ new list of argument types. Here a rehearsal first runs with all launches left o
 takes microseconds. A pool of threads then loads what lies in Triton's cache on the disk; what does not goes to
 ``compiler_process`` first. So the list of kernels comes from the code that launches them, and nobody keeps a second one.
 
-It needs what Triton 3.6 has inside (``jit_cache_hook``, ``JITFunction.preload``). With other releases nothing is noted: kernels
+It needs Triton's ``jit_cache_hook`` and ``JITFunction.preload`` (3.6, 3.7). Where they are missing nothing is noted, and kernels
 compile where they are first launched.
 """
 
@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
-import triton
 from triton import knobs
 from triton.runtime import cache
 from triton.runtime.driver import driver
@@ -27,7 +26,6 @@ from triton.runtime.jit import JITFunction
 
 from headway.core.log import logger
 from headway.kernels.compiler_process import CompilerProcess, Job
-from headway.kernels.hopper import GLUON_VERSIONS
 from headway.kernels.triton_keys import settle_key
 
 MAX_THREADS = 16
@@ -90,8 +88,7 @@ def launches_noted() -> Iterator[list[NotedKernel]]:
     Only the host's part of the code inside counts: what kernels would have written is not written.
     """
     noted: list[NotedKernel] = []
-    able = hasattr(knobs.runtime, "jit_cache_hook") and hasattr(JITFunction, "preload")
-    if not able or not triton.__version__.startswith(GLUON_VERSIONS):
+    if not (hasattr(knobs.runtime, "jit_cache_hook") and hasattr(JITFunction, "preload")):
         yield noted
         return
     owner, launch, hook_before = threading.get_ident(), JITFunction.run, knobs.runtime.jit_cache_hook
