@@ -5,7 +5,7 @@ new list of argument types. Here a rehearsal first runs with all launches left o
 takes microseconds. A pool of threads then loads what lies in Triton's cache on the disk; what does not goes to
 ``compiler_process`` first. So the list of kernels comes from the code that launches them, and nobody keeps a second one.
 
-It needs Triton's ``jit_cache_hook`` and ``JITFunction.preload`` (3.6, 3.7). Where they are missing nothing is noted, and kernels
+It needs Triton's ``jit_cache_hook`` and ``JITFunction.preload`` (3.6, 3.7). Where they are missing nothing is noted: kernels
 compile where they are first launched.
 """
 
