@@ -30,9 +30,7 @@ from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.decode_attention import decode_attention
-from headway.kernels.paged_attention import paged_attention
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
-from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import Kind, Tile, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
@@ -176,17 +174,13 @@ class Chain:
         self.caches = cycle([first, *others])  # one a layer: a cache that all share would stay in the L2
         self.positions = torch.full((rows,), context - 1, dtype=torch.int32, device="cuda")
         self.kv_slots = torch.arange(rows, dtype=torch.int32, device="cuda")
-        self.table, self.one_launch = make_cos_sin(4096, 128, "cuda"), True
+        self.table = make_cos_sin(4096, 128, "cuda")
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
         norm, (keys, values) = self.qk_norm, next(self.caches)
         more = (self.positions, self.table, norm, norm, EPS, self.kv_slots, keys, values, self.heads)
-        if self.one_launch:
-            tables, numbers = self.inputs.arguments(128**-0.5)[3:8], (128**-0.5, 0, 0.0)
-            return decode_attention(qkv, *more, *tables, *numbers, self.inputs.max_seq_len_bound).flatten(1)
-        return paged_attention(rope_kv_write(qkv, *more), keys, values, *self.inputs.arguments(128**-0.5)[3:]).flatten(
-            1
-        )
+        tables, numbers = self.inputs.arguments(128**-0.5)[3:8], (128**-0.5, 0, 0.0)
+        return decode_attention(qkv, *more, *tables, *numbers, self.inputs.max_seq_len_bound).flatten(1)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, norm: bool, mode: int) -> torch.Tensor:
         out = self.residual

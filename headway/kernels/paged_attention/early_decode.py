@@ -80,7 +80,7 @@ def launch_early_decode(
     tile = early_tile(num_rows * kv_heads, sms)
     block_n = WARP_KEYS * tile.num_warps
     bound = min(max_seq_len_bound, window + block_n) if window > 0 else max_seq_len_bound
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, int(sms * tile.residents / 3))
+    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, sms, tile.residents)
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
@@ -88,7 +88,7 @@ def launch_early_decode(
     early_decode_kernel[(kv_heads, num_rows, num_splits)](
         qkv, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
         turn.cos_sin if turn.q_norm is None else turn.q_norm, turn.cos_sin if turn.k_norm is None else turn.k_norm,
-        turn.kv_slots, num_rows, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
+        turn.kv_slots, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
         num_splits, min_tiles, scale, window, soft_cap, turn.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size, STAGES=tile.stages,

@@ -84,7 +84,7 @@ def holds_tile(programs: int, sms: int) -> bool:
     return 4 * programs <= sms
 
 
-def choose_splits(programs: int, bound: int, block_n: int, sms: int) -> tuple[int, int]:
+def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: float = 3.0) -> tuple[int, int]:
     """(splits per row at most, tiles per split at least) of a decode launch.
 
     Args:
@@ -92,16 +92,18 @@ def choose_splits(programs: int, bound: int, block_n: int, sms: int) -> tuple[in
         bound: >= the keys any row reads; only limits the number of splits.
         block_n: keys per tile.
         sms: processors of the device.
+        residents: programs a processor, for which rows are split while there are fewer.
 
     The kernel shares a row's true number of tiles evenly among the splits it uses, so short and long rows both spread.
-    Below three programs a processor a row may be split down to single tiles, for about three programs a processor: with four
+    Below ``residents`` programs a processor a row may be split down to single tiles, for about as many; three, since with four
     a row of 4000 tokens alone takes 12.6 us instead of 9.3. Above, only long rows are split, so that one of them does not
     outlast all others; finer pieces cost more than they even out (64 rows of 448: 31.5 us whole, 41.8 in pieces of 256).
     """
     tiles = cdiv(bound, block_n)
     programs = max(programs, 1)
-    if programs < 3 * sms:
-        return max(1, min(cdiv(3 * sms, programs), tiles, MAX_SPLITS)), 1
+    wanted = int(residents * sms)
+    if programs < wanted:
+        return max(1, min(cdiv(wanted, programs), tiles, MAX_SPLITS)), 1
     return max(1, min(bound // SPLIT_TOKENS, MAX_SPLITS_WHEN_FULL)), SPLIT_TOKENS // block_n
 
 

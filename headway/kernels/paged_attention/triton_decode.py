@@ -235,7 +235,7 @@ def finish(
 
 
 @gluon.jit(
-    do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots", "num_positions"],
+    do_not_specialize=["num_splits", "min_tiles", "window", "num_blocks", "num_slots", "num_positions"],
     do_not_specialize_on_alignment=[
         "row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "positions_ptr", "kv_slots_ptr",
     ],
@@ -253,7 +253,7 @@ def early_decode_kernel(
     cos_sin_ptr,  # [num_positions, D]
     q_norm_ptr, k_norm_ptr,  # [D]
     kv_slots_ptr,  # [R]
-    num_rows, num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
+    num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
     scale, window, soft_cap, eps,
     qkv_stride, block_stride, head_stride,
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
