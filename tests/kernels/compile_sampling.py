@@ -15,7 +15,7 @@ from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_advance.triton import grammar_advance_kernel
-from headway.kernels.grammar_mask import BLOCK, RECORD_INTS
+from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS
 from headway.kernels.grammar_mask.triton import REGISTERS, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
@@ -112,7 +112,7 @@ def compile_logprobs(logits: str) -> None:
 def main() -> None:
     compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
     for logits in ("*bf16", "*fp32"):
-        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "ROWS": 256}
+        mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "RECORDS": RECORDS, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS, maxnreg=REGISTERS)
         for random, filtered in ((False, False), (True, False), (True, True)):
             compile_sample(logits, random, filtered)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, grammar_mask, kept_ints
+from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS, grammar_mask, kept_ints
 from tests.kernels.grammars import Slots
 from tests.kernels.guarded import DEVICE, expect, ints, run
 
@@ -97,8 +97,11 @@ def test_lengths_beyond_the_words_are_cut() -> None:
     expect(grammar_mask, args, {0: forbid(made, [0], torch.zeros(1, 97))})
 
 
-def test_what_a_slot_keeps_is_of_its_last_state_and_automaton() -> None:
-    """Masks of a slot that moves, stays and gets another automaton; and that what is kept of an equal state is used at all."""
+@pytest.mark.parametrize("records", [2, RECORDS])
+def test_what_a_slot_keeps_is_of_its_states_and_automaton(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    """Masks of a slot that moves, stays, comes back and gets another automaton; and that what is kept of an equal state is used at
+    all."""
+    monkeypatch.setattr("headway.kernels.grammar_mask.triton.RECORDS", records)  # two: states share places
     made, slots, size = Slots(6, 1031, num_slots=6), [0, 2, 3, 4, 5], (5, 1031)
     kernel, rng = grammar_mask.implementation("cuda"), random.Random(6)
     args = list(arguments(made, slots, torch.zeros(size)))
@@ -113,13 +116,18 @@ def test_what_a_slot_keeps_is_of_its_last_state_and_automaton() -> None:
         for slot in rng.sample(slots, 3):
             made.state[slot] = rng.randrange(made.automata[slot][0])
         assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
-    kept = args[10].view(6, -1, RECORD_INTS)
-    kept[2, :, 2:] = -1  # as if every token could be read
-    kept[3, :, 2:] = -1
+    first, second = 1, 2  # of other places
+    for state in (first, second):
+        made.state[2] = state
+        assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
+    made.state[2] = first
+    kept = args[10].view(6, RECORDS, -1, RECORD_INTS)
+    kept[2, first % records, :, 2:] = -1  # as if every token could be read
+    kept[3, :, :, 2:] = -1
     args[9] = args[9].clone()
     args[9][3] += 100
     expected = forbid(made, slots, torch.zeros(size))
     expected[1] = torch.where(expected[1] == -INF, 0.0, expected[1])
     for token in made.eos(2):
         expected[1, token] = 0.0 if made.accepts(2) else -INF
-    assert kept.shape[1] == -(-1031 // BLOCK) and torch.equal(mask(), expected)
+    assert kept.shape[2] == -(-1031 // BLOCK) and torch.equal(mask(), expected)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
-from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, kept_ints
+from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS, kept_ints
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 WARPS, REGISTERS = 4, 64
@@ -64,7 +64,8 @@ def read_tokens(
 def grammar_mask_kernel(
     logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
     grammar_serial, grammar_kept, num_rows, row_stride, vocab, num_slots, table_ints, num_words, stop_width, kept_width,
-    CLASS_INTS: tl.constexpr, BLOCK: tl.constexpr, RECORD_INTS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+    CLASS_INTS: tl.constexpr, BLOCK: tl.constexpr, RECORD_INTS: tl.constexpr, RECORDS: tl.constexpr, ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
     lane = tl.arange(0, BLOCK)
@@ -88,12 +89,12 @@ def grammar_mask_kernel(
         start = tl.load(grammar_state + slot)
         serial = tl.load(grammar_serial + slot)
         num_eos = tl.minimum(tl.load(stop_counts + 2 * slot), stop_width)
-        record = grammar_kept + slot * kept_width + tl.program_id(0) * RECORD_INTS
+        start = tl.where((start > 0) & (start < num_states) & (num_classes > 0), start, 0)
+        place = (start % RECORDS) * tl.num_programs(0) + tl.program_id(0)
+        record = grammar_kept + slot * kept_width + place * RECORD_INTS
         kept_state = tl.load(record)
         kept_serial = tl.load(record + 1)
         bits = tl.load(record + 2 + lane // 32)
-
-        start = tl.where((start > 0) & (start < num_states) & (num_classes > 0), start, 0)
         alive = (bits >> (lane % 32)) & 1
         if (kept_state != start) | (kept_serial != serial):
             state = read_tokens(
@@ -142,6 +143,6 @@ def grammar_mask(
         logits, slots, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, stop_counts, stop_ids,
         grammar_serial, grammar_kept, num_rows, logits.stride(0), vocab, num_slots, grammar_table.shape[1],
         vocabulary.shape[0] - 1, stop_ids.numel() // num_slots, kept_ints(vocab), CLASS_INTS=CLASS_INTS, BLOCK=BLOCK,
-        RECORD_INTS=RECORD_INTS, ROWS=widest, num_warps=WARPS, maxnreg=REGISTERS,
+        RECORD_INTS=RECORD_INTS, RECORDS=RECORDS, ROWS=widest, num_warps=WARPS, maxnreg=REGISTERS,
         **launch_early(logits.device),
     )  # fmt: skip
