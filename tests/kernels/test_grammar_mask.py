@@ -99,8 +99,7 @@ def test_lengths_beyond_the_words_are_cut() -> None:
 
 @pytest.mark.parametrize("records", [2, RECORDS])
 def test_what_a_slot_keeps_is_of_its_states_and_automaton(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
-    """Masks of a slot that moves, stays, comes back and gets another automaton; and that what is kept of an equal state is used at
-    all."""
+    """Masks of a slot that moves, stays, comes back and gets another automaton; and that what is kept is used at all."""
     monkeypatch.setattr("headway.kernels.grammar_mask.triton.RECORDS", records)  # two: states share places
     made, slots, size = Slots(6, 1031, num_slots=6), [0, 2, 3, 4, 5], (5, 1031)
     kernel, rng = grammar_mask.implementation("cuda"), random.Random(6)
@@ -118,16 +117,16 @@ def test_what_a_slot_keeps_is_of_its_states_and_automaton(monkeypatch: pytest.Mo
         assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
     first, second = 1, 2  # of other places
     for state in (first, second):
-        made.state[2] = state
+        made.state[5] = state
         assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
-    made.state[2] = first
+    made.state[5] = first
     kept = args[10].view(6, RECORDS, -1, RECORD_INTS)
-    kept[2, first % records, :, 2:] = -1  # as if every token could be read
+    kept[5, first % records, :, 2:] = -1  # as if every token could be read
     kept[3, :, :, 2:] = -1
     args[9] = args[9].clone()
     args[9][3] += 100
     expected = forbid(made, slots, torch.zeros(size))
-    expected[1] = torch.where(expected[1] == -INF, 0.0, expected[1])
-    for token in made.eos(2):
-        expected[1, token] = 0.0 if made.accepts(2) else -INF
+    expected[4] = torch.where(expected[4] == -INF, 0.0, expected[4])
+    for token in made.eos(5):
+        expected[4, token] = 0.0 if made.accepts(5) else -INF
     assert kept.shape[2] == -(-1031 // BLOCK) and torch.equal(mask(), expected)

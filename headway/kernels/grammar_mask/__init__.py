@@ -20,8 +20,9 @@ grammar_mask(Tensor(a!) logits, Tensor slots, Tensor grammar_on, Tensor grammar_
 A token is allowed if its bytes, read from the slot's state, never lead to state 0; an eos id if and only if the state is
 an accepting one. The logits of all other tokens become -inf. Whatever would be read outside of a table is dead.
 
-A grammar soon comes back to a state: inside a string at once, in an array with the next item. Which tokens a state can read does
-not change. So the kernel keeps that of RECORDS states of each slot, a bit for each token, and reads the vocabulary only for others.
+A grammar soon comes back to a state: inside a string at once, in an array with the next item. Which tokens a state can read
+does not change. So the kernel keeps that of RECORDS states of each slot, a bit for each token, and reads the vocabulary only
+for others.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ BLOCK = 512
 """Tokens of which a slot keeps one record: state, serial number, a bit for each token."""
 RECORD_INTS = 2 + BLOCK // 32
 RECORDS = 16
-"""States that a slot keeps, each in the place that its number's remainder names: an automaton numbers its states in the order in which
-it comes by them, so the states of one loop seldom share a place."""
+"""States that a slot keeps, each in the place that its number's remainder names: an automaton numbers its states in the order
+in which it comes by them, so the states of one loop seldom share a place."""
 
 
 def kept_ints(vocab: int) -> int:
