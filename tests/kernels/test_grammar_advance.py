@@ -56,9 +56,11 @@ def test_the_cases_hold_every_kind_of_row() -> None:
     assert set(codes) == {int(code) for code in Finish}
 
 
-def test_what_stands_before_it_is_launched_the_usual_way() -> None:
-    """It reads the drawn tokens before it waits: their writer must have ended when ``slot_advance`` begins."""
+def test_the_token_is_read_after_the_wait() -> None:
+    """The kernels before it start early, too: when it begins, their writer may still run."""
+    from headway.kernels.grammar_advance import triton as mine
     from headway.kernels.slot_advance import triton as before
 
-    source = inspect.getsource(before.slot_advance)
-    assert "**launch_early" not in source and "launch_pdl" not in source
+    for kernel in (mine.grammar_advance_kernel, before.slot_advance_kernel):
+        source = inspect.getsource(kernel.fn)
+        assert source.index("wait_for_inputs(EARLY)") < source.index("tl.load(token_ids")

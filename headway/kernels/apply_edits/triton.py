@@ -6,9 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.kernels.triton_early import launch_early, start_next
+
 
 @triton.jit
-def apply_edits_kernel(arena, packed, arena_size, packed_size, MAX_EDIT: tl.constexpr):
+def apply_edits_kernel(arena, packed, arena_size, packed_size, MAX_EDIT: tl.constexpr, EARLY: tl.constexpr):
+    start_next(EARLY)
     edit = tl.program_id(0)
     if edit < tl.load(packed):
         at = tl.load(packed + 1).to(tl.int64) + 3 * edit
@@ -26,4 +29,5 @@ def apply_edits_kernel(arena, packed, arena_size, packed_size, MAX_EDIT: tl.cons
 def apply_edits(arena: torch.Tensor, packed: torch.Tensor, max_edits: int) -> None:
     """See the package."""
     if max_edits:
-        apply_edits_kernel[(max_edits,)](arena, packed, arena.numel(), packed.numel(), MAX_EDIT=1024)
+        early = launch_early(packed.device)["EARLY"]
+        apply_edits_kernel[(max_edits,)](arena, packed, arena.numel(), packed.numel(), MAX_EDIT=1024, EARLY=early)

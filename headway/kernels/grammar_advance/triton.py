@@ -24,14 +24,15 @@ def grammar_advance_kernel(
     row = tl.program_id(0)
     slot = tl.load(row_slots + row).to(tl.int64)
     ring = tl.load(packed + 5).to(tl.int64)
-    token = tl.load(token_ids + row)
     known = (slot >= 0) & (slot < num_slots) & (ring >= 0) & (ring < ring_size)
-    real = (token >= 0) & (token < vocab)
     on = tl.load(grammar_on + slot, mask=known, other=0)
     num_states = tl.load(grammar_info + 3 * slot, mask=known, other=0)
     num_classes = tl.load(grammar_info + 3 * slot + 1, mask=known, other=0)
     accepting = tl.load(grammar_info + 3 * slot + 2, mask=known, other=0)
     before = tl.load(grammar_state + slot, mask=known, other=0)
+    wait_for_inputs(EARLY)  # the tokens come from kernels just before, the results from the last one
+    token = tl.load(token_ids + row)
+    real = (token >= 0) & (token < vocab)
     length = tl.load(vocabulary + num_words.to(tl.int64) * vocab + token, mask=real & (on != 0), other=0)
     four = tl.load(vocabulary + token, mask=real, other=0)
     before = tl.where((before > 0) & (before < num_states), before, 0)
@@ -54,7 +55,6 @@ def grammar_advance_kernel(
         after = following_state(table, after, three, walks, num_states, num_classes, table_ints, CLASS_INTS)
         walks = (i - 1 < length) & (after != 0)
         after = following_state(table, after, last, walks, num_states, num_classes, table_ints, CLASS_INTS)
-    wait_for_inputs(EARLY)  # only the results come from the kernel before
     result = results + ring * ring_stride + 4 * row
     if (on != 0) & (tl.load(result, mask=known, other=0) != 0):
         finish = tl.load(result + 2)

@@ -11,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
+
 
 @triton.jit
-def _row_record(packed, packed_size, row, num_rows, num_slots, length, num_computed, alive):
-    """(real, slot or -1, query_len, first token, start, live) of one or many rows."""
+def _row_record(packed, packed_size, row, num_rows, num_slots, length, num_computed, alive, EARLY: tl.constexpr):
+    """(real, slot or -1, query_len, first token, start, live) of one or many rows. Waits for the edits of this step."""
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
     real = (row < num_rows) & (row < tl.load(packed + 2)) & (at >= 0) & (at + 3 < packed_size)
     slot = tl.load(packed + at, mask=real, other=-1)
@@ -22,6 +24,7 @@ def _row_record(packed, packed_size, row, num_rows, num_slots, length, num_compu
     first = tl.load(packed + at + 2, mask=real, other=0)
     known = real & (slot >= 0) & (slot < num_slots)
     slot = tl.where(known, slot, -1)
+    wait_for_inputs(EARLY)  # the packed step came before the kernel that applies its edits
     start = tl.load(num_computed + slot, mask=known, other=0)
     live = known & (tl.load(alive + slot, mask=known, other=0) != 0) & (query_len > 0)
     live = live & (start >= 0) & (start <= length - query_len)
@@ -61,12 +64,13 @@ def _write_rows(
 def step_unpack_decode_kernel(
     packed, history, num_computed, alive, block_tables, input_ids, positions, kv_slots, query_start, seq_lens,
     row_slots, logit_indices, packed_size, num_slots, length, width, max_rows, max_tokens,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.minimum(tl.maximum(tl.load(packed + 3), 0), max_tokens)
     real, slot, query_len, first, start, live = _row_record(
-        packed, packed_size, lane, max_rows, num_slots, length, num_computed, alive
+        packed, packed_size, lane, max_rows, num_slots, length, num_computed, alive, EARLY
     )
     _write_rows(
         lane, lane < max_rows, real, slot, query_len, first, start, live, total, query_start, seq_lens, row_slots,
@@ -95,7 +99,7 @@ def step_unpack_kernel(
     lane = tl.arange(0, BLOCK)
     if row < max_rows:
         real, slot, query_len, first, start, live = _row_record(
-            packed, packed_size, row, max_rows, num_slots, length, num_computed, alive
+            packed, packed_size, row, max_rows, num_slots, length, num_computed, alive, False
         )
         if chunk == 0:
             _write_rows(
@@ -147,7 +151,9 @@ def step_unpack(
     if max_query_len == 1:
         block = 128
         grid = (triton.cdiv(max(max_rows + 1, max_tokens), block),)
-        step_unpack_decode_kernel[grid](*args, BLOCK_SIZE=block_size, BLOCK=block, num_warps=4)
+        step_unpack_decode_kernel[grid](
+            *args, BLOCK_SIZE=block_size, BLOCK=block, num_warps=4, **launch_early(packed.device)
+        )
         return
     block = 32 if max_query_len <= 32 else 512  # two variants to compile, not one per size
     chunks = triton.cdiv(max_query_len, block)
