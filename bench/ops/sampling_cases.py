@@ -17,9 +17,8 @@ from headway.kernels.count_tokens import count_tokens
 from headway.kernels.gather_logprobs import gather_logprobs
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
-from headway.kernels.penalties import penalties
 from headway.kernels.registry import Op
-from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, sample
+from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, sample
 from headway.kernels.sample.tiles import FILTERED, SampleTile
 from headway.kernels.sample.triton import sample_with
 from headway.kernels.slot_advance import slot_advance
@@ -109,7 +108,6 @@ def processor_cases(size: Size, logits: list[torch.Tensor], slots: torch.Tensor)
     wide = 4.0 * rows * vocab
     on, off, known = ints(SLOTS, value=1), ints(SLOTS), ints(SLOTS, value=512)
     history = draw_ids(SLOTS, LENGTH, high=vocab)
-    counts = torch.where(torch.rand(SLOTS, vocab, device="cuda") < 0.01, 1, 0).short()
     ids = torch.arange(1024, device="cuda").int().repeat(SLOTS, 1)
     bias = (slots, ints(SLOTS, value=300), ids, floats(SLOTS, 1024))
     yield Case(logit_bias, "300 ids", [(x, *bias) for x in logits], rows * 300.0 * 16)
@@ -118,9 +116,6 @@ def processor_cases(size: Size, logits: list[torch.Tensor], slots: torch.Tensor)
     yield Case(allowed_tokens, "off", [(x, slots, off, bits) for x in logits], 0)
     stops = (known, known + 1, ints(SLOTS, 2, value=STOPS), draw_ids(SLOTS, STOPS, high=vocab))
     yield Case(min_tokens, "", [(x, slots, *stops) for x in logits], rows * STOPS * 8.0)
-    rates = (floats(SLOTS, value=1.1), floats(SLOTS, value=0.1), floats(SLOTS, value=0.1))
-    yield Case(penalties, "1 % seen", [(x, slots, counts, on, *rates) for x in logits], wide / 2 + wide / 50)
-    yield Case(penalties, "off", [(x, slots, counts, off, *rates) for x in logits], 0)
     offsets = (torch.arange(257, device="cuda") * 3).int().repeat(SLOTS, 1)
     words = (history, known, known // 2, ints(SLOTS, value=256), offsets, draw_ids(SLOTS, 2048, high=vocab))
     yield Case(bad_words, "256 phrases", [(x, slots, *words) for x in logits], rows * 256 * 16.0)
@@ -145,16 +140,22 @@ class Draw:
             floats(SLOTS, value=self.low),
         )
         seeds = torch.stack((torch.arange(SLOTS), torch.zeros(SLOTS)), 1).int().cuda()
-        return [(x, slots, *tables, seeds, ints(SLOTS, value=512), self.flags) for x in logits]
+        counts = torch.where(torch.rand(SLOTS, logits[0].shape[1], device="cuda") < 0.01, 1, 0).short()
+        on = ints(SLOTS, value=int(bool(self.flags & PENALTIES)))
+        rates = (floats(SLOTS, value=1.1), floats(SLOTS, value=0.1), floats(SLOTS, value=0.1))
+        known = ints(SLOTS, value=512)
+        return [(x, slots, *tables, seeds, known, counts, on, *rates, self.flags) for x in logits]
 
 
 GREEDY, PLAIN = Draw("greedy", 0, heat=0.0), Draw("random", RANDOM)
+PENALISED = Draw("greedy, 1 % penalised", PENALTIES, heat=0.0)
 ALL = RANDOM | TOP | MIN_P | WIDE | TWICE
 TOP_P = Draw("top_p 0.9", RANDOM | TOP | WIDE, heat=0.7, p=0.9)
 TOP_K_TOP_P = Draw("k 50, p 0.9", RANDOM | TOP, heat=0.7, k=50, p=0.9)
 DRAWS = (
     GREEDY,
     PLAIN,
+    PENALISED,
     Draw("random, filters off", RANDOM | TOP | MIN_P),
     Draw("random, wide filters off", RANDOM | TOP | MIN_P | WIDE | TWICE),
     Draw("min_p", RANDOM | MIN_P | WIDE, low=0.05),
@@ -179,7 +180,7 @@ def draw_cases(size: Size, logits: list[torch.Tensor], slots: torch.Tensor) -> I
     half = [x.bfloat16() for x in logits]
     for draw in DRAWS:
         yield Case(sample, draw.label, draw.calls(logits, slots), wide)
-    for draw in (GREEDY, PLAIN, TOP_K_TOP_P):
+    for draw in (GREEDY, PLAIN, PENALISED, TOP_K_TOP_P):
         yield Case(sample, f"{draw.label}, bf16", draw.calls(half, slots), wide / 2)
     table = draw_ids(SLOTS, 128, high=size.vocab)
     for most in (0, 5, 20):

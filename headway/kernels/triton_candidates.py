@@ -12,13 +12,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.triton_math import float_of_key, load_logits, order_key
+from headway.kernels.triton_math import float_of_key, order_key
 
 
 @triton.jit
-def scaled(pointer, mask, heat):
-    """f32 logits over the temperature."""
-    x = load_logits(pointer, mask)
+def penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, presence):
+    """What ``read_row`` takes for the logits at ``line`` with the slot's penalties."""
+    on = tl.load(count_on + slot) != 0
+    r = tl.load(repetition + slot, mask=on, other=1.0)
+    f = tl.load(frequency + slot, mask=on, other=0.0)
+    return line, counts + slot * vocab, on, r, tl.math.div_rn(tl.zeros_like(r) + 1.0, r), f, tl.load(presence + slot)
+
+
+@triton.jit
+def read_row(line, token, mask):
+    """f32 logits of a row, as ``load_logits`` gives them. ``line``: (pointer,), or what ``penalised_row`` gave.
+
+    Every kernel that reads a row reads the same numbers: what one of them contracts to fewer roundings is written out.
+    """
+    x = tl.load(line[0] + token, mask=mask, other=float("-inf")).to(tl.float32)
+    if len(line) > 1:
+        count = tl.load(line[1] + token, mask=mask & line[2], other=0).to(tl.int32)
+        times = (count & 32767).to(tl.float32)
+        x = tl.where(count != 0, x * tl.where(x > 0, line[4], line[3]), x)
+        x = tl.where(times > 0, tl.fma(times, tl.zeros_like(x) - line[5], x) - line[6], x)
+    x += 0.0
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def scaled(line, token, mask, heat):
+    """f32 logits over the temperature; arguments as in ``read_row``."""
+    x = read_row(line, token, mask)
     return tl.math.div_rn(x, tl.zeros_like(x) + heat)
 
 
@@ -42,6 +67,7 @@ def collect(
 ):  # fmt: skip
     """Copy the values >= floor (logits over ``heat``) and their tokens, lowest first; returns how many, or more than LARGE.
 
+    ``line``: as in ``read_row``.
     ``hot``: int32 [parts], scratch; ``values``, ``tokens``: f32 and int32 [LARGE].
     """
     part = tl.arange(0, PARTS)
@@ -56,7 +82,7 @@ def collect(
         which = begin + lane // PART
         token = tl.load(hot + which, mask=which < num_hot, other=0) * PART + lane % PART
         mask = (which < num_hot) & (token < vocab)
-        x = scaled(line + token, mask, heat)
+        x = scaled(line, token, mask, heat)
         kept = mask & (x >= floor)
         place = size + tl.cumsum(kept.to(tl.int32), 0) - 1
         kept_in = kept & (place < LARGE)

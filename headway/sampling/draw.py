@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p, min-p, seeds: the draw itself."""
+"""Penalties, temperature, top-k, top-p, min-p, seeds: the draw itself."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
-from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
+from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
 from headway.sampling.feature import SlotEdit, Tables, float_bits, ints
+from headway.sampling.penalties import Penalties
 from headway.state.slots import Table
 
-FILTERED, ALL_PATHS = RANDOM | TOP | MIN_P, RANDOM | TOP | MIN_P | WIDE | TWICE
-"""Flags of ``sample``: any filters of rows that are not wide; any rows at all."""
+FILTERED = RANDOM | TOP | MIN_P | PENALTIES
+ALL_PATHS = FILTERED | WIDE | TWICE
+"""Flags of ``sample``: penalties, and any filters of rows that are not wide; any rows at all."""
 
 
 class Draw:
     """Chooses one token per row. Stateless: the draw is a function of the request's seed and the position alone."""
 
-    def __init__(self, at: Tables) -> None:
+    def __init__(self, at: Tables, penalties: Penalties) -> None:
+        self._penalties = penalties
         view = at.arena.view
         self._temperature, self._top_k, self._top_p = view("temperature"), view("top_k"), view("top_p")
         self._min_p, self._seeds, self._num_tokens = view("min_p"), view("seeds"), view("num_tokens")
@@ -43,9 +46,9 @@ class Draw:
     def flags(self, request: AddRequest) -> int:
         """The paths that the request's rows need."""
         params = request.params
-        flags = 0
+        flags = PENALTIES if self._penalties.wanted(request) else 0
         if not params.is_greedy:
-            flags = RANDOM
+            flags |= RANDOM
             flags |= TOP if params.top_k > 0 or params.top_p < 1.0 else 0
             flags |= MIN_P if params.min_p > 0.0 else 0
             flags |= WIDE if may_be_wide(params.top_k, params.top_p, params.min_p) else 0
@@ -63,5 +66,6 @@ class Draw:
             self._min_p,
             self._seeds,
             self._num_tokens,
+            *self._penalties.tensors,
             flags,
         )

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties, with token counts kept on the device."""
+"""Repetition, frequency and presence penalties, with token counts kept on the device. ``Draw`` applies them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.count_tokens import count_tokens
-from headway.kernels.penalties import penalties
 from headway.sampling.feature import SlotEdit, Tables, float_bits, ints
 from headway.state.slots import Table
 
 
 class Penalties:
-    """Lowers the logits of tokens that occurred.
+    """What the logits of tokens that occurred are lowered by.
 
     Attributes:
+        tensors: (counts, count_on, repetition, frequency, presence), as ``sample`` takes them.
         counts: int16 [S, V], bit 15: the token is in the prompt; low 15 bits: how often it was generated. Kept up to date by
             ``slot_advance`` for slots with ``count_on``; rebuilt from the history when a slot is admitted.
     """
@@ -22,9 +22,9 @@ class Penalties:
     def __init__(self, at: Tables) -> None:
         view = at.arena.view
         self.count_on = view("count_on")
-        self._repetition, self._frequency, self._presence = view("repetition"), view("frequency"), view("presence")
         self._history, self._prompt_len, self._num_tokens = view("history"), view("prompt_len"), view("num_tokens")
         self.counts = torch.zeros(at.num_slots, at.vocab_size, dtype=torch.int16, device=at.arena.ints.device)
+        self.tensors = (self.counts, self.count_on, view("repetition"), view("frequency"), view("presence"))
 
     @staticmethod
     def tables(vocab_size: int) -> list[Table]:
@@ -50,7 +50,3 @@ class Penalties:
     def rebuild(self, slots: torch.Tensor, max_tokens: int) -> None:
         """Recount the slots' histories. ``slots`` int32 [n]; ``max_tokens`` >= their lengths."""
         count_tokens(self.counts, slots, self._history, self._prompt_len, self._num_tokens, max_tokens)
-
-    def apply(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """Penalise seen tokens."""
-        penalties(logits, slots, self.counts, self.count_on, self._repetition, self._frequency, self._presence)

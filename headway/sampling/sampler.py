@@ -1,4 +1,5 @@
-"""The sampler: the order of logit edits, readable from top to bottom."""
+"""The sampler: the order of logit edits, readable from top to bottom. Penalties are part of the draw, behind them all: of
+the edits only biases change a penalised logit, and these come first."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Variant:
         )
 
 
-GRAMMAR_EDIT = 1 << 5
+GRAMMAR_EDIT = 1 << 4
 """The bit of ``Variant.edits`` that stands for ``Sampler.grammar``."""
 
 
@@ -80,18 +81,17 @@ class Sampler:
             LogitBias(at),
             AllowedTokens(at),
             MinTokens(at),
-            self.penalties,
             BadWords(at),
             self.grammar,
         ]
-        self.draw = Draw(at)
+        self.draw = Draw(at, self.penalties)
         self.logprobs = Logprobs(at)
         self.every_edit = (1 << len(self.features)) - 1
         self._needs = np.zeros(at.num_slots, np.int32)
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""
-        edits = [*self.draw.stage(request), *self.logprobs.stage(request)]
+        edits = [*self.draw.stage(request), *self.penalties.stage(request), *self.logprobs.stage(request)]
         for feature in self.features:
             edits += feature.stage(request)
         return edits

@@ -16,25 +16,26 @@ from headway.kernels.grammar_advance import grammar_advance
 from headway.kernels.grammar_mask import grammar_mask
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
-from headway.kernels.penalties import penalties
 from headway.kernels.sample import RANDOM, TOP, sample
+from headway.kernels.sample.reference import _penalised
 from tests.kernels import (
     test_allowed_tokens,
     test_bad_words,
     test_gather_logprobs,
     test_logit_bias,
     test_min_tokens,
-    test_penalties,
     test_sample,
+    test_sample_penalties,
 )
 from tests.kernels.guarded import floats, ints, same
 from tests.kernels.native_kernel import native_as_kernel, native_function, poisoned_memory, torch_threads
+from tests.kernels.penalty_tables import no_tables
 from tests.kernels.test_sample import Row
 
 pytestmark = pytest.mark.skipif(not sampling_ops.available(), reason="no C compiler here")
 INF = float("inf")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-EDITS = (logit_bias, allowed_tokens, min_tokens, penalties, bad_words)
+EDITS = (logit_bias, allowed_tokens, min_tokens, bad_words)
 
 
 @pytest.fixture
@@ -68,9 +69,11 @@ def test_allowed_tokens_forbids_the_rest(vocab: int, native: None) -> None:
     test_allowed_tokens.test_forbids_what_is_not_listed(vocab)
 
 
-@pytest.mark.parametrize("vocab", [5, 97, 1031, 49152])
+@pytest.mark.parametrize("vocab", [5, 97, 4500])
 def test_penalties_follow_the_formula(vocab: int, native: None) -> None:
-    test_penalties.test_follows_the_formula(vocab)
+    test_sample_penalties.test_greedy_rows_take_the_largest_penalised_logit(vocab, torch.float32)
+    test_sample_penalties.test_greedy_rows_take_the_largest_penalised_logit(vocab, torch.bfloat16)
+    test_sample_penalties.test_a_row_of_which_all_is_forbidden_stays_so()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -79,12 +82,14 @@ def test_penalties_are_the_references_bit_for_bit(threads: int) -> None:
     S, V = 5, 30011
     counts = (torch.randint(-40000, 40000, (S, V)) * (torch.rand(S, V) < 0.3)).to(torch.int16)
     strengths = [torch.rand(S) * 2 + 0.1 for _ in range(3)]
-    args = (ints([3, -1, 0, S, 4, 2, 1, 0]), counts, ints([1, 1, 0, 1, 1]), *strengths)
+    slots = ints([3, -1, 0, S, 4, 2, 1, 0])
+    args = (counts, ints([1, 1, 0, 1, 1]), *strengths)
     wide = torch.randn(8, V + 7) * 10
-    mine, theirs = wide.clone()[:, :V], wide.clone()[:, :V]
+    mine, theirs = wide.clone()[:, :V], wide[:, :V]
     with torch_threads(threads):
-        sampling_ops.penalties(mine, *args)
-    penalties.reference(theirs, *args)
+        sampling_ops._penalise(mine, slots, *args)
+    inside = (slots >= 0) & (slots < S)
+    theirs = _penalised(theirs, torch.where(inside, slots, 0).long(), inside, *args)
     assert same(mine, theirs)
 
 
@@ -219,7 +224,16 @@ def test_no_rows() -> None:
     empty, none = torch.zeros(0, 9), ints([])
     for op in (sample, gather_logprobs):
         slots = (none,) if op is sample else (none, none)
-        tables = (floats([1.0]), ints([2]), floats([0.9]), floats([0.1]), ints([[1, 2]]), ints([3]), 7)
+        tables = (
+            floats([1.0]),
+            ints([2]),
+            floats([0.9]),
+            floats([0.1]),
+            ints([[1, 2]]),
+            ints([3]),
+            *no_tables(1, 9),
+            7,
+        )
         listed = (ints([2]), ints([0]), ints([[1]]), 2)
         result = native_function(op)(empty, *slots, *(tables if op is sample else listed))
         assert (result if op is sample else result[0]).shape[0] == 0

@@ -20,7 +20,6 @@ from headway.kernels.grammar_advance import grammar_advance
 from headway.kernels.grammar_mask import grammar_mask, kept_ints
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
-from headway.kernels.penalties import penalties
 from headway.kernels.registry import Op
 from headway.kernels.sample import sample
 from headway.kernels.slot_advance import slot_advance
@@ -55,11 +54,16 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
     (logit_bias, lambda: (_f(R, V), _i(R), _i(S), _i(S, 9), _f(S, 9))),
     (allowed_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S, 2))),
     (min_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S), _i(S, 2), _i(S, C))),
-    (penalties, lambda: (_f(R, V), _i(R), _counts(), _i(S), _f(S), _f(S), _f(S))),
     (bad_words, lambda: (_f(R, V), _i(R), _i(S, L), _i(S), _i(S), _i(S), _i(S, 9), _i(S, 20))),
     *[
-        (sample, lambda flags=flags: (_f(R, V), _i(R), _f(S), _i(S), _f(S), _f(S), _i(S, 2), _i(S), flags))
-        for flags in (0, 1, 3, 5, 7)
+        (
+            sample,
+            lambda flags=flags: (
+                *(_f(R, V), _i(R), _f(S), _i(S), _f(S), _f(S), _i(S, 2), _i(S)),
+                *(_counts(), _i(S), _f(S), _f(S), _f(S), flags),
+            ),
+        )
+        for flags in (0, 1, 3, 5, 7, 39)
     ],
     (
         grammar_mask,

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
+from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide, sample
 from headway.kernels.sample.reference import _threshold
 from headway.kernels.sample.rng import log_exponential, token_bits
 from headway.kernels.testing import interpreter_loops, kernel_dtypes
 from tests.kernels.guarded import floats, ints, run_both
+from tests.kernels.penalty_tables import OFF, no_tables, penalised, tables
 
 INF = float("inf")
 
@@ -29,6 +30,7 @@ class Row:
     seed: tuple[int, int] = (1, 2)
     position: int = 9
     slot: int | None = field(default=None)
+    penalties: tuple[float, float, float] = OFF
 
 
 def _args(logits: torch.Tensor, rows: list[Row], flags: int | None = None) -> tuple[object, ...]:
@@ -37,11 +39,12 @@ def _args(logits: torch.Tensor, rows: list[Row], flags: int | None = None) -> tu
         flags |= TOP * any(row.top_k > 0 or row.top_p < 1 for row in rows) | MIN_P * any(row.min_p > 0 for row in rows)
         flags |= WIDE * any(may_be_wide(row.top_k, row.top_p, row.min_p) for row in rows)
         flags |= TWICE * any(row.top_k > WIDE_K and row.top_p < 1 for row in rows)
+        flags |= PENALTIES * any(row.penalties != OFF for row in rows)
     return (
         logits, ints([i if row.slot is None else row.slot for i, row in enumerate(rows)]),
         floats([row.temperature for row in rows]), ints([row.top_k for row in rows]), floats([row.top_p for row in
         rows]), floats([row.min_p for row in rows]), ints([list(row.seed) for row in rows]), ints([row.position for
-        row in rows]), flags,
+        row in rows]), *tables([row.penalties for row in rows], logits.shape[1]), flags,
     )  # fmt: skip
 
 
@@ -65,8 +68,11 @@ def _kept(logits: list[float], row: Row) -> set[int]:
 def _oracle(logits: torch.Tensor, rows: list[Row]) -> list[dict[int, float]]:
     """For each row the scores of the tokens that may be drawn."""
     scores = []
+    counts = tables([row.penalties for row in rows], logits.shape[1])[0]
     for n, row in enumerate(rows):
         values = [-INF if math.isnan(v) else v for v in logits[n].float().tolist()]
+        if row.penalties != OFF:
+            values = torch.tensor(penalised(values, counts[n].tolist(), row.penalties)).tolist()  # as float32
         if row.slot is not None and not 0 <= row.slot < len(rows):
             scores.append({0: 0.0})
         elif row.temperature < 1e-5:
@@ -99,6 +105,7 @@ def _random_row(rng: random.Random) -> Row:
         min_p=rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
         seed=(rng.randrange(-(2**31), 2**31), rng.randrange(-(2**31), 2**31)),
         position=rng.randrange(10000),
+        penalties=rng.choice([OFF, OFF, (1.3, 0.1, 0.2)]),
     )
 
 
@@ -228,7 +235,7 @@ def _frequencies(row: Row, logits: torch.Tensor, draws: int) -> torch.Tensor:
     fill = torch.ones(rows)
     drawn = sample.reference(
         logits.expand(rows, vocab), index, fill * row.temperature, (fill * row.top_k).int(), fill * row.top_p,
-        fill * row.min_p, seeds, torch.where(half, index, 3).int(), 7,
+        fill * row.min_p, seeds, torch.where(half, index, 3).int(), *no_tables(1, vocab), 7,
     )  # fmt: skip
     return torch.bincount(drawn, minlength=vocab)
 
@@ -268,8 +275,9 @@ def test_successive_draws_are_independent() -> None:
     zeros = torch.zeros(draws)
     seeds = torch.tensor([[5, 6]], dtype=torch.int32).expand(draws, 2).contiguous()
     drawn = sample.reference(
-        torch.zeros(draws, vocab), position, zeros + 1, zeros.int(), zeros + 1, zeros, seeds, position, RANDOM
-    )
+        torch.zeros(draws, vocab), position, zeros + 1, zeros.int(), zeros + 1, zeros, seeds, position,
+        *no_tables(1, vocab), RANDOM,
+    )  # fmt: skip
     pairs = torch.bincount(drawn[:-1].long() * vocab + drawn[1:], minlength=vocab * vocab).double()
     expected = (draws - 1) / vocab**2
     statistic = float(((pairs - expected) ** 2 / expected).sum())

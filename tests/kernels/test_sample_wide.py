@@ -14,7 +14,9 @@ from headway.kernels.sample.tiles import FILTERED, splits_for
 from headway.kernels.sample.triton import sample_with
 from headway.kernels.sample.triton_wide import BOUND, NOT_WIDE, STAGE, TO_RACE
 from headway.kernels.testing import interpreter_loops
+from tests.kernels import penalty_tables
 from tests.kernels.guarded import floats, ints
+from tests.kernels.penalty_tables import OFF
 
 TILE = replace(FILTERED, gather=512, small=32, large=256, segment=512)
 """Small sizes, so that rows of few logits take every path."""
@@ -33,15 +35,21 @@ WIDE = [
 NARROW = [(50, 0.9, 0.0), (3, 1.0, 0.0), (0, 1.0, 0.0)]
 
 
-def _arguments(logits: torch.Tensor, filters: list[tuple[int, float, float]], seed: int = 0) -> list[torch.Tensor]:
+def _arguments(
+    logits: torch.Tensor,
+    filters: list[tuple[int, float, float]],
+    seed: int = 0,
+    penalties: tuple[float, float, float] = OFF,
+) -> list[torch.Tensor]:
     rows = len(filters)
     top_k, top_p, min_p = (list(column) for column in zip(*filters, strict=True))
     tables = [ints(range(rows)), floats([1.0 + 0.5 * (row % 2) for row in range(rows)])]
     seeds = ints([[seed + row, row] for row in range(rows)])
-    return [logits, *tables, ints(top_k), floats(top_p), floats(min_p), seeds, ints(range(rows))]
+    drawn_from = [ints(top_k), floats(top_p), floats(min_p), seeds, ints(range(rows))]
+    return [logits, *tables, *drawn_from, *penalty_tables.tables([penalties] * rows, logits.shape[1])]
 
 
-def _draw(arguments: list[torch.Tensor], device: str, flags: int = 31, tile: tiles.SampleTile = TILE) -> torch.Tensor:
+def _draw(arguments: list[torch.Tensor], device: str, flags: int = 63, tile: tiles.SampleTile = TILE) -> torch.Tensor:
     with interpreter_loops():
         given: list[Any] = [argument.to(device) for argument in arguments]
         drawn = sample_with(tile, *given, flags)  # type: ignore[call-arg]
@@ -54,7 +62,7 @@ def _kept(arguments: list[torch.Tensor], device: str, monkeypatch: pytest.Monkey
 
     def spied(*given: Any) -> None:
         finish(*given)
-        seen.append(given[5])
+        seen.append(given[6])
 
     with monkeypatch.context() as patch:
         patch.setattr(triton, "_draw_wide", spied)
@@ -88,14 +96,15 @@ def test_bounds_are_exact(spread: float, device: str, monkeypatch: pytest.Monkey
     assert found >= (9 if spread < 1.0 else 5)
 
 
+@pytest.mark.parametrize("penalties", [OFF, (1.1, 0.0, 0.02)])
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
-def test_wide_rows_draw_as_the_reference(spread: float, device: str) -> None:
+def test_wide_rows_draw_as_the_reference(spread: float, penalties: tuple[float, float, float], device: str) -> None:
     torch.manual_seed(int(spread * 100))
     filters = WIDE + NARROW
     logits = torch.randn(len(filters), 1500) * spread
     logits[:, 100::7] = logits[:, 101::7][:, : logits[:, 100::7].shape[1]].round(decimals=1)  # ties
-    arguments = _arguments(logits, filters)
-    differing = _draw(arguments, device) != sample.reference(*arguments, 31)
+    arguments = _arguments(logits, filters, penalties=penalties)
+    differing = _draw(arguments, device) != sample.reference(*arguments, 63)
     assert int(differing.sum()) <= (spread == 1.0)  # a mass within rounding of the target
 
 
@@ -118,7 +127,7 @@ def test_hard_rows(case: str, device: str) -> None:
     elif case == "sorted":
         logits = logits.sort(1, descending=True).values
     arguments = _arguments(logits, WIDE)
-    assert torch.equal(_draw(arguments, device, tile=tile), sample.reference(*arguments, 31))
+    assert torch.equal(_draw(arguments, device, tile=tile), sample.reference(*arguments, 63))
 
 
 def test_a_wide_row_does_not_depend_on_its_batch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +139,7 @@ def test_a_wide_row_does_not_depend_on_its_batch(device: str, monkeypatch: pytes
     for splits in (1, 2):
         monkeypatch.setattr("headway.kernels.sample.triton.splits_for", lambda rows, segments, n=splits: n)
         assert torch.equal(_draw(arguments, device), together)
-    assert torch.equal(_draw([argument[:6] for argument in arguments], device, 31 - TWICE), together[:6])
+    assert torch.equal(_draw([argument[:6] for argument in arguments], device, 63 - TWICE), together[:6])
 
 
 def test_missing_flags_only_cost_time(device: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.core.messages import AddRequest
-from headway.kernels.sample import MIN_P, RANDOM, TOP, TWICE, WIDE
+from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
 from headway.runner.graphs import LOGPROB_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
@@ -18,7 +18,7 @@ from tests.engine.test_depths import FEATURES, close
 from tests.sim.harness import expected, simulated
 from tests.sim.rounding import TOLERANCE
 
-EVERY = 0b111111
+EVERY = 0b11111
 
 
 def _taken(variant: Variant) -> Variant | None:
@@ -27,7 +27,9 @@ def _taken(variant: Variant) -> Variant | None:
 
 
 @pytest.mark.parametrize("edits", [0, 1, 0b10100, EVERY])
-@pytest.mark.parametrize("flags", [0, RANDOM, RANDOM | TOP, RANDOM | MIN_P | WIDE, RANDOM | TOP | WIDE | TWICE])
+@pytest.mark.parametrize(
+    "flags", [0, PENALTIES, RANDOM, RANDOM | TOP, RANDOM | MIN_P | WIDE, RANDOM | TOP | WIDE | TWICE]
+)
 @pytest.mark.parametrize("logprobs", [-1, 0, 1, 5, 6, 20])
 def test_every_mixture_has_a_graph(edits: int, flags: int, logprobs: int) -> None:
     taken = _taken(Variant(edits, flags, logprobs))
@@ -40,6 +42,7 @@ def test_the_common_mixtures_take_no_more_than_they_need() -> None:
     assert _taken(Variant()) == Variant()
     assert _taken(Variant(flags=RANDOM)) == Variant(flags=RANDOM)
     assert _taken(Variant(flags=RANDOM | TOP)) == Variant(flags=FILTERED)
+    assert _taken(Variant(flags=PENALTIES)) == Variant(flags=FILTERED)
     assert _taken(Variant(flags=RANDOM | TOP | WIDE)) == Variant(flags=ALL_PATHS)
     assert _taken(Variant(4, RANDOM)) == Variant(EVERY, FILTERED)
     assert _taken(Variant(0, 0, 3)) == Variant(0, FILTERED, 5)

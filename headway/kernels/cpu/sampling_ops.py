@@ -14,6 +14,7 @@ from headway.core.params import GREEDY_EPS
 from headway.kernels.cpu.ops import available, native
 from headway.kernels.cpu.step_ops import are_plain
 from headway.kernels.registry import OPS
+from headway.kernels.sample.reference import PENALTIES
 
 __all__ = [
     "allowed_tokens",
@@ -22,7 +23,6 @@ __all__ = [
     "gather_logprobs",
     "logit_bias",
     "min_tokens",
-    "penalties",
     "sample",
 ]
 
@@ -79,7 +79,7 @@ def min_tokens(
     )  # fmt: skip
 
 
-def penalties(
+def _penalise(
     logits: torch.Tensor,
     slots: torch.Tensor,
     counts: torch.Tensor,
@@ -88,11 +88,6 @@ def penalties(
     frequency: torch.Tensor,
     presence: torch.Tensor,
 ) -> None:
-    plain = are_plain(torch.int32, slots, count_on) and are_plain(torch.int16, counts)
-    plain = plain and are_plain(torch.float32, repetition, frequency, presence)
-    if not plain or not _are_editable(logits) or counts.shape[1] != logits.shape[1]:
-        _reference("penalties", logits, slots, counts, count_on, repetition, frequency, presence)
-        return
     native().headway_penalties(
         logits.data_ptr(), slots.data_ptr(), counts.data_ptr(), count_on.data_ptr(), repetition.data_ptr(),
         frequency.data_ptr(), presence.data_ptr(), slots.numel(), logits.stride(0), logits.shape[1], count_on.numel(),
@@ -130,14 +125,27 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
-    reals, ints = (temperature, top_p, min_p), (slots, top_k, seeds, num_tokens)
-    if not are_plain(torch.float32, *reals) or not are_plain(torch.int32, *ints) or not _are_readable(logits):
+    reals, ints = (
+        (temperature, top_p, min_p, repetition, frequency, presence),
+        (slots, top_k, seeds, num_tokens, count_on),
+    )
+    plain = are_plain(torch.float32, *reals) and are_plain(torch.int32, *ints) and are_plain(torch.int16, counts)
+    penalties = (counts, count_on, repetition, frequency, presence)
+    if not plain or not _are_readable(logits) or counts.shape[1] != logits.shape[1]:
         drawn: torch.Tensor = _reference(
-            "sample", logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, flags
+            "sample", logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, *penalties, flags
         )
         return drawn
+    if flags & PENALTIES:
+        logits = logits.to(torch.float32, copy=True)
+        _penalise(logits, slots, *penalties)
     rows, vocab = logits.shape
     out = slots.new_empty(rows)
     failed = native().headway_sample(

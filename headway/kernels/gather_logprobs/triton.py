@@ -108,7 +108,7 @@ def _most_likely(
 ):  # fmt: skip
     """Write the ``number`` most likely tokens and their log-probabilities."""
     floor = count_floor(tops, top, number)
-    size = collect(line, tops, floor, 1.0, vocab, parts, hot, values, tokens, PARTS, PART, 2048, CANDIDATES)
+    size = collect((line,), tops, floor, 1.0, vocab, parts, hot, values, tokens, PARTS, PART, 2048, CANDIDATES)
     if size <= CANDIDATES:
         index = tl.arange(0, CANDIDATES)
         value = tl.load(values + index, mask=index < size, other=float("-inf"))

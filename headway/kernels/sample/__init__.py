@@ -1,14 +1,22 @@
 """``sample``: draws one token per row.
 
 sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,
-       Tensor num_tokens, int flags) -> Tensor
+       Tensor num_tokens, Tensor counts, Tensor count_on, Tensor repetition, Tensor frequency, Tensor presence,
+       int flags) -> Tensor
 
     logits       f32, bf16 or f16 [N, V], not modified; NaN counts as -inf
     slots        int32 [N]; rows with a slot outside [0, S) give 0
     temperature, top_p, min_p  f32 [S]       top_k  int32 [S]; off: top_k <= 0, top_p >= 1, min_p <= 0
     seeds        int32 [S, 2] (low word, high word)        num_tokens  int32 [S], the position of the token being drawn
-    flags        host facts, a superset is allowed and never changes a token: RANDOM, TOP, MIN_P, WIDE, TWICE below
+    counts       int16 [S, V], see count_tokens: bit 15 = in the prompt, low 15 bits = times generated
+    count_on     int32 [S], 0 = the slot has no penalties and its counts are not kept
+    repetition, frequency, presence  f32 [S]; 1, 0, 0 = off
+    flags        host facts, a superset is allowed and never changes a token: RANDOM, TOP, MIN_P, WIDE, TWICE, PENALTIES below
     returns      int32 [N]
+
+Penalties come first. Repetition (Keskar et al. 2019, CTRL, as in Hugging Face): the logit x of a token of the prompt or the
+output becomes x / r if x > 0 else x * r. Then frequency and presence (OpenAI): x - frequency * times - presence * (times > 0),
+over generated tokens. They are part of the draw, so that no float32 copy of the logits is made for them.
 
 temperature < 1e-5: the largest logit, lowest index on ties. Else x = logit / temperature and every filter is a
 threshold on x, so that ties are kept together:
@@ -28,14 +36,15 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.registry import Op
-from headway.kernels.sample.reference import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide
+from headway.kernels.sample.reference import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide
 from headway.kernels.sample.reference import sample as _reference
 
-__all__ = ["MIN_P", "RANDOM", "TOP", "TWICE", "WIDE", "WIDE_K", "may_be_wide", "sample"]
+__all__ = ["MIN_P", "PENALTIES", "RANDOM", "TOP", "TWICE", "WIDE", "WIDE_K", "may_be_wide", "sample"]
 
 sample = Op(
     "sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
-    "Tensor num_tokens, int flags) -> Tensor",
+    "Tensor num_tokens, Tensor counts, Tensor count_on, Tensor repetition, Tensor frequency, Tensor presence, int flags) "
+    "-> Tensor",
     reference=_reference,
     meta=lambda logits, slots, *rest: torch.empty_like(slots, dtype=torch.int32),
     triton="headway.kernels.sample.triton:sample",

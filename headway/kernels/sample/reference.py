@@ -7,9 +7,9 @@ import torch
 from headway.core.params import GREEDY_EPS
 from headway.kernels.sample.rng import log_exponential, token_bits
 
-RANDOM, TOP, MIN_P, WIDE, TWICE = 1, 2, 4, 8, 16
+RANDOM, TOP, MIN_P, WIDE, TWICE, PENALTIES = 1, 2, 4, 8, 16, 32
 """Bits of ``flags``: some row has temperature >= 1e-5; some such row uses top_k or top_p; some such row uses min_p; some such
-row's filters ``may_be_wide``; some such row uses top_p and a top_k above WIDE_K."""
+row's filters ``may_be_wide``; some such row uses top_p and a top_k above WIDE_K; some row has penalties."""
 
 WIDE_K = 1024
 """A top_k up to this surely leaves few candidates, ties aside."""
@@ -29,13 +29,21 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
     """See the package."""
     inf = float("inf")
     in_table = (slots >= 0) & (slots < temperature.shape[0])
     slot = torch.where(in_table, slots, 0).to(torch.int64)
-    x = torch.nan_to_num(logits.to(torch.float32), nan=-inf, posinf=inf, neginf=-inf)
+    x = logits.to(torch.float32)
+    if flags & PENALTIES:
+        x = _penalised(x, slot, in_table, counts, count_on, repetition, frequency, presence)
+    x = torch.nan_to_num(x, nan=-inf, posinf=inf, neginf=-inf)
     if flags & RANDOM:
         heat = temperature.index_select(0, slot)[:, None]  # [N, 1]
         random = heat >= GREEDY_EPS
@@ -48,6 +56,25 @@ def sample(
         x = x - log_exponential(bits) * random
     drawn = torch.where(x.amax(1) > -inf, x.argmax(1), -1)
     return torch.where(in_table, drawn, 0).to(torch.int32)
+
+
+def _penalised(
+    x: torch.Tensor,
+    slot: torch.Tensor,
+    in_table: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> torch.Tensor:
+    """Lowers the tokens of ``x`` (f32 [N, V]) that occurred; ``slot`` int64 [N], of rows ``in_table``."""
+    row_on = in_table & (count_on.index_select(0, slot) != 0)
+    count = torch.where(row_on[:, None], counts.index_select(0, slot), 0)  # [N, V]
+    times = (count & 32767).to(torch.float32)
+    r, f, p = (table.index_select(0, slot)[:, None] for table in (repetition, frequency, presence))
+    x = torch.where(count != 0, torch.where(x > 0, x / r, x * r), x)
+    return torch.where(times > 0, x - f * times - p, x)
 
 
 def _min_p_threshold(top: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

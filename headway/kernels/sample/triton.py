@@ -9,11 +9,12 @@ import torch
 import triton
 
 from headway.core.params import GREEDY_EPS
-from headway.kernels.sample.reference import MIN_P, RANDOM, TOP, TWICE, WIDE, WIDE_K
+from headway.kernels.sample.reference import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K
 from headway.kernels.sample.tiles import SampleTile, splits_for, tile_for
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
+from headway.kernels.triton_early import launch_early
 
 FINISH_REGISTERS = 128
 """Of the second kernel, most per thread: so that a processor holds two rows' programs. Fits without spilling."""
@@ -28,12 +29,22 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
     """See the package."""
-    filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
-    tile = tile_for(logits.shape[0], logits.shape[1], filtered)
-    return sample_with(tile, logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, flags)
+    tile = tile_for(logits.shape[0], logits.shape[1], is_filtered(flags))
+    penalties = (counts, count_on, repetition, frequency, presence)
+    return sample_with(tile, logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, *penalties, flags)
+
+
+def is_filtered(flags: int) -> bool:
+    """Whether the kernels that filter are needed. These know penalties, too, so that there are no more kernels to compile."""
+    return bool(flags & PENALTIES) or (bool(flags & RANDOM) and bool(flags & (TOP | MIN_P)))
 
 
 def sample_with(
@@ -46,16 +57,22 @@ def sample_with(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
     """``sample`` with a given tile, as benchmarks call it."""
     rows, vocab = logits.shape
     device, num_slots = logits.device, temperature.numel()
+    assert counts.shape[1] == vocab, "counts and logits differ in vocabulary"
     if rows == 0 or vocab == 1:
         nothing = (slots >= 0) & (slots < num_slots) & ~(logits[:, :1].sum(1) > float("-inf"))  # nor is NaN
         return -nothing.to(torch.int32)
     out = torch.empty(rows, dtype=torch.int32, device=device)
-    filtered = bool(flags & RANDOM) and bool(flags & (TOP | MIN_P))
+    filtered, penalties = is_filtered(flags), (counts, count_on, repetition, frequency, presence)
     searches = (2 if flags & TWICE else 1) if filtered and flags & WIDE else 0  # of wide rows
     chunks, words = triton.cdiv(vocab, tile.block), record_words(tile.levels, tile.wide_pivots)
     parts = chunks * (tile.block // tile.part)
@@ -69,22 +86,23 @@ def sample_with(
         hot = torch.empty(rows, parts, dtype=torch.int32, device=device)
         values = torch.empty(rows, tile.large, dtype=torch.float32, device=device)
         tokens = torch.empty(rows, tile.large, dtype=torch.int32, device=device)
+    early = launch_early(device)
     race_kernel[(rows, chunks)](
-        logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-        logits.stride(0), vocab, num_slots, RANDOM=bool(flags & RANDOM), FILTER=filtered, GREEDY_EPS=GREEDY_EPS,
-        BLOCK=tile.block, PART=tile.part, num_warps=tile.num_warps,
+        logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, *penalties, best_score, best_token, part_top,
+        part_sum, logits.stride(0), vocab, num_slots, RANDOM=filtered or bool(flags & RANDOM), FILTER=filtered,
+        GREEDY_EPS=GREEDY_EPS, BLOCK=tile.block, PART=tile.part, num_warps=tile.num_warps, **early,
     )  # fmt: skip
     finish_kernel[(rows,)](
-        logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-        hot, values, tokens, wide, out, logits.stride(0), vocab, num_slots, chunks, parts, searches,
+        logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, *penalties, best_score, best_token, part_top,
+        part_sum, hot, values, tokens, wide, out, logits.stride(0), vocab, num_slots, chunks, parts, searches,
         FILTER=filtered, GREEDY_EPS=GREEDY_EPS, CHUNKS=triton.next_power_of_2(chunks),
         PARTS=triton.next_power_of_2(parts), PART=tile.part, GATHER=tile.gather, SMALL=tile.small, LARGE=tile.large,
         PIVOTS=tile.pivots, WIDE_K=WIDE_K, WORDS=words, num_warps=tile.finish_warps if filtered else 1,
-        maxnreg=FINISH_REGISTERS,
+        maxnreg=FINISH_REGISTERS, **early,
     )  # fmt: skip
     if searches:
         rates = (slots, temperature, top_k, top_p)
-        _draw_wide(tile, logits, rates, seeds, num_tokens, wide.view(rows, words), tokens, out, searches)
+        _draw_wide(tile, logits, rates, seeds, num_tokens, penalties, wide.view(rows, words), tokens, out, searches)
     return out
 
 
@@ -94,6 +112,7 @@ def _draw_wide(
     rates: tuple[torch.Tensor, ...],
     seeds: torch.Tensor,
     num_tokens: torch.Tensor,
+    penalties: tuple[torch.Tensor, ...],
     wide: torch.Tensor,
     keys: torch.Tensor,
     out: torch.Tensor,
@@ -106,15 +125,15 @@ def _draw_wide(
     for _ in range(searches):
         for level in range(tile.levels):
             narrow_kernel[grid](
-                logits, *rates, wide, logits.stride(0), vocab, level, PIVOTS=tile.wide_pivots, BLOCK=512, **size,
+                logits, *rates, *penalties, wide, logits.stride(0), vocab, level, PIVOTS=tile.wide_pivots, BLOCK=512, **size,
                 num_warps=4,
             )  # fmt: skip
         bound_kernel[grid](
-            logits, *rates, wide, keys, logits.stride(0), vocab, LEVELS=tile.levels, PIVOTS=tile.wide_pivots,
+            logits, *rates, *penalties, wide, keys, logits.stride(0), vocab, LEVELS=tile.levels, PIVOTS=tile.wide_pivots,
             SMALL=tile.small, LARGE=tile.large, ROW_PIVOTS=tile.pivots, **size, num_warps=8,
         )  # fmt: skip
     slots, temperature, *_ = rates
     wide_race_kernel[grid](
-        logits, slots, temperature, seeds, num_tokens, wide, out, logits.stride(0), vocab, BLOCK=1024, **size,
+        logits, slots, temperature, seeds, num_tokens, *penalties, wide, out, logits.stride(0), vocab, BLOCK=1024, **size,
         num_warps=4,
     )  # fmt: skip

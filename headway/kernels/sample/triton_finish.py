@@ -30,7 +30,8 @@ from headway.kernels.sample.triton_select import (
     safe_floor,
 )
 from headway.kernels.sample.triton_wide import BY_COUNT, BY_MASS, NOT_WIDE, STAGE, TO_RACE, open_row
-from headway.kernels.triton_candidates import collect, scaled
+from headway.kernels.triton_candidates import collect, penalised_row, scaled
+from headway.kernels.triton_early import start_next, wait_for_inputs
 from headway.kernels.triton_math import float_of_key, order_key, weight_below
 
 
@@ -73,7 +74,7 @@ def _draw_row(
     winner = tl.full([BLOCK], NO_TOKEN, tl.int32)
     for begin in range(0, vocab, BLOCK):
         token = begin + tl.arange(0, BLOCK)
-        x = scaled(line + token, token < vocab, heat)
+        x = scaled(line, token, token < vocab, heat)
         score = race_score(x, LOG2_E, low, high, position, token)
         better = (order_key(x) >= bound) & (token < vocab) & (score > best)
         best = tl.where(better, score, best)
@@ -130,24 +131,32 @@ def _best_of_blocks(scores, tokens, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["searches"])
 def finish_kernel(
-    logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-    hot, values, tokens, wide, out, row_stride, vocab, num_slots, chunks, parts, searches,
+    logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, counts, count_on, repetition, frequency,
+    presence, best_score, best_token, part_top, part_sum, hot, values, tokens, wide, out, row_stride, vocab, num_slots,
+    chunks, parts, searches,
     FILTER: tl.constexpr, GREEDY_EPS: tl.constexpr, CHUNKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     GATHER: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, PIVOTS: tl.constexpr, WIDE_K: tl.constexpr,
-    WORDS: tl.constexpr,
+    WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     on = (slot >= 0) & (slot < num_slots)
-    winner = 0
+    filtered = False
     if FILTER:
         filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
+    wait_for_inputs(EARLY)
+    winner = 0
+    if FILTER:
         if searches > 0:
             tl.store(wide + row * WORDS + STAGE, NOT_WIDE)
             tl.debug_barrier()  # another thread may write the stage again
         if filtered:
+            line = penalised_row(
+                logits + row * row_stride, slot, vocab, counts, count_on, repetition, frequency, presence
+            )
             winner = _filtered_token(
-                logits + row * row_stride, part_top + row * parts, part_sum + row * parts, hot + row * parts,
+                line, part_top + row * parts, part_sum + row * parts, hot + row * parts,
                 values + row * LARGE, tokens + row * LARGE, wide + row * WORDS, tl.load(temperature + slot),
                 tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot),
                 tl.load(seeds + 2 * slot + 1), tl.load(num_tokens + slot), vocab, parts, searches,

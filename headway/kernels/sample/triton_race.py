@@ -2,6 +2,7 @@
 
 Programs (row, block). Greedy and plain random rows race their tokens and keep the block's winner. Filtered rows only note
 the maximum and the mass of each part of the block: the second kernel (``triton_finish``) then knows where to look.
+Penalties are applied to what is read, here and wherever logits are read again: no copy of the logits is made for them.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
@@ -12,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headway.kernels.triton_candidates import penalised_row, read_row
+from headway.kernels.triton_early import start_next, wait_for_inputs
 from headway.kernels.triton_math import load_logits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -105,24 +108,31 @@ def _note_parts(x, mask, heat, tops, sums, PARTS: tl.constexpr, PART: tl.constex
 
 @triton.jit
 def race_kernel(
-    logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, best_score, best_token, part_top, part_sum,
-    row_stride, vocab, num_slots,
+    logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, counts, count_on, repetition, frequency,
+    presence, best_score, best_token, part_top, part_sum, row_stride, vocab, num_slots,
     RANDOM: tl.constexpr, FILTER: tl.constexpr, GREEDY_EPS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     on = (slot >= 0) & (slot < num_slots)
+    wait_for_inputs(EARLY)
     if on:
         token = chunk * BLOCK + tl.arange(0, BLOCK)
         mask = token < vocab
-        x = load_logits(logits + row * row_stride + token, mask)
+        line = logits + row * row_stride
         filtered = False
         heat = 0.0
         if RANDOM:
             heat = tl.load(temperature + slot)
-            if FILTER:
-                filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
+        if FILTER:
+            filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
+            row_and_penalties = penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, presence)
+            x = read_row(row_and_penalties, token, mask)
+        else:
+            x = load_logits(line + token, mask)
         place = row * tl.num_programs(1) + chunk
         if filtered:
             at = place * (BLOCK // PART)

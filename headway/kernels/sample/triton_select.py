@@ -105,7 +105,7 @@ def row_key(line, vocab, heat, top, floor, target, MASS: tl.constexpr, PIVOTS: t
         masses = tl.zeros([BLOCK, PIVOTS], tl.float32)
         for begin in range(0, vocab, BLOCK):
             token = begin + tl.arange(0, BLOCK)
-            x = scaled(line + token, token < vocab, heat)
+            x = scaled(line, token, token < vocab, heat)
             above = (order_key(x)[:, None] >= pivots.to(tl.int32)[None, :]) & (token < vocab)[:, None]
             counts += above.to(tl.int32)
             if MASS:
@@ -122,7 +122,7 @@ def row_key(line, vocab, heat, top, floor, target, MASS: tl.constexpr, PIVOTS: t
     least = tl.full([BLOCK], ABOVE_ALL, tl.int32)
     for begin in range(0, vocab, BLOCK):
         token = begin + tl.arange(0, BLOCK)
-        key = order_key(scaled(line + token, token < vocab, heat))
+        key = order_key(scaled(line, token, token < vocab, heat))
         least = tl.minimum(least, tl.where((key >= low.to(tl.int32)) & (token < vocab), key, ABOVE_ALL))
     return tl.min(least, 0)
 
@@ -133,6 +133,6 @@ def row_mass(line, vocab, heat, top, floor, BLOCK: tl.constexpr):
     mass = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, vocab, BLOCK):
         token = begin + tl.arange(0, BLOCK)
-        x = scaled(line + token, token < vocab, heat)
+        x = scaled(line, token, token < vocab, heat)
         mass += tl.where((x >= floor) & (token < vocab), weight_below(x, top), 0.0)
     return tl.sum(mass, 0)

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from headway.kernels.sample.triton_race import LOG2_E, NO_TOKEN, best_of, race_score
 from headway.kernels.sample.triton_select import BELOW_ALL, mass_key, row_key
-from headway.kernels.triton_candidates import scaled
+from headway.kernels.triton_candidates import penalised_row, scaled
 from headway.kernels.triton_math import float_of_key, order_key, weight_below
 
 NOT_WIDE, BY_COUNT, BY_MASS, TO_RACE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -89,7 +89,7 @@ def _first_pivots(line, vocab, heat, top, floor, low, high, PIVOTS: tl.constexpr
     """The floor, then the values of some tokens: as many tokens are likely to be between any two of them."""
     index = tl.arange(0, PIVOTS)
     token = index.to(tl.int64) * vocab // PIVOTS
-    key = order_key(scaled(line + token, token < vocab, heat)).to(tl.int64)
+    key = order_key(scaled(line, token, token < vocab, heat)).to(tl.int64)
     key = tl.where(key > low, key, _even_pivots(low, high, top, 16.0, PIVOTS))
     return tl.where(index == 0, floor, tl.minimum(tl.maximum(key, low + 1), high - 1))
 
@@ -106,7 +106,7 @@ def _sums_above(
         for offset in range(0, SEGMENT, BLOCK):
             token = segment * SEGMENT + offset + tl.arange(0, BLOCK)
             mask = token < vocab
-            x = scaled(line + token, mask, heat)
+            x = scaled(line, token, mask, heat)
             weight = tl.where(mask, tl.where(counted, 1.0, weight_below(x, top)), 0.0)
             sums += tl.where(order_key(x)[:, None] >= bounds, weight[:, None], 0.0)
         total += (tl.sum(sums, 0) * ONE).to(tl.int64)
@@ -115,7 +115,7 @@ def _sums_above(
 
 @triton.jit(do_not_specialize=["level"])
 def narrow_kernel(
-    logits, slots, temperature, top_k, top_p, wide, row_stride, vocab, level,
+    logits, slots, temperature, top_k, top_p, counts, count_on, repetition, frequency, presence, wide, row_stride, vocab, level,
     PIVOTS: tl.constexpr, WORDS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -124,7 +124,7 @@ def narrow_kernel(
     if (stage == BY_COUNT) | (stage == BY_MASS):
         slot = tl.load(slots + row).to(tl.int64)
         heat = tl.load(temperature + slot)
-        line = logits + row * row_stride
+        line = penalised_row(logits + row * row_stride, slot, vocab, counts, count_on, repetition, frequency, presence)
         top = float_of_key(tl.load(at + TOP).to(tl.int32))
         record = at + HEAD + level * (4 + 2 * PIVOTS)
         index = tl.arange(0, PIVOTS)
@@ -152,7 +152,7 @@ def _collect_keys(line, vocab, heat, low, high, at, keys, SEGMENT: tl.constexpr,
     """Append the keys of this program's tokens in [low, high), in any order."""
     for segment in range(tl.program_id(1), tl.cdiv(vocab, SEGMENT), tl.num_programs(1)):
         token = segment * SEGMENT + tl.arange(0, SEGMENT)
-        key = order_key(scaled(line + token, token < vocab, heat))
+        key = order_key(scaled(line, token, token < vocab, heat))
         kept = (token < vocab) & (key >= low) & (key < high)
         count = tl.sum(kept.to(tl.int32), 0)
         if count > 0:
@@ -173,7 +173,8 @@ def _bound_among(keys, size, low, high, top, counted, target, CANDIDATES: tl.con
 
 @triton.jit
 def bound_kernel(
-    logits, slots, temperature, top_k, top_p, wide, keys, row_stride, vocab,
+    logits, slots, temperature, top_k, top_p, counts, count_on, repetition, frequency, presence, wide, keys, row_stride,
+    vocab,
     LEVELS: tl.constexpr, PIVOTS: tl.constexpr, WORDS: tl.constexpr, SEGMENT: tl.constexpr, SMALL: tl.constexpr,
     LARGE: tl.constexpr, ROW_PIVOTS: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +184,7 @@ def bound_kernel(
     if (stage == BY_COUNT) | (stage == BY_MASS):
         slot = tl.load(slots + row).to(tl.int64)
         heat, k, p = tl.load(temperature + slot), tl.load(top_k + slot), tl.load(top_p + slot)
-        line = logits + row * row_stride
+        line = penalised_row(logits + row * row_stride, slot, vocab, counts, count_on, repetition, frequency, presence)
         counted = stage == BY_COUNT
         low, high, above, target = bracket(at, stage, k, p, LEVELS, PIVOTS)
         if high - low > 1:
@@ -210,7 +211,8 @@ def bound_kernel(
 
 @triton.jit
 def wide_race_kernel(
-    logits, slots, temperature, seeds, num_tokens, wide, out, row_stride, vocab,
+    logits, slots, temperature, seeds, num_tokens, counts, count_on, repetition, frequency, presence, wide, out,
+    row_stride, vocab,
     WORDS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -222,10 +224,11 @@ def wide_race_kernel(
         bound = tl.load(at + BOUND)
         best = tl.full([BLOCK], float("-inf"), tl.float32)
         winner = tl.full([BLOCK], NO_TOKEN, tl.int32)
+        line = penalised_row(logits + row * row_stride, slot, vocab, counts, count_on, repetition, frequency, presence)
         for segment in range(tl.program_id(1), tl.cdiv(vocab, SEGMENT), tl.num_programs(1)):
             for offset in range(0, SEGMENT, BLOCK):
                 token = segment * SEGMENT + offset + tl.arange(0, BLOCK)
-                x = scaled(logits + row * row_stride + token, token < vocab, heat)
+                x = scaled(line, token, token < vocab, heat)
                 score = race_score(x, LOG2_E, low, high, position, token)
                 better = (order_key(x) >= bound) & (token < vocab) & (score > best)
                 best = tl.where(better, score, best)
