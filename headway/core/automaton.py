@@ -15,10 +15,10 @@ DEAD = 0
 CLASS_INTS = 256
 """int32 values that the classes of the 256 bytes take, one each."""
 MAX_TRANSITION_INTS = 64 * 1024
-MAX_TABLE_INTS = CLASS_INTS + MAX_TRANSITION_INTS
-"""Room of one slot for an automaton: 128 thousand transitions, 256 KiB."""
 MAX_TRANSITIONS = 2 * MAX_TRANSITION_INTS
 MAX_STATES = 2**15 - 1
+MAX_TABLE_INTS = CLASS_INTS + MAX_TRANSITION_INTS + (MAX_STATES + 1) // 2
+"""Room of one slot for an automaton: 128 thousand transitions and the kinds of all states, 321 KiB."""
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens (runs of blanks or dashes, mostly) are not used inside a grammar: shorter ones spell the same text."""
@@ -35,6 +35,7 @@ class Automaton(msgspec.Struct, frozen=True, array_like=True):
         classes: 256 bytes, byte -> class; bytes of one class are alike everywhere.
         transitions: uint16 [num_states, num_classes], little-endian, row-major: the next state.
         can_go_on: no accepting state is a dead end, so a text need never end.
+        kinds: uint16 [num_states], little-endian: states of one kind can read the same texts of up to MAX_TOKEN_BYTES bytes.
     """
 
     num_states: int
@@ -44,6 +45,7 @@ class Automaton(msgspec.Struct, frozen=True, array_like=True):
     can_go_on: bool
     classes: bytes
     transitions: bytes
+    kinds: bytes
 
     def check(self) -> None:
         """Raises InvalidRequestError when the numbers contradict each other or exceed a slot's room."""
@@ -51,6 +53,7 @@ class Automaton(msgspec.Struct, frozen=True, array_like=True):
         inside = inside and 0 < self.first_accepting <= self.num_states
         size = self.num_states * self.num_classes
         inside = inside and size <= MAX_TRANSITIONS and len(self.transitions) == 2 * size
+        inside = inside and len(self.kinds) == 2 * self.num_states
         if not inside or len(self.classes) != 256 or max(self.classes) >= self.num_classes:
             raise InvalidRequestError("the compiled grammar is malformed", "structured_outputs")
 

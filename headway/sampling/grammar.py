@@ -78,10 +78,13 @@ class Grammar:
                 "structured_outputs",
             )
         automaton.check()
-        size = automaton.num_states * automaton.num_classes
-        table = np.zeros(CLASS_INTS + (size + 1) // 2, np.int32)
+        num_states = automaton.num_states
+        size = num_states * automaton.num_classes
+        table = np.zeros(CLASS_INTS + (size + num_states + 1) // 2, np.int32)
         table[:CLASS_INTS] = np.frombuffer(automaton.classes, np.uint8)
-        table[CLASS_INTS:].view(np.uint16)[:size] = np.frombuffer(automaton.transitions, np.uint16)
+        behind = table[CLASS_INTS:].view(np.uint16)
+        behind[:size] = np.frombuffer(automaton.transitions, np.uint16)
+        behind[size : size + num_states] = np.frombuffer(automaton.kinds, np.uint16)
         self._num_staged = self._num_staged % MAX_SERIAL + 1
         return [
             SlotEdit("grammar_on", ints(1)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import random
 from dataclasses import dataclass, field
 
 import torch
 
+from headway.api.structured.kinds import kinds_of
 from headway.core.automaton import CLASS_INTS
 from tests.kernels.guarded import ints
 
@@ -60,12 +62,17 @@ class Slots:
             state = rows[state][group[byte]]
         return state
 
+    def kinds(self, slot: int) -> list[int]:
+        """Of the slot's states, by the longest token."""
+        _, classes, _, _, rows = self.automata[slot]
+        return kinds_of(array.array("H", (target for row in rows for target in row)), classes, 12).tolist()
+
     def tables(self) -> tuple[torch.Tensor, ...]:
         """grammar_on, grammar_info, grammar_state, grammar_table, vocabulary. What nobody may read is garbage."""
         width = CLASS_INTS + 40
         table = torch.full((self.num_slots, width), 0x7EADBEEF, dtype=torch.int32)
         for slot, (_, _, _, group, rows) in enumerate(self.automata):
-            flat = [target for row in rows for target in row]
+            flat = [target for row in rows for target in row] + self.kinds(slot)
             flat += [0x7EAD] * (len(flat) % 2)
             table[slot, :CLASS_INTS] = ints(group)
             pairs = [low | high << 16 for low, high in zip(flat[::2], flat[1::2], strict=True)]

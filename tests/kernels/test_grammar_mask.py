@@ -98,9 +98,9 @@ def test_lengths_beyond_the_words_are_cut() -> None:
 
 
 @pytest.mark.parametrize("records", [2, RECORDS])
-def test_what_a_slot_keeps_is_of_its_states_and_automaton(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+def test_what_a_slot_keeps_is_of_a_kind_and_an_automaton(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
     """Masks of a slot that moves, stays, comes back and gets another automaton; and that what is kept is used at all."""
-    monkeypatch.setattr("headway.kernels.grammar_mask.triton.RECORDS", records)  # two: states share places
+    monkeypatch.setattr("headway.kernels.grammar_mask.triton.RECORDS", records)  # two: kinds share places
     made, slots, size = Slots(6, 1031, num_slots=6), [0, 2, 3, 4, 5], (5, 1031)
     kernel, rng = grammar_mask.implementation("cuda"), random.Random(6)
     args = list(arguments(made, slots, torch.zeros(size)))
@@ -115,13 +115,15 @@ def test_what_a_slot_keeps_is_of_its_states_and_automaton(monkeypatch: pytest.Mo
         for slot in rng.sample(slots, 3):
             made.state[slot] = rng.randrange(made.automata[slot][0])
         assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
-    first, second = 1, 2  # of other places
+    kinds = made.kinds(5)
+    first = 1
+    second = next(state for state, kind in enumerate(kinds) if kind % records != kinds[first] % records)
     for state in (first, second):
         made.state[5] = state
         assert torch.equal(mask(), forbid(made, slots, torch.zeros(size)))
     made.state[5] = first
     kept = args[10].view(6, RECORDS, -1, RECORD_INTS)
-    kept[5, first % records, :, 2:] = -1  # as if every token could be read
+    kept[5, kinds[first] % records, :, 2:] = -1  # as if every token could be read
     kept[3, :, :, 2:] = -1
     args[9] = args[9].clone()
     args[9][3] += 100

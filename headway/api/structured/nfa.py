@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 
 from headway.api.structured import charset
 from headway.api.structured.charset import CharSet, Range
-from headway.core.automaton import MAX_STATES, MAX_TRANSITIONS, Automaton
+from headway.api.structured.kinds import kinds_of
+from headway.core.automaton import MAX_STATES, MAX_TOKEN_BYTES, MAX_TRANSITIONS, Automaton
 
 MAX_NFA_STATES = 60_000
 
@@ -196,4 +197,5 @@ def _assemble(table: list[list[int]], accepting: list[bool], classes: bytes) -> 
         rows.extend(numbers.get(target, 0) for target in table[state])
     first = next(numbers[state] for state in order if accepting[state])
     ends = any(not any(target in seen for target in table[state]) for state in order)
-    return Automaton(len(order) + 1, width, numbers[0], first, not ends, classes, rows.tobytes())
+    kinds = kinds_of(rows, width, MAX_TOKEN_BYTES)
+    return Automaton(len(order) + 1, width, numbers[0], first, not ends, classes, rows.tobytes(), kinds.tobytes())

@@ -9,8 +9,9 @@ grammar_mask(Tensor(a!) logits, Tensor slots, Tensor grammar_on, Tensor grammar_
     grammar_on     int32 [S], 0 = off
     grammar_info   int32 [S, 3] = (states, classes, first accepting state)
     grammar_state  int32 [S]; 0 is the dead state
-    grammar_table  int32 [S, W]: the class of each of the 256 bytes, then uint16 [states, classes], the next state, two in an
-                   int (the lower half first)
+    grammar_table  int32 [S, W]: the class of each of the 256 bytes, then two in an int (the lower half first) uint16
+                   [states, classes], the next state, and uint16 [states], the state's kind: states of one kind can read the
+                   same tokens
     vocabulary     int32 [C + 1, V]: the bytes of each token, four in an int (the lowest first), then its length; tokens of
                    length 0 are never allowed
     stop_counts    int32 [S, 2] = (eos ids, all stop ids)      stop_ids  int32 [S, C'], eos ids first ([S] when C' = 1)
@@ -20,9 +21,9 @@ grammar_mask(Tensor(a!) logits, Tensor slots, Tensor grammar_on, Tensor grammar_
 A token is allowed if its bytes, read from the slot's state, never lead to state 0; an eos id if and only if the state is
 an accepting one. The logits of all other tokens become -inf. Whatever would be read outside of a table is dead.
 
-A grammar soon comes back to a state: inside a string at once, in an array with the next item. Which tokens a state can read
-does not change. So the kernel keeps that of RECORDS states of each slot, a bit for each token, and reads the vocabulary only
-for others.
+A grammar soon comes back to a kind of state: inside a string at once, in an array with the next item. Which tokens that can
+read does not change. So the kernel keeps it of RECORDS kinds for each slot, a bit for each token, and reads the vocabulary only
+for others. The reference reads it always, and no kinds.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from headway.kernels.grammar_mask.reference import grammar_mask as _reference
 from headway.kernels.registry import Op
 
 BLOCK = 512
-"""Tokens of which a slot keeps one record: state, serial number, a bit for each token."""
+"""Tokens of which a slot keeps one record: kind, serial number, a bit for each token."""
 RECORD_INTS = 2 + BLOCK // 32
-RECORDS = 16
-"""States that a slot keeps, each in the place that its number's remainder names: an automaton numbers its states in the order
-in which it comes by them, so the states of one loop seldom share a place."""
+RECORDS = 32
+"""Kinds that a slot keeps, each in the place that its number's remainder names. The most common kinds have the lowest numbers,
+so they do not share places."""
 
 
 def kept_ints(vocab: int) -> int:

@@ -1,8 +1,8 @@
 """``grammar_mask`` in Triton: programs (part of the vocabulary, share of the constrained rows).
 
-A part whose record is of the row's state is done by its bits. Else each lane reads one token's bytes through the automaton,
-until all lanes are dead or done, and the record is written anew. A (row, part) is one program's, so nobody reads a record
-that another program writes.
+A part whose record is of the kind of the row's state is done by its bits. Else each lane reads one token's bytes through the
+automaton, until all lanes are dead or done, and the record is written anew. A (row, part) is one program's, so nobody reads a
+record that another program writes.
 
 Every program finds out for itself which rows have a grammar: one such row among 256 takes as few programs as among eight.
 Loads that wait for no other are issued together: the weights have passed through the cache since the last mask, so each one
@@ -90,22 +90,26 @@ def grammar_mask_kernel(
         serial = tl.load(grammar_serial + slot)
         num_eos = tl.minimum(tl.load(stop_counts + 2 * slot), stop_width)
         start = tl.where((start > 0) & (start < num_states) & (num_classes > 0), start, 0)
-        place = (start % RECORDS) * tl.num_programs(0) + tl.program_id(0)
+        table = grammar_table + slot * table_ints
+        kinds = 2 * CLASS_INTS + num_states * num_classes + start
+        kind_at = table.to(tl.pointer_type(tl.uint16), bitcast=True) + kinds
+        known = (start > 0) & (kinds > 0) & (kinds < 2 * table_ints)
+        kind = tl.where(known, tl.load(kind_at, mask=known, other=0).to(tl.int32), 65536 + start)
+        place = (kind % RECORDS) * tl.num_programs(0) + tl.program_id(0)
         record = grammar_kept + slot * kept_width + place * RECORD_INTS
-        kept_state = tl.load(record)
+        kept_kind = tl.load(record)
         kept_serial = tl.load(record + 1)
         bits = tl.load(record + 2 + lane // 32)
         alive = (bits >> (lane % 32)) & 1
-        if (kept_state != start) | (kept_serial != serial):
+        if (kept_kind != kind) | (kept_serial != serial):
             state = read_tokens(
-                column, first, length, start, grammar_table + slot * table_ints, num_states, num_classes, table_ints,
-                vocab, CLASS_INTS,
-            )  # fmt: skip
+                column, first, length, start, table, num_states, num_classes, table_ints, vocab, CLASS_INTS
+            )
             alive = (state != 0).to(tl.int32)
             words = tl.sum(tl.reshape(alive << (lane % 32), [BLOCK // 32, 32]), 1)
             wait_for_inputs(EARLY)
             tl.store(record + 2 + tl.arange(0, BLOCK // 32), words)
-            tl.store(record, start)
+            tl.store(record, kind)
             tl.store(record + 1, serial)
         ends = (start > 0) & (start >= accepting)
         allowed = alive != 0
