@@ -19,9 +19,8 @@ from headway.kernels.triton_math import float_of_key, order_key
 def penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, presence):
     """What ``read_row`` takes for the logits at ``line`` with the slot's penalties."""
     on = tl.load(count_on + slot) != 0
-    r = tl.load(repetition + slot, mask=on, other=1.0)
-    f = tl.load(frequency + slot, mask=on, other=0.0)
-    return line, counts + slot * vocab, on, r, tl.math.div_rn(tl.zeros_like(r) + 1.0, r), f, tl.load(presence + slot)
+    r, f, p = tl.load(repetition + slot), tl.load(frequency + slot), tl.load(presence + slot)
+    return line, counts + slot * vocab, on, r, tl.math.div_rn(tl.zeros_like(r) + 1.0, r), f, p
 
 
 @triton.jit
@@ -32,10 +31,11 @@ def read_row(line, token, mask):
     """
     x = tl.load(line[0] + token, mask=mask, other=float("-inf")).to(tl.float32)
     if len(line) > 1:
-        count = tl.load(line[1] + token, mask=mask & line[2], other=0).to(tl.int32)
-        times = (count & 32767).to(tl.float32)
-        x = tl.where(count != 0, x * tl.where(x > 0, line[4], line[3]), x)
-        x = tl.where(times > 0, tl.fma(times, tl.zeros_like(x) - line[5], x) - line[6], x)
+        if line[2]:
+            count = tl.load(line[1] + token, mask=mask, other=0).to(tl.int32)
+            times = (count & 32767).to(tl.float32)
+            x = tl.where(count != 0, x * tl.where(x > 0, line[4], line[3]), x)
+            x = tl.where(times > 0, tl.fma(times, tl.zeros_like(x) - line[5], x) - line[6], x)
     x += 0.0
     return tl.where(x == x, x, float("-inf"))
 

@@ -188,6 +188,7 @@ def test_malformed_automata_are_refused(make_engine: MakeEngine) -> None:
         {"classes": b"\xff" * 256},
         {"classes": b""},
         {"transitions": b"\x00"},
+        {"kinds": b"\x00"},
     ):
         assert "malformed" in refused(core, request("a", [1], automaton=Automaton(**(fields | wrong))))
 

@@ -30,7 +30,6 @@ def grammar_advance_kernel(
     num_classes = tl.load(grammar_info + 3 * slot + 1, mask=known, other=0)
     accepting = tl.load(grammar_info + 3 * slot + 2, mask=known, other=0)
     before = tl.load(grammar_state + slot, mask=known, other=0)
-    wait_for_inputs(EARLY)  # the tokens come from kernels just before, the results from the last one
     token = tl.load(token_ids + row)
     real = (token >= 0) & (token < vocab)
     length = tl.load(vocabulary + num_words.to(tl.int64) * vocab + token, mask=real & (on != 0), other=0)
@@ -55,6 +54,9 @@ def grammar_advance_kernel(
         after = following_state(table, after, three, walks, num_states, num_classes, table_ints, CLASS_INTS)
         walks = (i - 1 < length) & (after != 0)
         after = following_state(table, after, last, walks, num_states, num_classes, table_ints, CLASS_INTS)
+    wait_for_inputs(
+        EARLY
+    )  # only the results come from the kernel before, which has let this one start behind its own wait
     result = results + ring * ring_stride + 4 * row
     if (on != 0) & (tl.load(result, mask=known, other=0) != 0):
         finish = tl.load(result + 2)

@@ -145,6 +145,10 @@ def finish_kernel(
     filtered = False
     if FILTER:
         filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
+        at = tl.where(on, slot, 0)
+        heat, k, p, low = tl.load(temperature + at), tl.load(top_k + at), tl.load(top_p + at), tl.load(min_p + at)
+        seed, seed_high, position = tl.load(seeds + 2 * at), tl.load(seeds + 2 * at + 1), tl.load(num_tokens + at)
+        line = penalised_row(logits + row * row_stride, at, vocab, counts, count_on, repetition, frequency, presence)
     wait_for_inputs(EARLY)
     winner = 0
     if FILTER:
@@ -152,14 +156,9 @@ def finish_kernel(
             tl.store(wide + row * WORDS + STAGE, NOT_WIDE)
             tl.debug_barrier()  # another thread may write the stage again
         if filtered:
-            line = penalised_row(
-                logits + row * row_stride, slot, vocab, counts, count_on, repetition, frequency, presence
-            )
             winner = _filtered_token(
-                line, part_top + row * parts, part_sum + row * parts, hot + row * parts,
-                values + row * LARGE, tokens + row * LARGE, wide + row * WORDS, tl.load(temperature + slot),
-                tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), tl.load(seeds + 2 * slot),
-                tl.load(seeds + 2 * slot + 1), tl.load(num_tokens + slot), vocab, parts, searches,
+                line, part_top + row * parts, part_sum + row * parts, hot + row * parts, values + row * LARGE,
+                tokens + row * LARGE, wide + row * WORDS, heat, k, p, low, seed, seed_high, position, vocab, parts, searches,
                 PARTS, PART, GATHER, SMALL, LARGE, PIVOTS, WIDE_K, WORDS,
             )  # fmt: skip
         elif on:

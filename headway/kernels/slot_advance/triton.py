@@ -15,7 +15,6 @@ def slot_advance_kernel(
     stop_counts, stop_ids, results, packed_size, num_slots, length, vocab, width, ring_size, ring_stride,
     STOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    start_next(EARLY)
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
@@ -34,6 +33,7 @@ def slot_advance_kernel(
     counts_on = tl.load(count_on + slot, mask=live, other=0)
     live = live & (tl.load(alive + slot, mask=live, other=0) != 0)
     wait_for_inputs(EARLY)  # only the tokens come from kernels just before
+    start_next(EARLY)  # not sooner: grammar_advance, next, reads the tokens before it waits
     sampled = 0
     token = 0
     finish = 0
