@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -37,3 +39,12 @@ def test_meta_gives_shapes() -> None:
         torch.empty(3, dtype=torch.int32, device="meta"), torch.empty(9, 20, dtype=torch.bfloat16, device="meta")
     )
     assert meta.shape == (3, 20) and meta.dtype is torch.bfloat16
+
+
+def test_what_follows_starts_behind_its_wait() -> None:
+    """Kernels of the forward pass read the step's index tensors before they wait: their writer must have ended."""
+    from headway.kernels.embed.triton import embed_kernel
+
+    source = inspect.getsource(embed_kernel.fn)
+    places = [source.index(text) for text in ("wait_for_inputs(EARLY)", "start_next(EARLY)", "tl.load(")]
+    assert places == sorted(places)

@@ -5,7 +5,8 @@ embed(ids, weight) -> out
     weight  [V, C], rows contiguous
     out     [T, C], fresh
 
-Launched the usual way: the kernels that start early (``triton_early``) rely on one such kernel before them.
+Lets the kernel after it start only behind its own wait: those that start early (``triton_early``) rely on one such kernel
+before them.
 """
 
 from __future__ import annotations

@@ -7,11 +7,16 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 
 @triton.jit(do_not_specialize=["num_ids"], do_not_specialize_on_alignment=["ids_ptr"])
-def embed_kernel(ids_ptr, weight_ptr, out_ptr, num_ids, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def embed_kernel(
+    ids_ptr, weight_ptr, out_ptr, num_ids, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     token = tl.program_id(0)
+    wait_for_inputs(EARLY)
+    start_next(EARLY)  # not sooner: the kernels of the forward pass read the step's index tensors before they wait
     row = tl.load(ids_ptr + token)
     row = tl.minimum(tl.maximum(row, 0), num_ids - 1).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -26,6 +31,6 @@ def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     block = min(1024, next_power_of_2(size))
     if ids.shape[0]:
         embed_kernel[(ids.shape[0], cdiv(size, block))](
-            ids, weight, out, num_ids, weight.stride(0), SIZE=size, BLOCK=block, num_warps=4
+            ids, weight, out, num_ids, weight.stride(0), SIZE=size, BLOCK=block, num_warps=4, **launch_early(ids.device)
         )
     return out

@@ -19,8 +19,8 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     max_seq_len_bound >= every seq_len; sizes grids only
     out           [T, H, D] in q's dtype; tokens past query_start[R] are zeros
 
-A decode row's keys and values before its newest token were written by earlier steps, or by a kernel that ended before the last
-one that was launched the usual way began: kernels may read them before the step's other writes have landed.
+A decode row's keys and values before its newest token were written by earlier steps, or by a kernel that has surely ended
+(``triton_early``, 2): kernels may read them before the step's other writes have landed.
 
 Query j of a row with n queries sits at position seq_len - n + j and sees the positions up to its own. Query heads
 [kh * H / KH, (kh + 1) * H / KH) share KV head kh. Logits and sums are f32.
