@@ -29,7 +29,7 @@ from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack
 from headway.runner.split_step import Replayed
 from headway.sampling.draw import ALL_PATHS
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
+from headway.sampling.sampler import BIAS_EDIT, GRAMMAR_EDIT, Sampler, Variant
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
 from headway.state.packed_step import ROW_INTS, ROWS_AT, PackedRows, PackedStep, fits_before_rows
@@ -431,7 +431,8 @@ class ModelRunner:
                     self.row_logits(batch, self._model(batch, self._kv))
                 logits = self._model.logits(self._model(batch, self._kv, only_rows=True))
             most = Variant(self._sampler.every_edit, ALL_PATHS, self.config.max_logprobs)
-            for variant in (Variant(), Variant(flags=ALL_PATHS), Variant(GRAMMAR_EDIT, RANDOM), most):
+            masks = Variant(self._sampler.every_edit & ~BIAS_EDIT, RANDOM)
+            for variant in (Variant(), Variant(flags=ALL_PATHS), masks, most):
                 pack_results(self._result_ring[0], num_rows, self.sample_and_advance(batch, logits, variant))
             self._sampler.penalties.rebuild(batch.row_slots, self.config.max_model_len)
         self.device.wait_idle()

@@ -15,7 +15,7 @@ import torch
 from headway.device.base import Device, Graph
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import Variant
+from headway.sampling.sampler import BIAS_EDIT, Variant
 from headway.state.batch import StepBatch
 
 FrontHalf = Callable[[], tuple[StepBatch, torch.Tensor]]
@@ -29,6 +29,7 @@ def tail_variants(every_edit: int) -> list[Variant]:
     """Tails for what has no graph of the whole step, from little to much work. ``every_edit``: all bits of ``edits``."""
     return [
         Variant(flags=ALL_PATHS),
+        Variant(every_edit & ~BIAS_EDIT, FILTERED),  # needs no copy of the logits
         Variant(every_edit, FILTERED),
         Variant(every_edit, ALL_PATHS),
         Variant(0, FILTERED, FEW_LOGPROBS),

@@ -44,7 +44,8 @@ class Feature(Protocol):
         """Whether ``request`` uses the feature."""
 
     def apply(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """Edit ``logits`` (float32 [N, V]) in place; ``slots`` is int32 [N], -1 on padding."""
+        """Edit ``logits`` [N, V] in place: float32, or as the model made them if the step's edits only forbid tokens.
+        ``slots`` is int32 [N], -1 on padding."""
 
 
 class Tables(NamedTuple):

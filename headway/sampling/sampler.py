@@ -47,8 +47,8 @@ class Variant:
         )
 
 
-GRAMMAR_EDIT = 1 << 4
-"""The bit of ``Variant.edits`` that stands for ``Sampler.grammar``."""
+BIAS_EDIT, GRAMMAR_EDIT = 1, 1 << 4
+"""The bits of ``Variant.edits`` that stand for biases, the only edits that do more than forbid, and for ``Sampler.grammar``."""
 
 
 ASKS_LOGPROBS = 1 << 30
@@ -117,12 +117,12 @@ class Sampler:
         """Choose tokens.
 
         Args:
-            logits: [N, V] as the model made them; modified only when grammars are the only edits and nobody reads them after.
+            logits: [N, V] as the model made them; modified only when all edits forbid tokens and nobody reads them after.
             slots: int32 [N] on the device, -1 on padding.
         """
         edited = logits
         if variant.edits:
-            in_place = variant.edits == GRAMMAR_EDIT and variant.max_logprobs == NOT_ASKED
+            in_place = not variant.edits & BIAS_EDIT and variant.max_logprobs == NOT_ASKED
             edited = logits if in_place else logits.to(torch.float32, copy=True)
             for bit, feature in enumerate(self.features):
                 if variant.edits >> bit & 1:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.kernels.allowed_tokens import allowed_tokens
+from headway.kernels.testing import kernel_dtypes
 from tests.kernels.guarded import expect, ints
 
 
@@ -27,4 +28,6 @@ def test_forbids_what_is_not_listed(vocab: int) -> None:
                 if not bits[slot][token // 32] >> (token % 32) & 1:
                     expected[n, token] = float("-inf")
     table = ints([[word - 2**32 if word >> 31 else word for word in row] for row in bits])
-    expect(allowed_tokens, (logits, ints(slots), ints(on), table if words > 1 else table.view(-1)), {0: expected})
+    for dtype in kernel_dtypes():
+        args = (logits.to(dtype), ints(slots), ints(on), table if words > 1 else table.view(-1))
+        expect(allowed_tokens, args, {0: expected.to(dtype)})

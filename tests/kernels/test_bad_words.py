@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.kernels.bad_words import bad_words
+from headway.kernels.testing import kernel_dtypes
 from tests.kernels.guarded import expect, ints
 
 S, L, PHRASES, M = 4, 20, 12, 40
@@ -41,8 +42,9 @@ def _check(
                 if phrase and len(head) <= len(generated) and generated[len(generated) - len(head) :] == head:
                     if 0 <= phrase[-1] < vocab:
                         expected[n, phrase[-1]] = float("-inf")
-    args = (logits, ints(slots), history, ints(known), ints(prompt), *_tables(words))
-    expect(bad_words, args, {0: expected})
+    for dtype in kernel_dtypes():
+        args = (logits.to(dtype), ints(slots), history, ints(known), ints(prompt), *_tables(words))
+        expect(bad_words, args, {0: expected.to(dtype)})
     return expected
 
 

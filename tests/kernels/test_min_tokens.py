@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.kernels.min_tokens import min_tokens
+from headway.kernels.testing import kernel_dtypes
 from tests.kernels.guarded import expect, ints
 
 
@@ -29,7 +30,9 @@ def test_forbids_stop_ids_until_the_minimum(vocab: int, width: int) -> None:
                 if 0 <= token < vocab:
                     expected[n, token] = float("-inf")
     table = ints(ids) if width > 1 else ints(ids).view(-1)
-    expect(min_tokens, (logits, ints(slots), ints(known), ints(least), ints(counts), table), {0: expected})
+    for dtype in kernel_dtypes():
+        args = (logits.to(dtype), ints(slots), ints(known), ints(least), ints(counts), table)
+        expect(min_tokens, args, {0: expected.to(dtype)})
 
 
 def test_the_boundary() -> None:

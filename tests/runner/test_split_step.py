@@ -44,7 +44,8 @@ def test_the_common_mixtures_take_no_more_than_they_need() -> None:
     assert _taken(Variant(flags=RANDOM | TOP)) == Variant(flags=FILTERED)
     assert _taken(Variant(flags=PENALTIES)) == Variant(flags=FILTERED)
     assert _taken(Variant(flags=RANDOM | TOP | WIDE)) == Variant(flags=ALL_PATHS)
-    assert _taken(Variant(4, RANDOM)) == Variant(EVERY, FILTERED)
+    assert _taken(Variant(4, RANDOM)) == Variant(EVERY - 1, FILTERED)
+    assert _taken(Variant(5, RANDOM)) == Variant(EVERY, FILTERED)
     assert _taken(Variant(0, 0, 3)) == Variant(0, FILTERED, 5)
     assert _taken(Variant(0, 0, 21)) is None
 

@@ -2,7 +2,7 @@
 
 allowed_tokens(Tensor(a!) logits, Tensor slots, Tensor allowed_on, Tensor allowed_bits) -> ()
 
-    logits        f32 [N, V], in place       slots  int32 [N]; rows with a slot outside [0, S) stay untouched
+    logits        float [N, V], in place     slots  int32 [N]; rows with a slot outside [0, S) stay untouched
     allowed_on    int32 [S], 0 = off
     allowed_bits  int32 [S, ceil(V / 32)] ([S] when that is 1): bit t % 32 of word t // 32 set = token t allowed
 

@@ -3,7 +3,7 @@
 bad_words(Tensor(a!) logits, Tensor slots, Tensor history, Tensor num_tokens, Tensor prompt_len, Tensor bw_counts,
           Tensor bw_offsets, Tensor bw_tokens) -> ()
 
-    logits      f32 [N, V], in place         slots  int32 [N]; rows with a slot outside [0, S) stay untouched
+    logits      float [N, V], in place       slots  int32 [N]; rows with a slot outside [0, S) stay untouched
     history     int32 [S, L]                 num_tokens, prompt_len  int32 [S]
     bw_counts   int32 [S]: phrases, 0 = off
     bw_offsets  int32 [S, B + 1]: phrase w of a slot is bw_tokens[slot, offsets[w] : offsets[w + 1]]

@@ -3,7 +3,7 @@
 min_tokens(Tensor(a!) logits, Tensor slots, Tensor num_tokens, Tensor min_total, Tensor stop_counts,
            Tensor stop_ids) -> ()
 
-    logits       f32 [N, V], in place        slots  int32 [N]; rows with a slot outside [0, S) stay untouched
+    logits       float [N, V], in place      slots  int32 [N]; rows with a slot outside [0, S) stay untouched
     num_tokens   int32 [S], before this step's token        min_total  int32 [S] = prompt length + min_tokens
     stop_counts  int32 [S, 2] = (eos ids, all stop ids)
     stop_ids     int32 [S, C] ([S] when C = 1); ids outside [0, V) are dropped
