@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 COMPILING_THREADS = 4
 """They wait for compiling processes, of which there are as many."""
+WOKEN_AT_ONCE = 16
+"""Consumers that run between two looks of the event loop at its sockets. A new request takes some ten of them until its first
+token is sent, each of which would last as long as it takes to write to all streams."""
 LONG_TEXT_CHARS = 4000
 """Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
 
@@ -51,6 +54,8 @@ class _Hub:
         self._lock = threading.Lock()
         self._inbox: list[RequestUpdate] = []
         self._called = False
+        self._news: dict[int, OpenRequest] = {}
+        """Requests whose consumers are to be woken, by id(); of the loop alone."""
         self._thread = threading.Thread(target=self._pump, name="headway-updates", daemon=True)
         self._thread.start()
 
@@ -88,9 +93,17 @@ class _Hub:
         touched, aborts = self.processor.apply(updates)
         if aborts:
             self.abort_in_engine(aborts)
-        for request in touched:
-            if request.finished or id(request) not in self._quiet:
-                self.wake(request)
+        waking = bool(self._news)
+        self._news |= {id(each): each for each in touched if each.finished or id(each) not in self._quiet}
+        if self._news and not waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake the next consumers; then, before the others, let the loop look at its sockets."""
+        for key in list(itertools.islice(self._news, WOKEN_AT_ONCE)):
+            self.wake(self._news.pop(key))
+        if self._news and self._loop is not None:
+            self._loop.call_soon(self._wake_some)
 
     def _wake_all(self) -> None:
         if self._died is not None:
@@ -112,6 +125,7 @@ class _Hub:
             raise RuntimeError("this AsyncLLM is in use on another event loop; make one per loop")
         self._events.clear()
         self._quiet.clear()
+        self._news.clear()
         self._died = None
         for request in self.processor.requests():
             self.abort_in_engine(self.processor.drop(request))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, RequestOutput, SamplingParams, UnknownParameterError
-from headway.api.async_llm import LONG_TEXT_CHARS
+from headway.api.async_llm import LONG_TEXT_CHARS, WOKEN_AT_ONCE
 from headway.api.frontend import ChatOptions
 from headway.api.structured.compile import Outcome
 from headway.core.params import StructuredOutputsParams
@@ -82,6 +82,29 @@ def test_deltas_add_up() -> None:
                 assert len(completion.logprobs or []) == len(completion.token_ids)
         assert text == "bcdefghijklmnopqrstu"
         assert bytes(tokens).decode() == text
+
+    run(body, multiprocess=False)
+
+
+def test_many_streams_leave_the_loop_time_for_others() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        outputs = [0] * (4 * WOKEN_AT_ONCE)
+        turns = [0]  # outputs between two looks of the loop at what else there is
+
+        def look() -> None:
+            turns.append(sum(outputs) - sum(turns))
+            if min(outputs) < 5:
+                asyncio.get_running_loop().call_soon(look)
+
+        async def consume(number: int) -> None:
+            async for _ in llm.generate("a", ENDLESS, delta=True):
+                outputs[number] += 1
+                if min(outputs) >= 5:
+                    return
+
+        look()
+        await asyncio.gather(*(consume(number) for number in range(len(outputs))))
+        assert 1 < max(turns) <= WOKEN_AT_ONCE
 
     run(body, multiprocess=False)
 

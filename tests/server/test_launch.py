@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import httpx
 import pytest
@@ -14,9 +15,17 @@ import pytest
 from headway import AsyncLLM
 from headway.core.errors import ModelError
 from headway.server import connection, decode
-from headway.server.launch import Supervisor, _bind
+from headway.server.launch import RARELY, Supervisor, _bind
 from headway.server.settings import ServerSettings
 from tests.server.parrot import parrot
+
+
+@pytest.fixture(autouse=True)
+def _collections_as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 def run(load: Callable[[], AsyncLLM], visit: Callable[[httpx.AsyncClient], Awaitable[None]]) -> int:
@@ -52,6 +61,7 @@ def test_before_and_after_the_model_is_loaded() -> None:
         may_load.set()
         while (await client.get("/ready")).status_code != 200:
             pass
+        assert gc.get_freeze_count() > 0 and gc.get_threshold() == RARELY  # no stream waits for the garbage collector
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         answered = (await client.post("/v1/chat/completions", json=chat)).json()
         assert answered["choices"][0]["message"]["content"] == "hi"
@@ -62,9 +72,10 @@ def test_before_and_after_the_model_is_loaded() -> None:
 
 @pytest.mark.parametrize("case", ["silent", "drips", "drips after a request"])
 def test_a_head_that_drips_in_forever_is_cut_off(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.1)
-
     async def visit(client: httpx.AsyncClient) -> None:
+        while (await client.get("/ready")).status_code != 200:
+            pass
+        monkeypatch.setattr(connection, "HEADER_SECONDS", 0.1)
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         if case == "drips after a request":
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -84,8 +95,6 @@ def test_a_head_that_drips_in_forever_is_cut_off(case: str, monkeypatch: pytest.
                 received = b""
         assert received == b""
         writer.close()
-        while (await client.get("/ready")).status_code != 200:
-            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert run(parrot, visit) == 0
