@@ -25,11 +25,17 @@ def penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, pr
 
 @triton.jit
 def read_row(line, token, mask):
-    """f32 logits of a row, as ``load_logits`` gives them. ``line``: (pointer,), or what ``penalised_row`` gave.
+    """f32 logits of a row, as ``load_logits`` gives them. ``line``: (pointer,), or what ``penalised_row`` gave."""
+    return penalised(tl.load(line[0] + token, mask=mask, other=float("-inf")), line, token, mask)
+
+
+@triton.jit
+def penalised(x, line, token, mask):
+    """What ``read_row`` makes of the logits ``x``, loaded as it does.
 
     Every kernel that reads a row reads the same numbers: what one of them contracts to fewer roundings is written out.
     """
-    x = tl.load(line[0] + token, mask=mask, other=float("-inf")).to(tl.float32)
+    x = x.to(tl.float32)
     if len(line) > 1:
         if line[2]:
             count = tl.load(line[1] + token, mask=mask, other=0).to(tl.int32)

@@ -13,9 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.triton_candidates import penalised_row, read_row
+from headway.kernels.triton_candidates import penalised, penalised_row
 from headway.kernels.triton_early import start_next, wait_for_inputs
-from headway.kernels.triton_math import load_logits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -123,16 +122,19 @@ def race_kernel(
         token = chunk * BLOCK + tl.arange(0, BLOCK)
         mask = token < vocab
         line = logits + row * row_stride
+        # Before all loads that something waits for at once: it takes longest.
+        x = tl.load(line + token, mask=mask, other=float("-inf"))
         filtered = False
         heat = 0.0
         if RANDOM:
-            heat = tl.load(temperature + slot)
+            heat, position = tl.load(temperature + slot), tl.load(num_tokens + slot)
+            low, high = tl.load(seeds + 2 * slot), tl.load(seeds + 2 * slot + 1)
         if FILTER:
             filtered = is_filtered(on, slot, temperature, top_k, top_p, min_p, vocab, GREEDY_EPS)
-            row_and_penalties = penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, presence)
-            x = read_row(row_and_penalties, token, mask)
+            with_penalties = penalised_row(line, slot, vocab, counts, count_on, repetition, frequency, presence)
+            x = penalised(x, with_penalties, token, mask)
         else:
-            x = load_logits(line + token, mask)
+            x = penalised(x, (line,), token, mask)
         place = row * tl.num_programs(1) + chunk
         if filtered:
             at = place * (BLOCK // PART)
@@ -140,8 +142,7 @@ def race_kernel(
         else:
             if RANDOM:
                 if heat >= GREEDY_EPS:
-                    low, high = tl.load(seeds + 2 * slot), tl.load(seeds + 2 * slot + 1)
-                    x = race_score(x, LOG2_E / heat, low, high, tl.load(num_tokens + slot), token)
+                    x = race_score(x, LOG2_E / heat, low, high, position, token)
             score, winner = best_of(x, token)
             tl.store(best_score + place, score)
             tl.store(best_token + place, winner)
