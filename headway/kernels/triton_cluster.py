@@ -1,0 +1,141 @@
+"""Thread block clusters for Gluon kernels: a few programs that run side by side and write into each other's shared memory.
+
+Programs that share a result (parts of K, splits of a row's keys) otherwise meet in the L2 cache: store, fence, count, read, one
+trip after the other. In a cluster a part is pushed into the shared memory of the program that wants it, and one barrier of
+the cluster says that all are there. The order of a kernel:
+
+1. ``cluster_buffer`` names the program's room, ``cluster_arrive`` says that it runs; both before ``gdc_wait``.
+2. ``cluster_wait``: all programs of the cluster run, so their room may be written: ``push``.
+3. ``cluster_arrive`` and ``cluster_wait`` again: what was pushed here can be read, by ``pull``. A program that reads nothing
+   needs no second wait and may end.
+
+A program that ends at once counts as having arrived, but nobody may push to it. Programs of a cluster are neighbours along the
+first dimension of the grid, which must be a multiple of the cluster.
+
+Triton 3.6 launches clusters only for tensors that it spreads over them itself, so the size is written into the PTX: a kernel
+that is compiled for a cluster is launched as one whatever the launch says. PTX ISA, ``.reqnctapercluster``,
+``barrier.cluster``, ``mapa``; CUDA C++ Programming Guide, distributed shared memory. Needs compute capability 9.0.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+MARK = re.compile(r"// cluster of (\d+) programs")
+ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
+
+
+@gluon.constexpr_function
+def buffer_asm(size, cluster):
+    return (
+        f"{{ .shared .align 16 .b8 cluster_room[{size}]; mov.u32 $0, cluster_room; }} // cluster of {cluster} programs"
+    )
+
+
+@gluon.jit
+def cluster_buffer(BYTES: gl.constexpr, CLUSTER: gl.constexpr):
+    """int32: where ``BYTES`` of this program's shared memory begin, at the same place in each. Once in a kernel.
+
+    ``CLUSTER``: programs a cluster, 2, 4 or 8. The bytes are beside those that Triton counts.
+    """
+    ASM: gl.constexpr = buffer_asm(BYTES, CLUSTER)
+    return gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def cluster_rank():
+    """int32: this program's number within its cluster."""
+    return gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def cluster_arrive():
+    """Say that this program's writes so far may be seen."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def cluster_wait():
+    """Return when every thread of the cluster has arrived; their writes are visible."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def push(at, rank, values):
+    """Store ``values`` (float32) in program ``rank``'s shared memory.
+
+    ``at``: int32, bytes, each value's place; same shape and layout, as is ``rank``. Threads that hold the same value all
+    store it.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $1, $2; st.shared::cluster.f32 [there], $3; mov.u32 $0, 0; }",
+        "=r,r,r,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def push4(at, rank, values):
+    """``push`` of four neighbours at a time: each thread's values come in fours along the fastest dimension, 16 bytes aligned."""
+    gl.inline_asm_elementwise(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $8; "
+        "st.shared::cluster.v4.f32 [there], {$12, $13, $14, $15}; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; }",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pull(at):
+    """float32: what lies at ``at`` (int32, bytes) in this program's shared memory."""
+    return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pull4(at):
+    """``pull`` of four neighbours at a time, as in ``push4``."""
+    return gl.inline_asm_elementwise(
+        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4
+    )
+
+
+def clustered(ptx: str) -> str:
+    """``ptx`` with the size of the cluster that its kernel names; as it was when it names none.
+
+    Raises:
+        ValueError: it names several.
+    """
+    sizes = set(MARK.findall(ptx))
+    if not sizes:
+        return ptx
+    if len(sizes) > 1:
+        raise ValueError(f"one kernel for clusters of {', '.join(sorted(sizes))} programs: name one size")
+    return ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
+
+
+def _mark_clusters(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A hook for Triton's list of stages: what ``before`` does, then clusters."""
+
+    def hook(backend: Any, stages: dict[str, Any], *others: Any) -> None:
+        if before is not None:
+            before(backend, stages, *others)
+        make_ptx = stages.get("ptx")
+        if make_ptx is not None:
+            stages["ptx"] = lambda source, metadata: clustered(make_ptx(source, metadata))
+
+    return hook
+
+
+# Every kernel for clusters imports this module, so none is compiled without it.
+knobs.runtime.add_stages_inspection_hook = _mark_clusters(knobs.runtime.add_stages_inspection_hook)
