@@ -42,6 +42,7 @@ from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_k
 TYPES = {
     "partial_ptr": "*fp32",
     "top_ptr": "*fp32",
+    "stats_ptr": "*fp32",
     "cos_sin_ptr": "*fp32",
     "scale": "fp32",
     "soft_cap": "fp32",
@@ -165,7 +166,7 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 
 
 def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
-    tile = early_tile(rows * kv_heads, SMS)
+    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -173,6 +174,7 @@ def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, win
         "BS": 16,
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
+        "CLUSTER": tile.cluster,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
     copies = 2 * tile.stages * 16 * size // (8 * 32)  # of 16 bytes, by each thread

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
@@ -176,11 +178,17 @@ def test_meta_gives_shapes(device: str) -> None:
 
 
 def test_tiles_of_the_kernel_for_hopper() -> None:
-    """Every number of programs has a tile, and as many as are to share a processor fit it together."""
-    for programs in range(1, 4096):
-        tile = early_tile(programs, 132)
-        tile_bytes = 2 * WARP_KEYS * tile.num_warps * max(SIZES) * 2
-        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, programs
+    """Every number of programs has a tile that fits a processor, and those that are to share one fit it together."""
+    gluon = pytest.importorskip("triton.experimental.gluon", reason="Gluon came with Triton 3.4")
+    assert gluon
+    from headway.kernels.paged_attention.triton_merge import cluster_bytes, room_bytes
+
+    for programs, group in product(range(1, 4096), range(1, 9)):
+        tile, size, rows = early_tile(programs, group, 132), max(SIZES), next_power_of_2(group)
+        tile_bytes = 2 * WARP_KEYS * tile.num_warps * size * 2
+        more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
+        assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)
+        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, (programs, group)
 
 
 def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention.tiles import choose_splits, num_sms
 from headway.kernels.triton_early import launch_early
@@ -38,18 +39,26 @@ class EarlyTile:
     num_warps: int
     stages: int
     residents: float = 3.0
+    cluster: int = 1
+    registers: int | None = None
 
 
-def early_tile(programs: int, sms: int) -> EarlyTile:
-    """The tile for rows x KV heads = ``programs`` on ``sms`` processors: what made whole layers fastest on one H200
-    (132 processors), Qwen3-0.6B at 1, 8, 32, 64 and 256 rows; those of 16 and 128 rows are within 0.3 us of their best.
+def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
+    """The tile for rows x KV heads = ``programs`` of ``group`` queries a KV head, on ``sms`` processors.
+
+    What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
+    of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters.
     """
+    if 8 * programs <= sms:
+        return EarlyTile(4, 1, 0.97, 8) if group <= 2 else EarlyTile(4, 1)
     if 4 * programs <= sms:
         return EarlyTile(4, 1)
-    if 4 * programs <= 3 * sms:
-        return EarlyTile(2, 3)
+    if 2 * programs <= sms:
+        return EarlyTile(4, 2, 1.94, 4, 128) if group <= 2 else EarlyTile(4, 4, 0.97, 2)
+    if programs <= sms:
+        return EarlyTile(4, 3, 1.5, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     if programs <= 2 * sms:
-        return EarlyTile(4, 2, 1.5)
+        return EarlyTile(2, 3, 3.0, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
 
 
@@ -77,21 +86,24 @@ def launch_early_decode(
     num_rows, heads, size = out.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
-    tile = early_tile(num_rows * kv_heads, sms)
+    tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms)
     block_n = WARP_KEYS * tile.num_warps
     bound = min(max_seq_len_bound, window + block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, sms, tile.residents)
-    partial = top = out
+    partial = stats = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
-        top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=qkv.device)
-    early_decode_kernel[(kv_heads, num_rows, num_splits)](
-        qkv, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
+        stats = torch.empty((num_rows, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
+    clusters = cdiv(num_splits, tile.cluster) * tile.cluster
+    grid = (kv_heads, num_rows, num_splits) if tile.cluster == 1 else (clusters, kv_heads, num_rows)
+    early_decode_kernel[grid](
+        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
         turn.cos_sin if turn.q_norm is None else turn.q_norm, turn.cos_sin if turn.k_norm is None else turn.k_norm,
         turn.kv_slots, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
         num_splits, min_tiles, scale, window, soft_cap, turn.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
-        OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size, STAGES=tile.stages,
+        OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
+        STAGES=tile.stages, CLUSTER=tile.cluster,
         WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=turn.q_norm is not None, K_NORM=turn.k_norm is not None,
-        num_warps=tile.num_warps, **launch_early(qkv.device),
+        num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

@@ -5,9 +5,13 @@ wrote, then waits for the kernel before it (see ``triton_early``); norms and rot
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
 read while the linear layers before, which are short of work rather than of bandwidth, still run.
 
-Keys are the rows of the products and queries their columns (S^T = K Q^T, O^T = V^T P^T): eight columns serve the queries of a
-KV head, where a product with queries as rows has sixteen. Each warp has its own 16 keys of a tile and its own softmax over
-them, so warps exchange nothing until the end; that is a product with a batch of ``WARPS``.
+Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
+with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
+the queries' second halves, whose product with the keys' second halves comes out there; in O = P V they are nothing.
+What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
+writes (block ids, norms, angles) is there before.
+
+Splits of one row meet in the first one's shared memory when they fill no more than a cluster, else in the L2 cache.
 
 This is Gluon, Triton's lower-level language: Triton itself copies nothing to shared memory ahead of the loop that reads it.
 """
@@ -22,26 +26,38 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.triton_merge import (
+    cluster_bytes,
+    cubed,
+    finish,
+    lower,
+    merge_layout,
+    merge_warps,
+    put_own,
+    put_parts,
+    room_bytes,
+    row_count,
+    sent_bytes,
+    stacked,
+    upper,
+)
+from headway.kernels.triton_cluster import cluster_buffer, open_mailbox, shared_room
 
 LOG2E = gl.constexpr(1.4426950408889634)
 KEYS = gl.constexpr(16)
-"""Keys of a warp in a tile: the rows of one product."""
-QUERIES = gl.constexpr(8)
-"""Columns of a product; a KV head may have fewer queries."""
-CHUNK = gl.constexpr(8)
-"""Splits that are weighed at a time."""
+"""Keys of a warp in a tile."""
 
 
 @gluon.constexpr_function
-def weigh_layout(size, warps):
-    """Threads over [CHUNK, queries, D]: all splits of an element in one thread."""
-    return gl.BlockedLayout([8, 1, size // 32], [1, 1, 32], [1, warps, 1], [2, 1, 0])
+def head_layout(size, warps):
+    """Threads over [heads, D / 2]: a head in one warp."""
+    return gl.BlockedLayout([1, size // 64], [1, 32], [warps, 1], [1, 0])
 
 
-@gluon.jit
-def cubed(x, first: gl.constexpr, second: gl.constexpr):
-    """A vector as a tensor of three dimensions, by two ``expand_dims``."""
-    return gl.expand_dims(gl.expand_dims(x, first), second)
+@gluon.constexpr_function
+def repeat_layout(size, warps):
+    """Threads over [repeats, heads, D / 2], of which ``head_layout`` is a slice."""
+    return gl.BlockedLayout([1, 1, size // 64], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -51,23 +67,23 @@ def scaled(x, rstd, weight):
 
 
 @gluon.jit
-def turned(at, keep, angles, norm_ptr, dim, eps, D: gl.constexpr, NORM: gl.constexpr):
-    """Both halves [WARPS, D / 2, queries or 1] of heads, normed and rotated, rounded as ``rope_kv_write``.
+def load_halves(ptr, at, keep, D: gl.constexpr):
+    """Both halves [heads, D / 2] of heads at ``ptr`` + ``at``."""
+    return gl.load(ptr + at, mask=keep, other=0.0), gl.load(ptr + at + D // 2, mask=keep, other=0.0)
 
-    ``at``: pointers to the first halves. ``dim``: [1, D / 2, 1]. All in the layout of a second factor.
-    """
-    low = gl.load(at, mask=keep, other=0.0)
-    high = gl.load(at + D // 2, mask=keep, other=0.0)
-    cos = gl.load(angles + dim)
-    sin = gl.load(angles + D // 2 + dim)
+
+@gluon.jit
+def turned(halves, turn, norm, eps, D: gl.constexpr, NORM: gl.constexpr):
+    """Both halves [heads, D / 2] of heads, normed and rotated, rounded as ``rope_kv_write`` does. ``turn``: cos, sin."""
+    low, high = halves
+    cos, sin = turn
     if NORM:
-        low_weight = gl.load(norm_ptr + dim)
-        high_weight = gl.load(norm_ptr + D // 2 + dim)
+        low_weight, high_weight = norm
         a = low.to(gl.float32)
         b = high.to(gl.float32)
-        rstd = gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps)
-        low = scaled(low, gl.expand_dims(rstd, 1), low_weight)
-        high = scaled(high, gl.expand_dims(rstd, 1), high_weight)
+        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
+        low = scaled(low, rstd, low_weight)
+        high = scaled(high, rstd, high_weight)
     a = low.to(gl.float32)
     b = high.to(gl.float32)
     return (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(low.dtype)
@@ -96,80 +112,81 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: gl.constexpr, WI
 
 
 @gluon.jit
-def weigh_splits(out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
-                 GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
-    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from their splits' partial results."""
-    LAYOUT: gl.constexpr = weigh_layout(D, WARPS)
-    FLAT: gl.constexpr = gl.SliceLayout(0, LAYOUT)  # [queries, D]
-    part = gl.expand_dims(gl.arange(0, CHUNK, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1)
-    member = gl.expand_dims(gl.arange(0, QUERIES, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))), 0)
-    dim = cubed(gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT))), 0, 0)
-    best = gl.full([QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    total = gl.zeros([QUERIES], gl.float32, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    acc = gl.zeros([QUERIES, D], gl.float32, layout=FLAT)
-    for start in range(0, used, CHUNK):
-        at = (first_head + member) * num_splits + start + part
-        keep = (member < GROUP) & (start + part < used)
-        top = gl.load(top_ptr + at, mask=keep, other=float("-inf"))
-        parts = gl.load(partial_ptr + gl.expand_dims(at, 2) * D + dim, mask=gl.expand_dims(keep, 2), other=0.0)
-        new_best = gl.maximum(best, gl.max(top, axis=0))
-        shift = gl.where(new_best == float("-inf"), 0.0, new_best)  # queries beyond the group
-        weights = gl.exp2(top - gl.expand_dims(shift, 0))
-        decay = gl.exp2(best - shift)
-        total = total * decay + gl.sum(weights, axis=0)
-        acc *= gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, FLAT)), 1)
-        acc += gl.sum(parts * gl.expand_dims(weights, 2), axis=0)
-        best = new_best
-    total = gl.convert_layout(gl.where(total > 0.0, total, 1.0), gl.SliceLayout(1, FLAT))
-    row = first_head + gl.expand_dims(gl.arange(0, QUERIES, layout=gl.SliceLayout(1, FLAT)), 1)
-    at = row * D + gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, FLAT)), 0)
-    result = acc / gl.expand_dims(total, 1)
-    gl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=row < first_head + GROUP)
+def decayed(x, decay, S: gl.constexpr):
+    """``x`` [WARPS, 16, N], the rows in use times ``decay`` [WARPS, 8, 1]."""
+    first = upper(x)
+    first *= gl.convert_layout(decay, first.type.layout, assert_trivial=True)
+    return gl.convert_layout(stacked(first, lower(x)), S, assert_trivial=True)
 
 
 @gluon.jit
-def merge_warps(o, top, total, LAYOUT: gl.constexpr):
-    """(output [D, QUERIES], base-2 log of its sum of weights [QUERIES]) of the warps' softmaxes."""
-    top = gl.convert_layout(top, gl.SliceLayout(1, LAYOUT))  # [WARPS, QUERIES]
-    total = gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))
-    o = gl.convert_layout(o, LAYOUT)  # [WARPS, D, QUERIES]
-    best = gl.max(top, axis=0)
-    shift = gl.where(best == float("-inf"), 0.0, best)
-    weights = gl.exp2(top - gl.expand_dims(shift, 0))
-    total = gl.sum(total * weights, axis=0)
-    o = gl.sum(o * gl.expand_dims(weights, 1), axis=0)
-    safe = gl.convert_layout(gl.where(total > 0.0, total, 1.0), gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
-    return o / gl.expand_dims(safe, 0), gl.convert_layout(
-        shift + gl.log2(total), gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT))
-    )
+def fold(
+    state, q, k_smem, v_smem, at, limit, lowest, scale, soft_cap,
+    FIRST: gl.constexpr, WINDOWED: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
 
-
-@gluon.jit
-def fold(o, total, top, q, k_smem, v_smem, seen, scale, soft_cap, CAPPED: gl.constexpr, S: gl.constexpr):
-    """One tile of keys and values [WARPS, KEYS, D] into each warp's softmax. ``seen``: [WARPS, KEYS]."""
-    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other.
+    """
     B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     WARPS: gl.constexpr = k_smem.shape[0]
-    D: gl.constexpr = k_smem.shape[2]
-    HALF: gl.constexpr = D // 2
-    low, high = q
-    s = gl.zeros([WARPS, KEYS, QUERIES], gl.float32, layout=S)
-    s = mma_v2(k_smem.slice(0, HALF, 2).load(A), low, s)
-    s = mma_v2(k_smem.slice(HALF, HALF, 2).load(A), high, s)
+    HALF: gl.constexpr = k_smem.shape[2] // 2
+    o, total, top = state
+    keys = k_smem.permute((0, 2, 1))
+    zero = gl.zeros([WARPS, 16, KEYS], gl.float32, layout=S)
+    s = upper(mma_v2(q, keys.slice(0, HALF, 1).load(B), zero))
+    s += lower(mma_v2(q, keys.slice(HALF, HALF, 1).load(B), zero))
+    LAYOUT: gl.constexpr = s.type.layout
+    key = at + KEYS * cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1, 2)
+    key += cubed(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
+    seen = key < limit
+    if WINDOWED:
+        seen = seen & (key > lowest)
     if CAPPED:
         s = base_2(s, scale, soft_cap, CAPPED)
         factor = 1.0
     else:  # folded into the exponent
         factor = scale * LOG2E
-    s = gl.where(gl.expand_dims(seen, 2), s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, axis=1) * factor)
+    s = gl.where(seen, s, float("-inf"))
+    new_top = gl.maximum(top, gl.max(s, axis=2) * factor)
     shift = gl.where(new_top == float("-inf"), 0.0, new_top)  # a warp that has seen nothing yet
-    weights = gl.exp2(s * factor - gl.expand_dims(shift, 1))
-    decay = gl.exp2(top - shift)
-    total = total * decay + gl.sum(weights, axis=1)
-    p = gl.convert_layout(weights.to(low.dtype), B)
-    o = mma_v2(v_smem.permute((0, 2, 1)).load(A), p, o * gl.expand_dims(decay, 1))
-    return o, total, new_top
+    weights = gl.exp2(s * factor - gl.expand_dims(shift, 2))
+    # Nobody reads the other eight rows. Copies of the first would be made anew before each product.
+    p = stacked(weights.to(q.dtype), (weights + weights).to(q.dtype))
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, S, 2), assert_trivial=True)
+    ones = gl.full([WARPS, KEYS, 8], 1.0, q.dtype, layout=B)
+    if not FIRST:
+        decay = gl.expand_dims(gl.exp2(top - shift), 2)
+        total = decayed(total, decay, S)
+        o = decayed(o, decay, S)
+    return mma_v2(p, v_smem.load(B), o), mma_v2(p, ones, total), new_top
+
+
+@gluon.jit
+def repeated(x, more):
+    """[8, D / 2]: ``x`` as often as ``more`` has it."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, more.type.layout)
+    x, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 0), more)
+    return gl.reshape(x, [8, x.shape[2]])
+
+
+@gluon.jit
+def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr):
+    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory."""
+    ROWS: gl.constexpr = low.shape[0]
+    LAYOUT: gl.constexpr = repeat_layout(D, WARPS)
+    more = gl.zeros([8 // ROWS, ROWS, D // 2], low.dtype, layout=LAYOUT)  # heads again fill the eight rows
+    low, high = repeated(low, more), repeated(high, more)
+    smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
+
+
+@gluon.jit
+def shared_queries(smem, WARPS: gl.constexpr, S: gl.constexpr):
+    """The first factor that ``fold`` wants, from what ``share_queries`` stored."""
+    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    every = gl.zeros([WARPS, 1, 1], smem.dtype, layout=A)
+    both, _ = gl.broadcast(gl.expand_dims(smem.load(gl.SliceLayout(0, A)), 0), every)
+    return both
 
 
 @gluon.jit
@@ -181,57 +198,114 @@ def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.const
 
 
 @gluon.jit
-def take_row(
-    row_ptr, angles, q_norm_ptr, k_norm_ptr, k_head, v_head, place, kv_head, eps,
-    H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, S: gl.constexpr,
-    Q_NORM: gl.constexpr, K_NORM: gl.constexpr,
+def start_copies(
+    smem, heads, cache, begin,
+    OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
-    """From a row of projections: both halves of its queries as second factors, [WARPS, QUERIES] logits of its own key, and
-    its value [WARPS, D, 1]. Key and value are written to the cache at ``place``."""
-    B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
-    half = cubed(gl.arange(0, D // 2, layout=gl.SliceLayout(1, gl.SliceLayout(0, B))), 1, 0)
-    warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, B))), 1, 2)
-    member = cubed(gl.arange(0, QUERIES, layout=gl.SliceLayout(0, gl.SliceLayout(0, B))), 0, 0)
-    q_at = row_ptr + (kv_head * GROUP + member) * D + half + 0 * warp
-    low, high = turned(q_at, member < GROUP, angles, q_norm_ptr, half, eps, D, Q_NORM)
-    new_at = half + 0 * warp
-    k_at = row_ptr + (H + kv_head) * D + new_at
-    k_low, k_high = turned(k_at, half < D, angles, k_norm_ptr, half, eps, D, K_NORM)
-    dim = cubed(gl.arange(0, D, layout=gl.SliceLayout(1, gl.SliceLayout(0, S))), 1, 0)
-    v_warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1, 2)
-    v_at = dim + 0 * v_warp
-    new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + v_at)
-    write, at = place
-    gl.store(k_head + at + new_at, k_low, mask=write & (warp == 0))
-    gl.store(k_head + at + D // 2 + new_at, k_high, mask=write & (warp == 0))
-    gl.store(v_head + at + v_at, new_v, mask=write & (v_warp == 0))
-    products = low.to(gl.float32) * k_low.to(gl.float32) + high.to(gl.float32) * k_high.to(gl.float32)
-    return (low, high), gl.convert_layout(gl.sum(products, axis=1), gl.SliceLayout(1, S)), new_v
+    """Start copying the first ``STAGES`` tiles from tile ``begin`` on; the block ids of the one after them."""
+    k_smem, v_smem = smem
+    k_head, v_head = heads
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    blocks = (load_blocks(cache, begin, BS, BLOCK_N, COPY),)  # of all tiles in one trip
+    for i in gl.static_range(STAGES):
+        block = load_blocks(cache, begin + i + 1, BS, BLOCK_N, COPY)
+        blocks = blocks + (block,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
+    for i in gl.static_range(STAGES):
+        block = blocks[i]
+        copy_keys(k_smem.index(i), k_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        copy_keys(v_smem.index(i), v_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+        async_copy.commit_group()
+    return blocks[STAGES]
 
 
 @gluon.jit
-def finish(
-    o, top, total, out_ptr, partial_ptr, top_ptr, arrival, first_head, split, used, num_splits,
-    GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+def load_turns(angles, q_norm_ptr, k_norm_ptr, D: gl.constexpr, WARPS: gl.constexpr,
+               Q_NORM: gl.constexpr, K_NORM: gl.constexpr):  # fmt: skip
+    """Angles and weights of both norms, all as halves [1, D / 2]; the angles again for a norm that there is not."""
+    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, head_layout(D, WARPS))), 0)
+    turn = load_halves(angles, half, half < D, D)
+    q_norm, k_norm = turn, turn
+    if Q_NORM:
+        q_norm = load_halves(q_norm_ptr, half, half < D, D)
+    if K_NORM:
+        k_norm = load_halves(k_norm_ptr, half, half < D, D)
+    return turn, q_norm, k_norm
+
+
+@gluon.jit
+def take_row(
+    row_ptr, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
+    H: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+    Q_NORM: gl.constexpr, K_NORM: gl.constexpr, CAPPED: gl.constexpr,
 ):  # fmt: skip
-    """Store the outputs of a row that is not split, else this split's; the split that is done last weighs them all."""
-    MERGED: gl.constexpr = gl.BlockedLayout([WARPS, D // 32, 1], [1, 32, 1], [1, 1, WARPS], [1, 2, 0])
-    FLAT: gl.constexpr = gl.SliceLayout(0, MERGED)  # [D, QUERIES]
-    result, weight = merge_warps(o, top, total, MERGED)
-    head = gl.arange(0, QUERIES, layout=gl.SliceLayout(0, FLAT))
-    dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(1, FLAT)), 1)
-    keep = gl.expand_dims(head < GROUP, 0)
-    if used <= 1:
-        at = gl.expand_dims(first_head + head, 0) * D + dim
-        gl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=keep)
-    else:
-        part = (first_head + head) * num_splits + split
-        gl.store(partial_ptr + gl.expand_dims(part, 0) * D + dim, result, mask=keep)
-        gl.store(top_ptr + part, weight, mask=head < GROUP)
-        gl.thread_barrier()  # all threads' parts are stored before one thread says so
-        if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
-            gl.store(arrival, 0)
-            weigh_splits(out_ptr, partial_ptr, top_ptr, first_head, used, num_splits, GROUP, D, WARPS)
+    """From a row of projections: its queries into shared memory. Where ``mine``, its key and value to the cache at ``place``
+    and the key's logits into the room. The value [1, D] as f32, 0 unless ``mine``."""
+    HEADS: gl.constexpr = head_layout(D, WARPS)
+    VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
+    turn, q_norm, k_norm = turns
+    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, HEADS)), 0)
+    head = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, HEADS)), 1)
+    dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, VALUES)), 0)
+    q = load_halves(row_ptr, (kv_head * GROUP + head) * D + half, head < GROUP, D)
+    new_k = load_halves(row_ptr, (H + kv_head) * D + half, half < D, D)
+    new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + dim, mask=(dim < D) & mine, other=0.0)
+    q_low, q_high = turned(q, turn, q_norm, eps, D, Q_NORM)
+    k_low, k_high = turned(new_k, turn, k_norm, eps, D, K_NORM)
+    share_queries(q_smem, q_low, q_high, D, WARPS)
+    if mine:
+        k_head, v_head = heads
+        write, at = place
+        gl.store(k_head + at + half, k_low, mask=write & (half < D))
+        gl.store(k_head + at + D // 2 + half, k_high, mask=write & (half < D))
+        gl.store(v_head + at + dim, new_v, mask=write & (dim < D))
+        products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
+        put_own(room, base_2(gl.sum(products, axis=1), scale, soft_cap, CAPPED), WARPS, D)
+    return new_v.to(gl.float32)
+
+
+@gluon.jit
+def fold_tiles(
+    smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
+    OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr,
+    WINDOWED: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Each warp's softmax over its keys of ``count`` tiles, of which the first ``STAGES`` are on their way: outputs
+    [WARPS, 16, D], totals [WARPS, 16, 8 alike], tops [WARPS, 8]. All warps see the first tile."""
+    k_smem, v_smem = smem
+    k_head, v_head = heads
+    _, limit, _, _ = cache
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    WARPS: gl.constexpr = BLOCK_N // KEYS
+    lowest = newest - window
+    o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
+    total = gl.zeros([WARPS, 16, 8], gl.float32, layout=S)
+    top = gl.max(upper(gl.full([WARPS, 16, KEYS], float("-inf"), gl.float32, layout=S)), axis=2)
+    if count > 0:
+        k_tile = k_smem.index(0).reshape([WARPS, KEYS, D])
+        v_tile = v_smem.index(0).reshape([WARPS, KEYS, D])
+        state = (o, total, top)
+        at = begin * BLOCK_N
+        o, total, top = fold(
+            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, True, WINDOWED, CAPPED, S
+        )
+    for i in range(1, count):
+        gl.thread_barrier()  # all warps have read the tile before
+        if i - 1 + STAGES < count:
+            tile = begin + i - 1 + STAGES
+            copy_keys(k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+            copy_keys(v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+            ahead = load_blocks(cache, tile + 1, BS, BLOCK_N, COPY)
+        async_copy.commit_group()
+        async_copy.wait_group(STAGES - 1)
+        gl.thread_barrier()  # all warps see this one
+        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
+        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
+        state = (o, total, top)
+        at = (begin + i) * BLOCK_N
+        o, total, top = fold(
+            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, WINDOWED, CAPPED, S
+        )
+    return o, total, top
 
 
 @gluon.jit(
@@ -246,7 +320,7 @@ def early_decode_kernel(
     v_ptr,
     out_ptr,  # [R, H, D]
     partial_ptr,  # f32 [R, H, num_splits, D]
-    top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
+    stats_ptr,  # f32 [R, H, num_splits, 2], base-2 scale of the split's sums, sum of its weights
     arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
     tables_ptr,  # [S, table_width]
     row_slots_ptr, seq_lens_ptr, positions_ptr,  # [R]
@@ -258,80 +332,74 @@ def early_decode_kernel(
     qkv_stride, block_stride, head_stride,
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
     STAGES: gl.constexpr,  # tiles in shared memory
+    CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
     WINDOWED: gl.constexpr, CAPPED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Grid: KV heads, rows, splits. A row that needs one split writes its output, else partial results."""
+    """Grid: KV heads, rows, splits; splits, KV heads, rows with clusters. A row that needs one split writes its output."""
     if EARLY:
         gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
     BLOCK_N: gl.constexpr = WARPS * KEYS
+    ROWS: gl.constexpr = row_count(GROUP)
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     COPY: gl.constexpr = copy_layout(WARPS, D, BLOCK_N)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = k_ptr.dtype.element_ty
-    kv_head = gl.program_id(0)
-    row = gl.program_id(1)
-    split = gl.program_id(2)
+    room = shared_room(room_bytes(WARPS, ROWS, D))
+    mailbox = room
+    kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    if CLUSTER > 1:  # neighbours along the first dimension of the grid
+        split, kv_head, row = kv_head, row, split
+        mailbox = cluster_buffer(cluster_bytes(CLUSTER, ROWS, D), CLUSTER)
     slot = gl.load(row_slots_ptr + row)
+    kv_slot = gl.load(kv_slots_ptr + row)
+    position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(gl.load(seq_lens_ptr + row), table_width * BS), 0)
     first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
-    if split >= gl.maximum(used, 1):
+    active = split < gl.maximum(used, 1)
+    if CLUSTER > 1:
+        open_mailbox(mailbox, gl.where(active, used * sent_bytes(ROWS, D, WARPS), 0))
+    if not active:
         if EARLY:
             gdc_wait()
         return
-    newest = seq_len - 1
+    newest = seq_len - 1  # comes from the projections
     begin = first + split * share  # tiles, as follows
-    limit = gl.minimum(
-        (begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest
-    )  # the newest comes from qkv
+    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
     cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride)
-    k_head, v_head = k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED)
-    for i in gl.static_range(STAGES):
-        block = load_blocks(cache, begin + i, BS, BLOCK_N, COPY)
-        copy_keys(k_smem.index(i), k_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        copy_keys(v_smem.index(i), v_head, block, cache, begin + i, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        async_copy.commit_group()
-    ahead = load_blocks(cache, begin + STAGES, BS, BLOCK_N, COPY)
-    kv_slot = gl.load(kv_slots_ptr + row)
-    position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
+    heads = (k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride)
+    smem = (
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
+    )
+    q_smem = gl.allocate_shared_memory(dtype, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    ahead = start_copies(smem, heads, cache, begin, OFFSET_STRIDE, D, BS, STAGES, COPY)
+    angles = cos_sin_ptr + position.to(gl.int64) * D
+    turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
+    mine = split == used - 1  # the newest token is the last of the last split
+    place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
     if EARLY:
         gdc_wait()
-    mine = split == used - 1  # the newest token is the last of the last split; its first warp takes it
-    angles = cos_sin_ptr + position.to(gl.int64) * D
-    place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
-    q, logits, new_v = take_row(
-        qkv_ptr + row.to(gl.int64) * qkv_stride, angles, q_norm_ptr, k_norm_ptr, k_head, v_head, place, kv_head, eps,
-        H, GROUP, D, WARPS, S, Q_NORM, K_NORM,
+    new_v = take_row(
+        qkv_ptr + row.to(gl.int64) * qkv_stride, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
+        H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
     )  # fmt: skip
-    v_warp = cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1, 2)
-    its = mine & (gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(1, S))), 1) == 0)
-    top = gl.where(its, base_2(logits, scale, soft_cap, CAPPED), float("-inf"))
-    total = gl.where(its, logits * 0.0 + 1.0, 0.0)
-    o = gl.zeros([WARPS, D, QUERIES], gl.float32, layout=S) + gl.where(mine & (v_warp == 0), new_v.to(gl.float32), 0.0)
-    key = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, S))), 1) * KEYS
-    key += gl.expand_dims(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(2, S))), 0)
-    for i in range(count):
-        async_copy.wait_group(STAGES - 1)
-        gl.thread_barrier()  # all warps see the copies
-        at = (begin + i) * BLOCK_N + key
-        seen = at < limit
-        if WINDOWED:
-            seen = seen & (at > newest - window)
-        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
-        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
-        o, total, top = fold(o, total, top, q, k_tile, v_tile, seen, scale, soft_cap, CAPPED, S)
-        gl.thread_barrier()  # all warps have read what is overwritten now
-        next_tile = begin + i + STAGES
-        copy_keys(k_smem.index(i % STAGES), k_head, ahead, cache, next_tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        copy_keys(v_smem.index(i % STAGES), v_head, ahead, cache, next_tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-        async_copy.commit_group()
-        ahead = load_blocks(cache, next_tile + 1, BS, BLOCK_N, COPY)
-
+    async_copy.wait_group(STAGES - 1)
+    gl.thread_barrier()  # all warps see the queries and the first tile
+    queries = shared_queries(q_smem, WARPS, S)
+    o, total, top = fold_tiles(
+        smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
+        OFFSET_STRIDE, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
+    )  # fmt: skip
+    put_parts(room, o, top, total, ROWS)
     async_copy.wait_group(0)
+    gl.thread_barrier()  # all warps' parts are in the room
+    merged = merge_warps(room, new_v, mine, WARPS, ROWS, D)
     first_head = row.to(gl.int64) * H + kv_head * GROUP
     arrival = arrivals_ptr + row * (H // GROUP) + kv_head
-    finish(o, top, total, out_ptr, partial_ptr, top_ptr, arrival, first_head, split, used, num_splits, GROUP, D, WARPS)
+    finish(
+        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, split, used, num_splits,
+        GROUP, WARPS, CLUSTER,
+    )  # fmt: skip

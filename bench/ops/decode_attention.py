@@ -1,0 +1,146 @@
+"""Chooses the tiles of the decode attention kernel for Hopper, inside whole decoder layers on one card.
+
+    python bench/ops/decode_attention.py [--rows 1 8 64] [--model qwen3-0.6b] [--context 448] [--jobs 14]
+
+As in ``linear.py``: a tile is compared with the table's, then timed in layers whose linear layers are those of the engine, 28
+(or 8) of them with a KV cache each in one CUDA graph. The last column is the difference to the table's tile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import torch
+from linear import MODELS, Chain, layers_in_chain, random, say
+from mid_linear import MidChain
+from timing import time_calls
+
+from headway.core.ints import cdiv
+from headway.kernels.paged_attention import early_decode
+from headway.kernels.paged_attention.early_decode import WARP_KEYS, EarlyTile
+from headway.kernels.paged_attention.tiles import choose_splits, num_sms
+
+SHARED = 228 * 1024
+TABLE = early_decode.early_tile
+FUSED_ROWS = {"qwen3-0.6b": 8, "llama-8b": 1}
+"""Up to how many rows a model's layers are fused; above, ``mid_linear`` takes them."""
+
+
+def candidates(programs: int, context: int, bound: int) -> list[EarlyTile]:
+    """Each way of splitting rows of ``context`` tokens once, unless it fills all processors twice over."""
+    found: dict[tuple[int, ...], EarlyTile] = {}
+    sms = num_sms(torch.device("cuda", 0))
+    for warps, stages, residents in product((2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)):
+        block = WARP_KEYS * warps
+        most, least_tiles = choose_splits(programs, bound, block, sms, residents)
+        tiles = cdiv(context, block)
+        share = cdiv(tiles, max(1, min(cdiv(tiles, least_tiles), most)))
+        used = cdiv(tiles, share)
+        together = SHARED // (2 * stages * block * 256 + 4096)
+        if stages > share + 1 or together == 0 or (used > 1 and used * programs > 2 * sms * together):
+            continue
+        clusters = [size for size in (2, 4, 8) if size >= used > size // 2 and used > 1]
+        for cluster in (1, *clusters):
+            found.setdefault((warps, stages, used, cluster), EarlyTile(warps, stages, residents, cluster))
+    return list(found.values())
+
+
+def make(model: str, rows: int, context: int) -> tuple[Chain, float]:
+    """A chain of layers and the microseconds that one of them takes."""
+    fused = rows <= FUSED_ROWS[model]
+    made = Chain(model, rows, layers_in_chain(model), {}, context) if fused else MidChain(model, rows)
+    return made, spent(made)
+
+
+def spent(made: Chain) -> float:
+    call = made.early if isinstance(made, MidChain) else lambda: made.fused(True)
+    return time_calls([call], 1) / len(made.weights)
+
+
+def use(tile: EarlyTile | None) -> None:
+    """Have the launcher take ``tile``, None for the table's."""
+    early_decode.early_tile = TABLE if tile is None else lambda programs, group, sms: tile
+
+
+def attended(made: Chain, qkv: torch.Tensor) -> torch.Tensor:
+    caches, made.caches = made.caches, iter([(made.inputs.k_cache, made.inputs.v_cache)])
+    try:
+        return made.attend(qkv).float()
+    finally:
+        made.caches = caches
+
+
+def check(made: Chain, rows: int, tile: EarlyTile) -> None:
+    """Raises when ``tile`` does not give what the table's gives, or not the same twice."""
+    qkv = random(rows, made.weights[0]["qkv"].shape[0])
+    use(None)
+    attended(made, qkv)  # writes keys that other rows may read: this bench's KV slots are anybody's
+    expected = attended(made, qkv)
+    use(tile)
+    found = attended(made, qkv)
+    if not torch.equal(found, attended(made, qkv)):
+        raise ValueError("two runs differ")
+    error, largest = (found - expected).abs().max(), expected.abs().max()
+    if not bool(error <= 0.02 * largest):
+        raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
+
+
+def compile_tile(model: str, tile: EarlyTile) -> None:
+    """Fill Triton's cache."""
+    made = Chain(model, 3, 1, {}, context=100)
+    use(tile)
+    made.attend(random(3, MODELS[model][1].outputs))
+    torch.cuda.synchronize()
+
+
+def sweep(model: str, rows: int, context: int) -> None:
+    made, table = make(model, rows, context)
+    programs = rows * made.inputs.k_cache.shape[2]
+    tiles = candidates(programs, context, made.inputs.max_seq_len_bound)
+    chosen = TABLE(programs, made.heads // made.inputs.k_cache.shape[2], 132)
+    say(f"\n{model} M={rows}, {context} tokens: {table:.2f} us a layer with {chosen}")
+    found: list[tuple[float, EarlyTile]] = []
+    for tile in tiles:
+        try:
+            check(made, rows, tile)
+            found.append((spent(made), tile))
+        except Exception as error:  # too much shared memory, for one
+            say(f"    {tile}: {type(error).__name__} {' '.join(str(error).split())[:80]}")
+    use(None)
+    for us, tile in sorted(found, key=lambda pair: pair[0])[:12]:
+        say(f"  {us:.2f} ({us - table:+.2f}) {tile}")
+    say(f"  the table's again: {spent(made):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--model", choices=list(MODELS), default="qwen3-0.6b")
+    parser.add_argument("--context", type=int, default=448, help="tokens a row; fused layers only")
+    parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    kv_heads = (MODELS[options.model][1].outputs - MODELS[options.model][2].inputs) // 256
+    wanted = {
+        replace(tile, residents=3.0)
+        for rows in options.rows
+        for tile in candidates(rows * kv_heads, options.context, 4096)
+    }
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for job in [pool.submit(compile_tile, options.model, tile) for tile in wanted]:
+            if job.exception():
+                say(f"compiling: {job.exception()}")
+    for rows in options.rows:
+        sweep(options.model, rows, options.context)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Thread block clusters for Gluon kernels: a few programs that run side by side and write into each other's shared memory.
+
+Programs that share a result (parts of K, splits of a row's keys) otherwise meet in the L2 cache: store, fence, count, read, one
+trip after the other. In a cluster a part is pushed into the shared memory of the program that wants it, and one barrier of
+the cluster says that all are there. The order of a kernel:
+
+1. ``cluster_buffer`` names the program's room, ``cluster_arrive`` says that it runs; both before ``gdc_wait``.
+2. ``cluster_wait``: all programs of the cluster run, so their room may be written: ``push``.
+3. ``cluster_arrive`` and ``cluster_wait`` again: what was pushed here can be read, by ``pull``. A program that reads nothing
+   needs no second wait and may end.
+
+``open_mailbox``, ``send2`` and ``wait_mailbox`` do the same without the second barrier, whose fence costs more than the
+sending: what is sent counts itself where it arrives.
+
+A program that ends at once counts as having arrived, but nobody may push to it. Programs of a cluster are neighbours along the
+first dimension of the grid, which must be a multiple of the cluster.
+
+Triton 3.6 launches clusters only for tensors that it spreads over them itself, so the size is written into the PTX: a kernel
+that is compiled for a cluster is launched as one whatever the launch says. PTX ISA, ``.reqnctapercluster``,
+``barrier.cluster``, ``mapa``; CUDA C++ Programming Guide, distributed shared memory. Needs compute capability 9.0.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+MARK = re.compile(r"// cluster of (\d+) programs")
+ROOM = re.compile(r"\broom_(?:own|shared)_(\d+)\b")
+ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
+
+
+@gluon.constexpr_function
+def room_asm(kind, size, remark):
+    """PTX for an address that ``with_rooms`` fills in."""
+    return f"mov.u32 $0, global_smem; add.u32 $0, $0, room_{kind}_{size}; // {remark}"
+
+
+@gluon.jit
+def shared_room(BYTES: gl.constexpr):
+    """int32: where ``BYTES`` of this program's shared memory begin, a multiple of 16, behind all that Triton allocates.
+
+    Once in a kernel, which allocates shared memory in Triton, too.
+    """
+    ASM: gl.constexpr = room_asm("own", BYTES, "of one program")
+    return gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def cluster_buffer(BYTES: gl.constexpr, CLUSTER: gl.constexpr):
+    """``shared_room`` at the same place in each program of a cluster. Once in a kernel.
+
+    ``CLUSTER``: programs a cluster, 2, 4 or 8.
+    """
+    ASM: gl.constexpr = room_asm("shared", BYTES, f"cluster of {CLUSTER} programs")
+    return gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def cluster_rank():
+    """int32: this program's number within its cluster."""
+    return gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def cluster_arrive():
+    """Say that this program's writes so far may be seen."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def cluster_wait():
+    """Return when every thread of the cluster has arrived; their writes are visible."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def push(at, rank, values):
+    """Store ``values`` (float32) in program ``rank``'s shared memory.
+
+    ``at``: int32, bytes, each value's place; same shape and layout, as is ``rank``. Threads that hold the same value all
+    store it.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $1, $2; st.shared::cluster.f32 [there], $3; mov.u32 $0, 0; }",
+        "=r,r,r,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def push4(at, rank, values):
+    """``push`` of four neighbours at a time: a thread's values come in fours along the fastest dimension, 16 bytes aligned."""
+    gl.inline_asm_elementwise(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $8; "
+        "st.shared::cluster.v4.f32 [there], {$12, $13, $14, $15}; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; }",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def place_in(rank, at):
+    """int32: where ``at`` (int32, bytes) of program ``rank``'s shared memory lies for the whole cluster; to be added to."""
+    return gl.inline_asm_elementwise(
+        "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [at, rank], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def open_mailbox(box, expected):
+    """Let ``expected`` (int32) bytes be sent to what lies 16 bytes behind ``box``, and say that this program runs.
+
+    The 16 bytes hold a barrier that counts what has come. ``cluster_wait`` comes before anybody sends.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred one; .reg .b32 id; mov.u32 id, %tid.x; setp.eq.u32 one, id, 0; "
+        "@one mbarrier.init.shared::cta.b64 [$1], 1; @one fence.mbarrier_init.release.cluster; "
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; "
+        "barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0; }",
+        "=r,r,r", [box, expected], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def send2(places, boxes, values, keep):
+    """Send ``values`` (float32) where ``place_in`` says, two neighbours at a time and 8 bytes aligned, and have ``boxes``, the
+    mailboxes there, count them; not where ``keep`` (int32) is 0 for the first of the two.
+
+    All have the same shape; each thread's values come in twos along the fastest dimension. Nothing else is ordered by it, so
+    there is no fence to pay for.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred some; setp.ne.b32 some, $8, 0; "
+        "@some st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; }",
+        "=r,=r,r,r,r,r,f,f,r,r", [places, boxes, values, keep], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def send4(places, boxes, values):
+    """``send2`` of four neighbours at a time, 16 bytes aligned, and of all. What several threads hold is sent as often."""
+    gl.inline_asm_elementwise(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$4], {$12, $13, $14, $15}, [$8]; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; ",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f", [places, boxes, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_mailbox(box):
+    """Return when all that is expected has come. Once."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred all; again: mbarrier.try_wait.parity.shared::cta.b64 all, [$1], 0; @!all bra again; mov.u32 $0, 0; }",
+        "=r,r", [box], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pull(at):
+    """float32: what lies at ``at`` (int32, bytes) in this program's shared memory."""
+    return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pull4(at):
+    """``pull`` of four neighbours at a time, as in ``push4``."""
+    return gl.inline_asm_elementwise(
+        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4
+    )
+
+
+def clustered(ptx: str) -> str:
+    """``ptx`` with the size of the cluster that its kernel names; as it was when it names none.
+
+    Raises:
+        ValueError: it names several.
+    """
+    sizes = set(MARK.findall(ptx))
+    if not sizes:
+        return ptx
+    if len(sizes) > 1:
+        raise ValueError(f"one kernel for clusters of {', '.join(sorted(sizes))} programs: name one size")
+    return ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
+
+
+def with_rooms(ptx: str, shared: int) -> tuple[str, int]:
+    """``ptx`` with a place for each of its rooms behind ``shared`` bytes, and the bytes of both.
+
+    Static shared memory would lie in front of Triton's, whose buffers then were no longer aligned, and Triton does not
+    count it when it asks for more than 48 KB.
+    """
+    places = {}
+    for found in ROOM.finditer(ptx):
+        if found[0] not in places:
+            places[found[0]] = shared = (shared + 15) // 16 * 16
+            shared += int(found[1])
+    return ROOM.sub(lambda found: str(places[found[0]]), ptx), shared
+
+
+def _finish_ptx(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A hook for Triton's list of stages: what ``before`` does, then clusters and rooms."""
+
+    def hook(backend: Any, stages: dict[str, Any], *others: Any) -> None:
+        if before is not None:
+            before(backend, stages, *others)
+        make_ptx = stages.get("ptx")
+        if make_ptx is None:
+            return
+
+        def make(source: Any, metadata: dict[str, Any]) -> str:
+            ptx, metadata["shared"] = with_rooms(clustered(make_ptx(source, metadata)), metadata["shared"])
+            return ptx
+
+        stages["ptx"] = make
+
+    return hook
+
+
+# Every kernel for clusters imports this module, so none is compiled without it.
+knobs.runtime.add_stages_inspection_hook = _finish_ptx(knobs.runtime.add_stages_inspection_hook)

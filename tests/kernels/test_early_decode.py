@@ -1,0 +1,39 @@
+"""The decode attention kernel for Hopper, run on the CPU by a model of its language."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from headway.kernels.paged_attention import early_decode
+from headway.kernels.paged_attention.early_decode import EarlyTile
+from tests.kernels.gluon_decode import modelled
+from tests.kernels.test_decode_attention import ROWS, check, make
+
+TILES = [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 2, 1.5), EarlyTile(8, 1, 0.2), EarlyTile(2, 2, 0.1),
+         EarlyTile(4, 1, 3.0, 8), EarlyTile(2, 1, 3.0, 4), EarlyTile(4, 1, 0.1, 2)]  # fmt: skip
+SHAPES: list[dict[str, Any]] = [
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16},
+    {"heads": (6, 2), "size": 64, "dtype": torch.bfloat16},
+    {"heads": (8, 1), "size": 128, "dtype": torch.float16, "norms": False},
+    {"heads": (2, 2), "size": 64, "dtype": torch.float16, "window": 30},
+    {"heads": (4, 2), "size": 128, "dtype": torch.float16, "soft_cap": 0.7, "window": 7, "block_size": 16},
+]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernel_equals_reference(tile: EarlyTile, shape: dict[str, Any]) -> None:
+    with modelled(), patch.object(early_decode, "early_tile", lambda programs, group, sms: tile):
+        check(make(ROWS, "cpu", pad_rows=1, **shape))
+
+
+def test_the_order_of_programs_does_not_matter() -> None:
+    found = []
+    for seed in range(3):
+        with modelled(seed):
+            found.append(check(make([200, 33], "cpu", **SHAPES[0])))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
