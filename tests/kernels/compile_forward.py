@@ -26,11 +26,12 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
-from headway.kernels.paged_attention.overlap import MAX_REGISTERS, overlap_tile
+from headway.kernels.paged_attention.overlap import MAX_REGISTERS, SHORT_KEYS, SHORT_REGISTERS, SHORT_STAGES, overlap_tile
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
+from headway.kernels.paged_attention.triton_short import short_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -152,16 +153,23 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
 
 
 def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
-    tile = overlap_tile((heads, kv_heads), size, torch.bfloat16, 8192, rows, 8192 // rows, SMS)
-    assert tile is not None
-    constants = {"KH": kv_heads, "D": size, "BS": block_size, "BLOCK_N": tile.block_n, "STAGES": tile.stages}
-    constants |= {"KEPT": tile.kept}
+    """The kernel of programs that stay, or for no rows that of short tiles."""
     group = heads // kv_heads
+    constants: dict[str, object] = {"KH": kv_heads, "D": size, "BS": block_size}
+    name, block_n = f"D={size} H={heads} KH={kv_heads} BS={block_size}", SHORT_KEYS
+    if rows:
+        tile = overlap_tile((heads, kv_heads), 8192, rows, 8192 // rows, SMS)
+        assert tile is not None
+        block_n = tile.block_n
+        constants |= {"STAGES": tile.stages, "KEPT": tile.kept}
+    else:
+        constants |= {"STAGES": SHORT_STAGES}
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{NVMMASharedLayout(128, 16, 3)!r}>"
-    keys = f"tensordesc<bf16[{min(block_size, tile.block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    keys = f"tensordesc<bf16[{min(block_size, block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
     types = {**TYPES, "q_desc": queries, "k_desc": keys, "v_desc": keys}
-    name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
-    compile_typed(name, overlapped_prefill_kernel, constants, types, {"num_warps": 4, "maxnreg": MAX_REGISTERS})
+    kernel, registers = (overlapped_prefill_kernel, MAX_REGISTERS) if rows else (short_prefill_kernel, SHORT_REGISTERS)
+    options = {"num_warps": 4, "maxnreg": registers}
+    compile_typed(f"prefill overlapped rows={rows} {name}", kernel, {**constants, "BLOCK_N": block_n}, types, options)
 
 
 def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
@@ -253,6 +261,8 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)
+    compile_overlapped(128, 16, 8, 16, 0)
+    compile_overlapped(64, 32, 4, 256, 0)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
