@@ -26,7 +26,13 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
-from headway.kernels.paged_attention.overlap import MAX_REGISTERS, SHORT_KEYS, SHORT_REGISTERS, SHORT_STAGES, overlap_tile
+from headway.kernels.paged_attention.overlap import (
+    MAX_REGISTERS,
+    SHORT_KEYS,
+    SHORT_REGISTERS,
+    SHORT_STAGES,
+    overlap_tile,
+)
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_decode import early_decode_kernel
@@ -37,8 +43,8 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, WIDE
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel, qkv_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -227,17 +233,21 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide() -> None:
+def compile_wide(wide: int) -> None:
     rows = BLOCK_M // 2
-    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, WIDE, BLOCK_K)}
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
-    fixed = {"K": 1024, "STAGES": STAGES, "GROUP": GROUP}
+    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
-        compile_typed(f"wide qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
-    compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
-    types |= {"weight_desc": described(2, WIDE // 2, BLOCK_K), "out_desc": described(rows, WIDE // 2)}
-    compile_typed("wide gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+        compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    if wide == WIDE:
+        compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+    else:
+        parts = {**fixed, "N": 1024, "SPLITS": 4}
+        compile_typed("wide parts", parts_kernel, parts, {**types, "out_ptr": "*fp32"}, {"num_warps": 4})
+    types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
+    compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 
 
 def main() -> None:
@@ -252,7 +262,8 @@ def main() -> None:
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
-    compile_wide()
+    compile_wide(WIDE)
+    compile_wide(NARROW)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):

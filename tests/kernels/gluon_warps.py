@@ -172,7 +172,9 @@ class Machine:
         self.here = threading.local()
         self.main = threading.Event()
         known = dict(vars(module))
-        for function in [value for value in known.values() if hasattr(value, "fn")]:  # of other modules, with their names
+        for function in [
+            value for value in known.values() if hasattr(value, "fn")
+        ]:  # of other modules, with their names
             known = {**vars(sys.modules[function.fn.__module__]), **known}
         names = {**known, **self.language()}
         for name, value in known.items():

@@ -1,4 +1,4 @@
-"""The prefill kernels of specialised warps: where they are used, and against the reference: on a machine of Python, and on a Hopper GPU."""
+"""The prefill kernels of specialised warps: where they are used; the reference, on a machine of Python and on Hopper."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headway.kernels.paged_attention.overlap import (
     BLOCK_M,
     LONG,
     SHORT,
-    OverlapTile,
     SHORT_KEYS,
     SHORT_STAGES,
+    OverlapTile,
     choose_overlap,
     fits,
     launch_overlapped,
@@ -96,7 +96,8 @@ def run_model(
     steps = (cache.stride(0) // size, cache.stride(2) // size)
     kind = (kv_heads, size, block_size)
     if tile is None:
-        module, name = triton_short, "short_prefill_kernel"
+        module: Any = triton_short
+        name = "short_prefill_kernel"
         programs = kv_heads * ((len(q) - first) * group // 64 + num_rows - first + 1)
         arguments = (*descriptors, *pointers, *sizes, 0.09, *steps, *kind, SHORT_KEYS, SHORT_STAGES, False)
     else:

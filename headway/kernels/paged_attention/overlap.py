@@ -1,4 +1,4 @@
-"""When and how the prefill kernels of specialised warps are launched; elsewhere ``launch_prefill`` serves every shape and device."""
+"""When and how the prefill kernels of specialised warps are launched; elsewhere ``launch_prefill`` serves all."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def fits(q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, floa
     return plain and BLOCK_M // 2 % (heads // k_cache.shape[2]) == 0 and runs_gluon(q.device) and lies_flat(k_cache)
 
 
-def choose_overlap(q: torch.Tensor, k_cache: torch.Tensor, first_row: int, num_rows: int, most: int) -> OverlapTile | None:
+def choose_overlap(
+    q: torch.Tensor, k_cache: torch.Tensor, first_row: int, num_rows: int, most: int
+) -> OverlapTile | None:
     """The tile for such tensors, which fit; ``most`` is the op's max_query_len."""
     tokens, heads, _ = q.shape
     return overlap_tile((heads, k_cache.shape[2]), tokens - first_row, num_rows - first_row, most, num_sms(q.device))

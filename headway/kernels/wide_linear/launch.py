@@ -8,8 +8,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
+from headway.kernels.triton_early import launch_early
+from headway.kernels.wide_linear.tiles import (
+    BLOCK_K,
+    BLOCK_M,
+    GROUP,
+    HEAD_SIZE,
+    NARROW,
+    STAGES,
+    WIDE,
+    part_count,
+    tile_width,
+)
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel, qkv_kernel
 
 ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
@@ -22,19 +33,20 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def launch_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, stages: int = STAGES
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None
 ) -> None:
-    """out [T, N] from x [T, K] and weight [2 * N, K]."""
+    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, WIDE)
-    out_desc = TensorDescriptor(out, [rows, outputs], [outputs, 1], [ROWS, WIDE // 2], FLAT)
+    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device))
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
+    out_desc = TensorDescriptor(out, [rows, outputs], [outputs, 1], [ROWS, wide // 2], FLAT)
     gate_up_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 2), out_desc, tiles_m, tiles_n, K=inputs, STAGES=stages, GROUP=group,
-        num_warps=4,
+        _activations(x), _weights(weight, 2, wide), out_desc, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
+        num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -47,9 +59,25 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> N
         return
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
     add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES, GROUP=GROUP, num_warps=4,
+        _activations(x), _weights(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=STAGES[WIDE], GROUP=GROUP, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
+
+
+def wide_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    splits = part_count(rows, outputs, inputs)
+    out = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
+    assert outputs % 8 == 0 and out.numel() < 2**31
+    if rows == 0:
+        return out
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, NARROW)
+    parts_kernel[(min(num_sms(x.device), tiles_m * tiles_n * splits),)](
+        _activations(x), _weights(weight, 1, NARROW), out, rows, tiles_m, tiles_n, N=outputs, K=inputs, SPLITS=splits,
+        STAGES=STAGES[NARROW], GROUP=GROUP, num_warps=4, **launch_early(x.device),
+    )  # fmt: skip
+    return out
 
 
 def wide_qkv(
@@ -74,14 +102,15 @@ def wide_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // WIDE
+    wide = tile_width(rows, weight.shape[0], num_sms(x.device))
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
+        _activations(x), _weights(weight, 1, wide), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
-        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES, GROUP=GROUP,
-        num_warps=4,
+        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide], GROUP=GROUP,
+        num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return q
 
@@ -91,9 +120,9 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def _weights(weight: torch.Tensor, parts: int) -> TensorDescriptor:
-    """``weight`` [parts * N, K] as [parts, N, K]: a tile has equal shares of all parts."""
+def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
     assert weight.is_contiguous()
     outputs, inputs = weight.shape[0] // parts, weight.shape[1]
     strides = [outputs * inputs, inputs, 1]
-    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, WIDE // parts, BLOCK_K], PARTED)
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)

@@ -11,34 +11,57 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-Kind = Literal["wide_gate_up", "wide_qkv", "wide_add"]
+from headway.core.ints import cdiv
+
+Kind = Literal["wide_gate_up", "wide_qkv", "wide_add", "wide_parts"]
 """The op's name."""
 
-BLOCK_M, WIDE, BLOCK_K = 128, 256, 64
-"""Tokens and weight rows of a tile, and inputs of a chunk of it."""
-STAGES = 4
-"""Chunks that there is shared memory for."""
+BLOCK_M, WIDE, NARROW, BLOCK_K = 128, 256, 128, 64
+"""Tokens of a tile, its weight rows, or where there would be few tiles, and inputs of a chunk of it."""
+STAGES = MappingProxyType({WIDE: 4, NARROW: 6})
+"""Weight rows of a tile -> chunks that there is shared memory for."""
+PROCESSORS, MOST_PARTS = 132, 4
+"""What a product's parts are to fill, one each, and the most of them: more would take the norm behind them too long."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
 HEAD_SIZE = 128
-"""Of ``wide_qkv``: a tile is two heads wide."""
+"""Of ``wide_qkv``: a tile is two heads wide, or one."""
 
-TABLE: Mapping[tuple[Kind, int, int], int] = MappingProxyType(
+Counts = tuple[range, ...]
+"""Numbers of tokens."""
+MOST_TOKENS = 2**20
+
+TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
     {
         # Qwen3-0.6B
-        ("wide_gate_up", 6144, 1024): 8192,
-        ("wide_qkv", 4096, 1024): 8192,
-        ("wide_add", 1024, 2048): 8192,
-        ("wide_add", 1024, 3072): 8192,
+        ("wide_gate_up", 6144, 1024): (range(257, 1025), range(8192, MOST_TOKENS)),
+        ("wide_qkv", 4096, 1024): (range(257, 1025), range(8192, MOST_TOKENS)),
+        ("wide_parts", 1024, 2048): (range(257, 513),),
+        ("wide_parts", 1024, 3072): (range(257, 513),),
+        ("wide_add", 1024, 2048): (range(8192, MOST_TOKENS),),
+        ("wide_add", 1024, 3072): (range(8192, MOST_TOKENS),),
         # Llama-3.1-8B; its down projection, K = 14336, lost
-        ("wide_gate_up", 28672, 4096): 8192,
-        ("wide_qkv", 6144, 4096): 8192,
-        ("wide_add", 4096, 4096): 8192,
+        ("wide_gate_up", 28672, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
     }
 )
-"""(op, N, K) -> the least number of tokens; what is absent lost, or nobody measured it."""
+"""(op, N, K) -> the numbers of tokens it is used for; what is absent lost, or nobody measured it."""
 
 
-def least_tokens(kind: Kind, outputs: int, inputs: int) -> int | None:
-    """From how many tokens on ``kind`` is used for a 16-bit weight [N, K]; None: never."""
-    return TABLE.get((kind, outputs, inputs))
+def wide_tokens(kind: Kind, outputs: int, inputs: int) -> Counts:
+    """For which numbers of tokens ``kind`` is used for a 16-bit weight [N, K]; (): none."""
+    return TABLE.get((kind, outputs, inputs), ())
+
+
+def tile_width(tokens: int, outputs: int, sms: int) -> int:
+    """Weight rows of a tile of [T, K] x [N, K]^T: narrow ones while each has a processor to itself."""
+    return NARROW if cdiv(tokens, BLOCK_M) * cdiv(outputs, NARROW) <= sms else WIDE
+
+
+def part_count(tokens: int, outputs: int, inputs: int) -> int:
+    """Parts of K that ``wide_parts`` sums apart: as many as there are processors for, a power of two."""
+    tiles, parts = cdiv(tokens, BLOCK_M) * cdiv(outputs, NARROW), 1
+    while 2 * parts <= MOST_PARTS and 2 * parts * tiles <= PROCESSORS and inputs % (2 * parts * BLOCK_K) == 0:
+        parts *= 2
+    return parts

@@ -1,8 +1,9 @@
-"""Gluon kernels of the layers' two wide products for many tokens, with what follows them in the epilogue.
+"""Gluon kernels of the layers' products for many tokens, with what follows them in the epilogue.
 
-A persistent program per processor takes tiles of 128 tokens x 256 weight rows. A warp of its own copies them by the tensor
-memory engine, as far ahead as there is shared memory; two warpgroups multiply, each 64 of the tokens. They meet nowhere but at
-the buffers, so that one computes its epilogue while the other keeps the tensor cores busy.
+A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
+tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
+``triton_early``); two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes
+its epilogue while the other keeps the tensor cores busy.
 
 This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
@@ -20,12 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
 ROWS = gl.constexpr(64)
 """Tokens of a warpgroup."""
-WIDE = gl.constexpr(256)
 BLOCK_K = gl.constexpr(64)
 D = gl.constexpr(128)
 """Size of a head."""
@@ -48,31 +49,55 @@ def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def part_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr, SPLITS: gl.constexpr):
+    """(row of tiles, column of tiles, part of K)."""
+    m, n = tile_place(tile, tiles_m, tiles_n * SPLITS, GROUP)
+    return m, n % tiles_n, n // tiles_n
+
+
+@gluon.jit
 def copy_tiles(
     x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, SPLITS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
+    CHUNKS: gl.constexpr = K // BLOCK_K // SPLITS
+    AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
+    ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * ROWS_EACH)
+    m_first, n_first, split_first = part_place(gl.program_id(0), tiles_m, tiles_n, GROUP, SPLITS)
+    first = split_first * CHUNKS * BLOCK_K
+    for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
+        begin = [0, n_first * ROWS_EACH, first + i * BLOCK_K]
+        mbarrier.expect(ready.index(i), BYTES)
+        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(i), w_smem.index(i))
+    if EARLY:
+        gdc_wait()
+    for i in gl.static_range(AHEAD):
+        begin = [m_first * BLOCK_M, first + i * BLOCK_K]
+        tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        for chunk in range(K // BLOCK_K):
-            stage = count % STAGES
-            mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
-            bar = ready.index(stage)
-            mbarrier.expect(bar, 2 * BLOCK_K * (BLOCK_M + WIDE))
-            tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
-            start = n * w_smem.shape[2]
-            tma.async_copy_global_to_shared(weight_desc, [0, start, chunk * BLOCK_K], bar, w_smem.index(stage))
+    for tile in range(gl.program_id(0), tiles_m * tiles_n * SPLITS, gl.num_programs(0)):
+        m, n, split = part_place(tile, tiles_m, tiles_n, GROUP, SPLITS)
+        for chunk in range(CHUNKS):
+            if count >= AHEAD:
+                stage = count % STAGES
+                mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+                bar = ready.index(stage)
+                mbarrier.expect(bar, BYTES)
+                at = (split * CHUNKS + chunk) * BLOCK_K
+                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, at], bar, x_smem.index(stage))
+                tma.async_copy_global_to_shared(weight_desc, [0, n * ROWS_EACH, at], bar, w_smem.index(stage))
             count += 1
 
 
 @gluon.jit
-def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
+def product(x_smem, w_smem, ready, free, count, CHUNKS: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
+    WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
-    for chunk in range(K // BLOCK_K):
+    for chunk in range(CHUNKS):
         stage = (count + chunk) % STAGES
         mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
         a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
@@ -98,16 +123,28 @@ def halves(x, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def split_heads(x, HEADS: gl.constexpr):
+    """[ROWS, HEADS * D] -> one or two of [ROWS, D]."""
+    if HEADS == 1:
+        return (x,)
+    else:
+        return halves(x, D)
+
+
+@gluon.jit
 def gate_up_tiles(
     out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HALF: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
+    WIDE: gl.constexpr = 2 * w_smem.shape[2]
+    if EARLY:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
         count += K // BLOCK_K
         acc = finish(acc, free, count, STAGES)
         gate, up = halves(acc, WIDE // 2)
@@ -149,17 +186,20 @@ def gate_up_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], out_desc.layout)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1]], out_desc.layout)
     gl.warp_specialize(
         [
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, 0)),
+                             GROUP, EARLY, 0)),
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+                             GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
         ],
         [4, 1],
         [232, 24],
@@ -169,16 +209,19 @@ def gate_up_kernel(
 @gluon.jit
 def add_tiles(
     residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    WIDE: gl.constexpr = w_smem.shape[2]
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     dtype: gl.constexpr = x_smem.dtype
     lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
+    if EARLY:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
         count += K // BLOCK_K
         # What the product is added to is asked for while its last parts run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
@@ -209,18 +252,77 @@ def add_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], LAYOUT)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1] // 2], LAYOUT)
     gl.warp_specialize(
         [
             (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, 0)),
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
             (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def part_tiles(
+    out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr, K: gl.constexpr,
+    SPLITS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    CHUNKS: gl.constexpr = K // BLOCK_K // SPLITS
+    WIDE: gl.constexpr = w_smem.shape[2]
+    if EARLY:
+        gdc_wait()
+    count = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n * SPLITS, gl.num_programs(0)):
+        m, n, split = part_place(tile, tiles_m, tiles_n, GROUP, SPLITS)
+        acc = product(x_smem, w_smem, ready, free, count, CHUNKS, STAGES, HALF)
+        count += CHUNKS
+        acc = finish(acc, free, count, STAGES)
+        LAYOUT: gl.constexpr = layout_of(acc)
+        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, LAYOUT))
+        keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
+        gl.store(out_ptr + gl.expand_dims((split * num_tokens + row) * N, 1) + gl.expand_dims(col, 0), acc, mask=keep)
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
+def parts_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, N, K]
+    out_ptr,  # f32 [SPLITS, T, N]
+    num_tokens,
+    tiles_m,
+    tiles_n,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    gl.warp_specialize(
+        [
+            (part_tiles, (out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N, K, SPLITS, STAGES,
+                          GROUP, EARLY, 0)),
+            (part_tiles, (out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N, K, SPLITS, STAGES,
+                          GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP,
+                          SPLITS, EARLY)),
         ],
         [4, 1],
         [232, 24],
@@ -271,20 +373,24 @@ def qkv_tiles(
     x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
     block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
     BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HALF: gl.constexpr,
+    EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is two heads wide."""
+    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is one or two heads wide."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     dtype: gl.constexpr = x_smem.dtype
+    WIDE: gl.constexpr = w_smem.shape[2]
+    HEADS: gl.constexpr = WIDE // D
     out_dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
+    if EARLY:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
         count += K // BLOCK_K
         # What the epilogue reads is asked for while the last products run.
         nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
-        LAYOUT: gl.constexpr = layout_of(halves(halves(nothing, D)[0], D // 2)[0])
+        LAYOUT: gl.constexpr = layout_of(halves(split_heads(nothing, HEADS)[0], D // 2)[0])
         start = m * BLOCK_M + HALF * ROWS
         dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
         row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
@@ -294,9 +400,9 @@ def qkv_tiles(
         cos = gl.load(angles)
         sin = gl.load(angles + D // 2)
         acc = finish(acc, free, count, STAGES)
-        heads = halves(acc.to(dtype).to(gl.float32), D)
-        for i in gl.static_range(2):
-            head = n * 2 + i
+        heads = split_heads(acc.to(dtype).to(gl.float32), HEADS)
+        for i in gl.static_range(HEADS):
+            head = n * HEADS + i
             first, second = halves(heads[i], D // 2)
             if head < H:
                 first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
@@ -349,8 +455,11 @@ def qkv_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
     right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
@@ -359,12 +468,14 @@ def qkv_kernel(
             (qkv_tiles, (
                 q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
                 x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 0)),
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
+                EARLY, 0)),
             (qkv_tiles, (
                 q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
                 x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
+                EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
         ],
         [4, 1],
         [232, 24],
