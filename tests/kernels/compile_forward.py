@@ -44,7 +44,8 @@ from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel, qkv_kernel
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",

@@ -73,11 +73,11 @@ def test_references_follow_the_formulas() -> None:
 def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels' code on CPU tensors, see ``wide_model``; three programs share the tiles."""
     pytest.importorskip("triton")
-    from headway.kernels.wide_linear import launch, triton
+    from headway.kernels.wide_linear import launch
     from tests.kernels.wide_model import ModelKernel
 
     for name in ("gate_up_kernel", "qkv_kernel", "add_kernel", "parts_kernel"):
-        monkeypatch.setattr(launch, name, ModelKernel(getattr(triton, name), 3))
+        monkeypatch.setattr(launch, name, ModelKernel(getattr(launch, name), 3))
 
 
 @pytest.fixture(params=[256, 128])

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headway.kernels.wide_linear import triton as module
+from headway.kernels.wide_linear import triton, triton_qkv
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
@@ -237,9 +237,10 @@ class Program:
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
         }  # fmt: skip
-        names |= {key: each.value for key, each in vars(module).items() if type(each).__name__ == "constexpr"}
+        known = {**vars(triton), **vars(triton_qkv)}
+        names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
-            names[name] = types.FunctionType(getattr(module, name).fn.__code__, names)
+            names[name] = types.FunctionType(known[name].fn.__code__, names)
         return names
 
 

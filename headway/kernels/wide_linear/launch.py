@@ -20,7 +20,8 @@ from headway.kernels.wide_linear.tiles import (
     part_count,
     tile_width,
 )
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel, qkv_kernel
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
