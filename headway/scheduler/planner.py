@@ -93,6 +93,8 @@ class Planner:
     def _take_decode(self, draft: _Draft) -> tuple[Rows, Int32s]:
         table, running = self._table, self._life.running
         rows = running.decode_rows().first(draft.tokens_left)
+        if not len(rows):
+            return rows, NO_INTS
         starts = table.scheduled[rows.index]
         (short,) = (starts >= table.capacity[rows.index]).nonzero()
         if len(short):
