@@ -140,7 +140,7 @@ def products(report: Report, counts: list[int]) -> None:
             if name == "gate_up":
                 out = torch.empty(tokens, INNER, dtype=x.dtype, device="cuda")
                 ways["silu"] = lambda w, x=x: silu_mul(F.linear(x, w))
-                for wide in (256, 128):
+                for wide in (256, 192, 128):
                     ways[f"one, {wide} wide"] = lambda w, x=x, out=out, wide=wide: launch_gate_up(x, w, out, 16, wide)
             for what, call in ways.items():
                 with report.guard(f"{name} {tokens} {what}"):

@@ -43,8 +43,9 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, WIDE
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, UNEVEN, WIDE
 from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 TYPES = {
@@ -251,6 +252,14 @@ def compile_wide(wide: int) -> None:
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 
 
+def compile_uneven() -> None:
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "left_desc": described(2, 64, BLOCK_K)}
+    types |= {"right_desc": described(2, 32, BLOCK_K), "out_left": described(BLOCK_M // 2, 64)}
+    types["out_right"] = f"tensordesc<bf16{[BLOCK_M // 2, 32]},{NVMMASharedLayout(64, 16, 2)!r}>"
+    fixed = {"K": 1024, "STAGES": STAGES[UNEVEN], "GROUP": GROUP}
+    compile_typed("wide uneven gate_up", gate_up_pairs_kernel, fixed, types, {"num_warps": 4})
+
+
 def main() -> None:
     compile_linear("norm_linear", 2, 4096, 1024)
     compile_linear("norm_gate_up", 2, 6144, 1024)
@@ -265,6 +274,7 @@ def main() -> None:
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide(WIDE)
     compile_wide(NARROW)
+    compile_uneven()
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):

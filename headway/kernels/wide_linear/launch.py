@@ -16,11 +16,13 @@ from headway.kernels.wide_linear.tiles import (
     HEAD_SIZE,
     NARROW,
     STAGES,
+    UNEVEN,
     WIDE,
     part_count,
     tile_width,
 )
 from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 ROWS = BLOCK_M // 2
@@ -42,11 +44,18 @@ def launch_gate_up(
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device))
+    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW))
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
-    out_desc = TensorDescriptor(out, [rows, outputs], [outputs, 1], [ROWS, wide // 2], FLAT)
-    gate_up_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 2, wide), out_desc, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
+    kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
+    weights = [_weights(weight, 2, part) for part in parts]
+    outs = [
+        TensorDescriptor(
+            out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
+        )
+        for part in parts
+    ]
+    kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
         num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 

@@ -16,9 +16,11 @@ from headway.core.ints import cdiv
 Kind = Literal["wide_gate_up", "wide_qkv", "wide_add", "wide_parts"]
 """The op's name."""
 
-BLOCK_M, WIDE, NARROW, BLOCK_K = 128, 256, 128, 64
-"""Tokens of a tile, its weight rows, or where there would be few tiles, and inputs of a chunk of it."""
-STAGES = MappingProxyType({WIDE: 4, NARROW: 6})
+BLOCK_M, BLOCK_K = 128, 64
+"""Tokens of a tile, and inputs of a chunk of it."""
+WIDE, UNEVEN, NARROW = 256, 192, 128
+"""Weight rows of a tile. Only gate and up have uneven tiles."""
+STAGES = MappingProxyType({WIDE: 4, UNEVEN: 5, NARROW: 6})
 """Weight rows of a tile -> chunks that there is shared memory for."""
 PROCESSORS, MOST_PARTS = 132, 4
 """What a product's parts are to fill, one each, and the most of them: more would take the norm behind them too long."""
@@ -54,9 +56,14 @@ def wide_tokens(kind: Kind, outputs: int, inputs: int) -> Counts:
     return TABLE.get((kind, outputs, inputs), ())
 
 
-def tile_width(tokens: int, outputs: int, sms: int) -> int:
-    """Weight rows of a tile of [T, K] x [N, K]^T: narrow ones while each has a processor to itself."""
-    return NARROW if cdiv(tokens, BLOCK_M) * cdiv(outputs, NARROW) <= sms else WIDE
+def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (WIDE, NARROW)) -> int:
+    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` processors for the shortest time, and
+    of equals the widest, which read least."""
+
+    def longest(wide: int) -> int:
+        return wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)
+
+    return min(widths, key=lambda wide: (longest(wide), -wide))
 
 
 def part_count(tokens: int, outputs: int, inputs: int) -> int:

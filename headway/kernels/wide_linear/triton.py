@@ -121,6 +121,15 @@ def halves(x, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def silu_mul(gate, up, dtype: gl.constexpr):
+    """silu(gate) * up, with the rounding of the separate ops."""
+    gate = gate.to(dtype).to(gl.float32)
+    up = up.to(dtype).to(gl.float32)
+    silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
+    return (silu * up).to(dtype)
+
+
+@gluon.jit
 def gate_up_tiles(
     out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
@@ -137,10 +146,7 @@ def gate_up_tiles(
         count += K // BLOCK_K
         acc = finish(acc, free, count, STAGES)
         gate, up = halves(acc, WIDE // 2)
-        gate = gate.to(dtype).to(gl.float32)
-        up = up.to(dtype).to(gl.float32)
-        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-        y = (silu * up).to(dtype)
+        y = silu_mul(gate, up, dtype)
         tma.store_wait(0)
         gl.thread_barrier()  # the copy out of the tile before has read it
         out_smem.store(y)
