@@ -26,12 +26,12 @@ from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
 from headway.kernels.paged_attention.overlap import SHORT, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import num_sms, prefill_tile
-from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
+from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
-from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_parts, wide_qkv
-from headway.kernels.wide_linear.launch import launch_gate_up
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
+from headway.kernels.wide_linear.launch import launch_gate_up, launch_qkv
 
 HEADS, KV_HEADS, SIZE, HIDDEN, INNER, LAYERS = 16, 8, 128, 1024, 3072, 8
 """Of Qwen3-0.6B, but for the layers."""
@@ -42,10 +42,7 @@ BATCHES: list[Rows] = [
     [(128, 128)] * 4, [(256, 256)] * 4, [(512, 512)] * 2, [(512, 512)] * 4, [(1, 500)] * 12 + [(512, 512)],
     [(100 + 37 * (i % 8), 100 + 37 * (i % 8) + 160 * (i % 5)) for i in range(16)], [(1024, 1024)] * 4, [(1024, 1024)] * 8,
 ]  # fmt: skip
-WAYS = {
-    "separate": "", "gate_up": "g", "qkv": "q", "gate_up, qkv": "gq", "gate_up, qkv, parts of out": "gqo",
-    "gate_up, qkv, parts of out and down": "gqod", "gate_up, qkv, parts of down": "gqd", "gate_up, qkv, add": "gqa",
-}  # fmt: skip
+WAYS = {"separate": "", "gate_up": "g", "qkv": "q", "gate_up, qkv": "gq", "gate_up, qkv, add": "gqa"}
 
 
 def say(line: str) -> None:
@@ -134,14 +131,17 @@ def products(report: Report, counts: list[int]) -> None:
             residual, norm = torch.randn(tokens, outputs, dtype=x.dtype, device="cuda"), torch.ones_like(x[0, :HIDDEN])
             if name in ("out", "down"):
                 ways["add, norm"] = lambda w, x=x, r=residual, n=norm: add_rms_norm(F.linear(x, w), r, n, EPS)
-                ways["parts"] = partial(wide_parts, x)
-                ways["parts, norm"] = lambda w, x=x, r=residual, n=norm: add_parts_rms_norm(wide_parts(x, w), r, n, EPS)
                 ways["wide_add, norm"] = lambda w, x=x, r=residual, n=norm: rms_norm(wide_add(x, w, r) or r, n, EPS)
             if name == "gate_up":
                 out = torch.empty(tokens, INNER, dtype=x.dtype, device="cuda")
                 ways["silu"] = lambda w, x=x: silu_mul(F.linear(x, w))
                 for wide in (256, 192, 128):
                     ways[f"one, {wide} wide"] = lambda w, x=x, out=out, wide=wide: launch_gate_up(x, w, out, 16, wide)
+            if name == "qkv":
+                rest = Chain(tokens).rest()
+                ways["rope"] = lambda w, x=x, rest=rest: rope_kv_write(F.linear(x, w), *rest)
+                for wide in (256, 128):
+                    ways[f"one, {wide} wide"] = lambda w, x=x, rest=rest, wide=wide: launch_qkv(x, w, *rest, wide=wide)
             for what, call in ways.items():
                 with report.guard(f"{name} {tokens} {what}"):
                     report.add(name, f"{tokens} tokens", what, time_calls([partial(call, w) for w in weights]))
@@ -164,21 +164,21 @@ class Chain:
         self.norm = torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
         self.head_norm = torch.ones(SIZE, dtype=torch.bfloat16, device="cuda")
 
-    def add(
-        self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, parts: bool, add: bool
-    ) -> torch.Tensor:
-        if parts:
-            return add_parts_rms_norm(wide_parts(x, weight), residual, self.norm, EPS)
-        if add:
-            wide_add(x, weight, residual)
-            return rms_norm(residual, self.norm, EPS)
-        return add_rms_norm(F.linear(x, weight), residual, self.norm, EPS)
+    def add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, wide: bool) -> torch.Tensor:
+        if not wide:
+            return add_rms_norm(F.linear(x, weight), residual, self.norm, EPS)
+        wide_add(x, weight, residual)
+        return rms_norm(residual, self.norm, EPS)
+
+    def rest(self) -> tuple[Any, ...]:
+        """What follows the product of queries, keys and values."""
+        norm, caches = self.head_norm, (self.inputs.k_cache, self.inputs.v_cache)
+        return self.positions, self.cos_sin, norm, norm, EPS, self.kv_slots, *caches, HEADS
 
     def run(self, way: str, general: bool = False) -> torch.Tensor:
         """All layers; the last norm."""
-        inputs, norm, residual = self.inputs, self.head_norm, self.first.clone()
+        inputs, residual, rest = self.inputs, self.first.clone(), self.rest()
         x = rms_norm(residual, self.norm, EPS)
-        rest = (self.positions, self.cos_sin, norm, norm, EPS, self.kv_slots, inputs.k_cache, inputs.v_cache, HEADS)
         for qkv, out, up, down in self.weights:
             q = wide_qkv(x, qkv, *rest) if "q" in way else rope_kv_write(F.linear(x, qkv), *rest)
             if general:
@@ -187,9 +187,9 @@ class Chain:
                 launch_prefill(q, inputs.k_cache, inputs.v_cache, heads, tables, (SCALE, 0, 0.0), 0)
             else:
                 heads = paged_attention(q, *inputs.arguments(SCALE)[1:])
-            x = self.add(heads.flatten(1), out, residual, "o" in way, "a" in way)
+            x = self.add(heads.flatten(1), out, residual, "a" in way)
             inner = wide_gate_up(x, up) if "g" in way else silu_mul(F.linear(x, up))
-            x = self.add(inner, down, residual, "d" in way, "a" in way)
+            x = self.add(inner, down, residual, "a" in way)
         return x
 
 

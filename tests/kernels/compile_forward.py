@@ -28,9 +28,9 @@ from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
+    PAIRED_STAGES,
     SHORT_KEYS,
     SHORT_REGISTERS,
-    SHORT_STAGES,
     overlap_tile,
 )
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
@@ -44,7 +44,7 @@ from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, UNEVEN, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
@@ -171,7 +171,7 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
         block_n = tile.block_n
         constants |= {"STAGES": tile.stages, "KEPT": tile.kept}
     else:
-        constants |= {"STAGES": SHORT_STAGES}
+        constants |= {"STAGES": PAIRED_STAGES}
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{NVMMASharedLayout(128, 16, 3)!r}>"
     keys = f"tensordesc<bf16[{min(block_size, block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
     types = {**TYPES, "q_desc": queries, "k_desc": keys, "v_desc": keys}
@@ -245,9 +245,6 @@ def compile_wide(wide: int) -> None:
         compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
     if wide == WIDE:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
-    else:
-        parts = {**fixed, "N": 1024, "SPLITS": 4}
-        compile_typed("wide parts", parts_kernel, parts, {**types, "out_ptr": "*fp32"}, {"num_warps": 4})
     types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 

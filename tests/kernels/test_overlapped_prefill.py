@@ -15,9 +15,9 @@ from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.overlap import (
     BLOCK_M,
     LONG,
+    PAIRED_STAGES,
     SHORT,
     SHORT_KEYS,
-    SHORT_STAGES,
     OverlapTile,
     choose_overlap,
     fits,
@@ -25,6 +25,7 @@ from headway.kernels.paged_attention.overlap import (
     launch_short,
     lies_flat,
     overlap_tile,
+    short_stages,
 )
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
@@ -99,7 +100,7 @@ def run_model(
         module: Any = triton_short
         name = "short_prefill_kernel"
         programs = kv_heads * ((len(q) - first) * group // 64 + num_rows - first + 1)
-        arguments = (*descriptors, *pointers, *sizes, 0.09, *steps, *kind, SHORT_KEYS, SHORT_STAGES, False)
+        arguments = (*descriptors, *pointers, *sizes, 0.09, *steps, *kind, SHORT_KEYS, PAIRED_STAGES, False)
     else:
         module, name, programs = triton_prefill, "overlapped_prefill_kernel", 3
         units = kv_heads * ((num_rows - first) * cdiv(inputs.max_query_len, BLOCK_M // group) + module.PADS.value)
@@ -212,11 +213,16 @@ def test_the_op_uses_them(rows: Rows, tile: Tile, hopper: str) -> None:
 
 def test_used_where_they_are_ahead() -> None:
     assert overlap_tile((16, 8), 8192, 8, 1024, SMS) == SHORT
-    assert overlap_tile((16, 8), 2048, 2, 1024, SMS) == SHORT
+    assert overlap_tile((16, 8), 4096, 4, 1024, SMS) == SHORT
+    assert overlap_tile((16, 8), 2048, 1, 2048, SMS) is None
     assert overlap_tile((32, 8), 8192, 1, 8192, SMS) == LONG
-    assert overlap_tile((16, 8), 512, 1, 512, SMS) is None  # too little for one unit a processor
+    assert overlap_tile((16, 8), 512, 1, 512, SMS) is None  # too little for two units a processor
     assert overlap_tile((16, 8), 8192, 250, 7000, SMS) is None  # most units would be empty
     assert overlap_tile((16, 8), 8192, 0, 0, SMS) is None  # padding alone
+
+
+def test_few_short_tiles_have_a_processor_each() -> None:
+    assert short_stages(128, SMS) > short_stages(133, SMS)
 
 
 def flat_cache() -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import assert_close, make_cos_sin, make_random
-from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_parts, wide_qkv
-from headway.kernels.wide_linear.tiles import MOST_PARTS, TABLE, part_count, tile_width, wide_tokens
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
+from headway.kernels.wide_linear.tiles import TABLE, tile_width, wide_tokens
 
 EPS, BLOCK_SIZE, CONTEXT = 1e-6, 16, 40
 SHAPES = [(1, 8, 64), (63, 136, 192), (129, 128, 320), (300, 264, 1024)]
@@ -76,7 +76,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.wide_linear import launch
     from tests.kernels.wide_model import ModelKernel
 
-    for name in ("gate_up_kernel", "gate_up_pairs_kernel", "qkv_kernel", "add_kernel", "parts_kernel"):
+    for name in ("gate_up_kernel", "gate_up_pairs_kernel", "qkv_kernel", "add_kernel"):
         monkeypatch.setattr(launch, name, ModelKernel(getattr(launch, name), 3))
 
 
@@ -108,13 +108,6 @@ def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_modelled_add_equals_reference(shape: tuple[int, int, int]) -> None:
     arguments = gate_up_inputs(shape, "cpu", torch.float16)
     assert_close(added(wide_add.implementation("cuda"), *arguments), added(wide_add.reference, *arguments))
-
-
-@pytest.mark.usefixtures("modelled")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_modelled_parts_equal_reference(shape: tuple[int, int, int]) -> None:
-    arguments = gate_up_inputs(shape, "cpu", torch.float16)
-    assert_close(wide_parts.implementation("cuda")(*arguments), wide_parts.reference(*arguments))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -170,16 +163,6 @@ def test_add_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, h
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [*SHAPES, (512, 512, 2048), (1000, 512, 3072), (700, 2048, 4096)])
-def test_parts_equal_reference(shape: tuple[int, int, int], dtype: torch.dtype, hopper: str) -> None:
-    arguments = gate_up_inputs(shape, hopper, dtype)
-    found = wide_parts(*arguments)
-    assert_close(found, wide_parts.reference(*arguments))
-    assert all(torch.equal(wide_parts(*arguments), found) for _ in range(20)), "a moving result would be a race"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", [*PROJECTIONS, (1000, 16, 8, 1024, True), (500, 32, 8, 4096, False)])
 def test_qkv_equals_reference(
     case: tuple[int, int, int, int, bool], dtype: torch.dtype, wide: int, hopper: str
@@ -196,8 +179,6 @@ def test_qkv_equals_reference(
 def test_only_measured_shapes_are_wide() -> None:
     for (kind, outputs, inputs), counts in TABLE.items():
         assert wide_tokens(kind, outputs, inputs) == counts and all(counts)
-        for parts in counts if kind == "wide_parts" else ():  # one part would be a slower F.linear
-            assert part_count(parts[-1], outputs, inputs) > 1
     assert wide_tokens("wide_gate_up", 6144, 1056) == ()
 
 
@@ -205,10 +186,3 @@ def test_tiles_leave_few_processors_idle() -> None:
     assert tile_width(512, 4096, 132) == 128 and tile_width(768, 4096, 132) == tile_width(8192, 4096, 132) == 256
     widths = (256, 192, 128)
     assert [tile_width(tokens, 6144, 132, widths) for tokens in (256, 512, 1024, 8192)] == [128, 192, 192, 256]
-
-
-def test_parts_fill_the_processors() -> None:
-    assert part_count(512, 1024, 2048) == part_count(512, 1024, 3072) == 4
-    assert part_count(1024, 1024, 2048) == 2 and part_count(2048, 1024, 2048) == 1
-    assert part_count(1, 8, 64) == 1  # a chunk cannot be parted
-    assert part_count(1, 8, 4096) == MOST_PARTS

@@ -21,8 +21,8 @@ from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place", "part_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
-    "part_tiles", "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
+    "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
+    "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "make_buffers", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
 )  # fmt: skip
 

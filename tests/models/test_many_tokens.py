@@ -7,14 +7,14 @@ import torch
 
 import headway.kernels.linear
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_parts, wide_qkv
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import Counts, Kind
 from headway.models.layers import many_tokens
 from headway.models.layers.many_tokens import going_wide
 from tests.models.harness import Machine, Row
 from tests.models.tiny import TINY, hf_model, ours, pair
 
-OPS = (wide_qkv, wide_gate_up, wide_add, wide_parts)
+OPS = (wide_qkv, wide_gate_up, wide_add)
 TOKENS = torch.randint(0, 97, (20,), generator=torch.Generator().manual_seed(3)).tolist()
 STEPS = [
     [Row(1, TOKENS[:17])],
@@ -41,7 +41,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("never", ["", "wide_qkv", "wide_gate_up", "wide_add", "wide_parts"])
+@pytest.mark.parametrize("never", ["", "wide_qkv", "wide_gate_up", "wide_add"])
 def test_wide_steps_equal_separate_steps(never: str, used: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = hf_model(TINY["qwen3"])
     plain, wide, ending = (Machine(ours(oracle)) for _ in range(3))
@@ -49,9 +49,10 @@ def test_wide_steps_equal_separate_steps(never: str, used: dict[str, int], monke
     monkeypatch.setattr(many_tokens, "HEAD_SIZE", config.head_dim)
 
     used_for: dict[Kind, Counts] = {
-        "wide_qkv": (range(10, 15), range(16, 99)), "wide_gate_up": (range(12, 99),), "wide_add": (range(12, 99),),
-        "wide_parts": (range(10, 12),),
-    }  # fmt: skip
+        "wide_qkv": (range(10, 15), range(16, 99)),
+        "wide_gate_up": (range(12, 99),),
+        "wide_add": (range(10, 12), range(17, 18)),
+    }
 
     def counts(kind: Kind, outputs: int, inputs: int) -> Counts:
         return () if kind == never else used_for[kind]
@@ -64,7 +65,7 @@ def test_wide_steps_equal_separate_steps(never: str, used: dict[str, int], monke
         for wanted, found in zip(expected, wide.step(step), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
         tokens = sum(len(row.tokens) for row in step)
-        each: dict[Kind, int] = {"wide_qkv": 1, "wide_gate_up": 1, "wide_add": 2, "wide_parts": 2}
+        each: dict[Kind, int] = {"wide_qkv": 1, "wide_gate_up": 1, "wide_add": 2}
         wanted_uses = {
             name: each[kind] * config.num_layers * any(tokens in part for part in used_for[kind])
             for kind, name in zip(each, map(str, each), strict=True)

@@ -32,8 +32,11 @@ class OverlapTile:
 
 
 SHORT, LONG = OverlapTile(64, 4, True), OverlapTile(128, 2, False)
-SHORT_KEYS, SHORT_STAGES, SHORT_REGISTERS = 64, 3, 128
-"""Of ``launch_short``: keys of a tile, tiles in shared memory and registers of a thread; two programs fit a processor."""
+SHORT_KEYS, SHORT_REGISTERS = 64, 128
+"""Of ``launch_short``: keys of a tile and registers of a thread."""
+PAIRED_STAGES, LONE_STAGES = 3, 4
+"""Its tiles in shared memory where two programs share a processor, and where few shall not: the device would put two of
+them on one while another idles."""
 LONG_ROWS = 4096
 """Tokens of the longest row from which on wide tiles win: less is done for each key, more lies past the diagonal."""
 
@@ -47,12 +50,13 @@ def overlap_tile(
         heads: (query heads, KV heads).
         tokens, num_rows: of the rows that are not decode rows.
         max_query_len: most tokens of any row. Rows much shorter than that would leave most of the grid without work.
-        sms: processors of the device. They hold one program each; with less than a unit of work for each short tiles are ahead.
+        sms: processors of the device. They hold one program each; with less than two units of work for each short tiles are
+            ahead, or as fast.
     """
     queries = BLOCK_M * heads[1] // heads[0]
     used = tokens // queries + num_rows
     units = tokens * heads[0] // BLOCK_M
-    if num_rows == 0 or units < sms or num_rows * cdiv(max_query_len, queries) > 2 * used:
+    if num_rows == 0 or units < 2 * sms or num_rows * cdiv(max_query_len, queries) > 2 * used:
         return None
     return LONG if max_query_len >= LONG_ROWS else SHORT
 
@@ -94,7 +98,7 @@ def launch_short(
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     first_row: int,
-    stages: int = SHORT_STAGES,
+    stages: int | None = None,
 ) -> None:
     """The same in tiles of 64 (queries x heads of a KV head), which need no bound on a row's queries."""
     from headway.kernels.paged_attention.triton_short import short_prefill_kernel
@@ -105,13 +109,20 @@ def launch_short(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_slots, table_width = block_tables.shape
     num_rows, queries = row_slots.shape[0], BLOCK_M // 2 * kv_heads // heads
-    tiles = (num_tokens - first_row) // queries + (num_rows - first_row) + 1  # see find_tile
+    tokens = num_tokens - first_row
+    tiles = tokens // queries + (num_rows - first_row) + 1  # see find_tile
+    stages = stages or short_stages(tokens * kv_heads // queries, num_sms(q.device))
     short_prefill_kernel[(tiles * kv_heads,)](
         *descriptors(q, k_cache, v_cache, SHORT_KEYS), out, block_tables, row_slots, query_start, seq_lens,
         num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, *steps(k_cache),
         KH=kv_heads, D=size, BS=block_size, BLOCK_N=SHORT_KEYS, STAGES=stages,
         num_warps=4, maxnreg=SHORT_REGISTERS, **launch_early(q.device),
     )  # fmt: skip
+
+
+def short_stages(tiles: int, sms: int) -> int:
+    """Tiles of keys that a program has room for, where there are so many tiles of queries."""
+    return LONE_STAGES if tiles <= sms else PAIRED_STAGES
 
 
 def descriptors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_n: int) -> Sequence[Any]:

@@ -8,13 +8,12 @@ Here that never leaves the processor.
 
 wide_gate_up(x, weight) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows, up rows), N / 2 a multiple of 8
 wide_add(x, weight, residual)               residual [T, N] += x W^T in place, residual contiguous, N a multiple of 8
-wide_parts(x, weight) -> parts f32 [P, T, N]         whose sum is x W^T; P as ``tiles.part_count`` says, N a multiple of 8
 wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
                                             rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H and KH are
                                             even, both norms or none, caches in x's dtype
 
-Rounding is that of the separate ops. Sums are in float32, in an order that depends on K alone (and on P): a token's result has
-the same bits whatever the other tokens are.
+Rounding is that of the separate ops. Sums are in float32, in an order that depends on K alone: a token's result has the same
+bits whatever the other tokens are.
 """
 
 from __future__ import annotations
@@ -23,16 +22,10 @@ import torch
 
 from headway.kernels.registry import Op
 from headway.kernels.wide_linear import reference
-from headway.kernels.wide_linear.tiles import part_count
 
 
 def _wide_gate_up_meta(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-
-
-def _wide_parts_meta(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    rows, outputs = x.shape[0], weight.shape[0]
-    return torch.empty((part_count(rows, *weight.shape), rows, outputs), dtype=torch.float32, device=x.device)
 
 
 def _wide_qkv_meta(
@@ -73,10 +66,4 @@ wide_add = Op(
     reference=reference.wide_add,
     meta=_wide_add_meta,
     triton="headway.kernels.wide_linear.launch:wide_add",
-)
-wide_parts = Op(
-    "wide_parts(Tensor x, Tensor weight) -> Tensor",
-    reference=reference.wide_parts,
-    meta=_wide_parts_meta,
-    triton="headway.kernels.wide_linear.launch:wide_parts",
 )

@@ -18,10 +18,9 @@ from headway.kernels.wide_linear.tiles import (
     STAGES,
     UNEVEN,
     WIDE,
-    part_count,
     tile_width,
 )
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, parts_kernel
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
@@ -74,22 +73,6 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> N
     )  # fmt: skip
 
 
-def wide_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    rows, inputs = x.shape
-    outputs = weight.shape[0]
-    splits = part_count(rows, outputs, inputs)
-    out = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
-    assert outputs % 8 == 0 and out.numel() < 2**31
-    if rows == 0:
-        return out
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, NARROW)
-    parts_kernel[(min(num_sms(x.device), tiles_m * tiles_n * splits),)](
-        _activations(x), _weights(weight, 1, NARROW), out, rows, tiles_m, tiles_n, N=outputs, K=inputs, SPLITS=splits,
-        STAGES=STAGES[NARROW], GROUP=GROUP, num_warps=4, **launch_early(x.device),
-    )  # fmt: skip
-    return out
-
-
 def wide_qkv(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -103,6 +86,27 @@ def wide_qkv(
     v_cache: torch.Tensor,
     num_heads: int,
 ) -> torch.Tensor:
+    return launch_qkv(
+        x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads,
+        tile_width(x.shape[0], weight.shape[0], num_sms(x.device)),
+    )  # fmt: skip
+
+
+def launch_qkv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    kv_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    wide: int,
+) -> torch.Tensor:
+    """q [T, H, D], in tiles of ``wide`` weight rows."""
     rows, inputs = x.shape
     num_blocks, block_size, kv_heads, size = k_cache.shape
     q = torch.empty((rows, num_heads, size), dtype=x.dtype, device=x.device)
@@ -112,7 +116,6 @@ def wide_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
-    wide = tile_width(rows, weight.shape[0], num_sms(x.device))
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from headway.kernels.rope_kv_write.reference import rope_kv_write
 from headway.kernels.silu_mul.reference import silu_mul
-from headway.kernels.wide_linear.tiles import part_count
 
 
 def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -16,12 +15,6 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
     residual += F.linear(x, weight)
-
-
-def wide_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    count = part_count(x.shape[0], *weight.shape)
-    pairs = zip(x.float().chunk(count, dim=1), weight.float().chunk(count, dim=1), strict=True)
-    return torch.stack([F.linear(a, b) for a, b in pairs])
 
 
 def wide_qkv(

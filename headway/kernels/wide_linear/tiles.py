@@ -13,7 +13,7 @@ from typing import Literal
 
 from headway.core.ints import cdiv
 
-Kind = Literal["wide_gate_up", "wide_qkv", "wide_add", "wide_parts"]
+Kind = Literal["wide_gate_up", "wide_qkv", "wide_add"]
 """The op's name."""
 
 BLOCK_M, BLOCK_K = 128, 64
@@ -22,8 +22,6 @@ WIDE, UNEVEN, NARROW = 256, 192, 128
 """Weight rows of a tile. Only gate and up have uneven tiles."""
 STAGES = MappingProxyType({WIDE: 4, UNEVEN: 5, NARROW: 6})
 """Weight rows of a tile -> chunks that there is shared memory for."""
-PROCESSORS, MOST_PARTS = 132, 4
-"""What a product's parts are to fill, one each, and the most of them: more would take the norm behind them too long."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
 HEAD_SIZE = 128
@@ -36,10 +34,8 @@ MOST_TOKENS = 2**20
 TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
     {
         # Qwen3-0.6B
-        ("wide_gate_up", 6144, 1024): (range(257, 1025), range(8192, MOST_TOKENS)),
-        ("wide_qkv", 4096, 1024): (range(257, 1025), range(8192, MOST_TOKENS)),
-        ("wide_parts", 1024, 2048): (range(257, 513),),
-        ("wide_parts", 1024, 3072): (range(257, 513),),
+        ("wide_gate_up", 6144, 1024): (range(257, MOST_TOKENS),),
+        ("wide_qkv", 4096, 1024): (range(257, 513), range(8192, MOST_TOKENS)),
         ("wide_add", 1024, 2048): (range(8192, MOST_TOKENS),),
         ("wide_add", 1024, 3072): (range(8192, MOST_TOKENS),),
         # Llama-3.1-8B; its down projection, K = 14336, lost
@@ -64,11 +60,3 @@ def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (W
         return wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)
 
     return min(widths, key=lambda wide: (longest(wide), -wide))
-
-
-def part_count(tokens: int, outputs: int, inputs: int) -> int:
-    """Parts of K that ``wide_parts`` sums apart: as many as there are processors for, a power of two."""
-    tiles, parts = cdiv(tokens, BLOCK_M) * cdiv(outputs, NARROW), 1
-    while 2 * parts <= MOST_PARTS and 2 * parts * tiles <= PROCESSORS and inputs % (2 * parts * BLOCK_K) == 0:
-        parts *= 2
-    return parts

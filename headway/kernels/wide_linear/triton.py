@@ -47,55 +47,47 @@ def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def part_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr, SPLITS: gl.constexpr):
-    """(row of tiles, column of tiles, part of K)."""
-    m, n = tile_place(tile, tiles_m, tiles_n * SPLITS, GROUP)
-    return m, n % tiles_n, n // tiles_n
-
-
-@gluon.jit
 def copy_tiles(
     x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, SPLITS: gl.constexpr, EARLY: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
-    CHUNKS: gl.constexpr = K // BLOCK_K // SPLITS
+    CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
     ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
     BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * ROWS_EACH)
-    m_first, n_first, split_first = part_place(gl.program_id(0), tiles_m, tiles_n, GROUP, SPLITS)
-    first = split_first * CHUNKS * BLOCK_K
+    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
-        begin = [0, n_first * ROWS_EACH, first + i * BLOCK_K]
+        begin = [0, n_first * ROWS_EACH, i * BLOCK_K]
         mbarrier.expect(ready.index(i), BYTES)
         tma.async_copy_global_to_shared(weight_desc, begin, ready.index(i), w_smem.index(i))
     if EARLY:
         gdc_wait()
     for i in gl.static_range(AHEAD):
-        begin = [m_first * BLOCK_M, first + i * BLOCK_K]
+        begin = [m_first * BLOCK_M, i * BLOCK_K]
         tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n * SPLITS, gl.num_programs(0)):
-        m, n, split = part_place(tile, tiles_m, tiles_n, GROUP, SPLITS)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         for chunk in range(CHUNKS):
             if count >= AHEAD:
                 stage = count % STAGES
                 mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
                 bar = ready.index(stage)
                 mbarrier.expect(bar, BYTES)
-                at = (split * CHUNKS + chunk) * BLOCK_K
+                at = chunk * BLOCK_K
                 tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, at], bar, x_smem.index(stage))
                 tma.async_copy_global_to_shared(weight_desc, [0, n * ROWS_EACH, at], bar, w_smem.index(stage))
             count += 1
 
 
 @gluon.jit
-def product(x_smem, w_smem, ready, free, count, CHUNKS: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
+def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
-    for chunk in range(CHUNKS):
+    for chunk in range(K // BLOCK_K):
         stage = (count + chunk) % STAGES
         mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
         a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
@@ -142,7 +134,7 @@ def gate_up_tiles(
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         acc = finish(acc, free, count, STAGES)
         gate, up = halves(acc, WIDE // 2)
@@ -194,7 +186,7 @@ def gate_up_kernel(
                              GROUP, EARLY, 0)),
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
                              GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [232, 24],
@@ -216,7 +208,7 @@ def add_tiles(
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         # What the product is added to is asked for while its last parts run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
@@ -261,63 +253,7 @@ def add_kernel(
                          tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
             (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
                          tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
-
-
-@gluon.jit
-def part_tiles(
-    out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr, K: gl.constexpr,
-    SPLITS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
-    CHUNKS: gl.constexpr = K // BLOCK_K // SPLITS
-    WIDE: gl.constexpr = w_smem.shape[2]
-    if EARLY:
-        gdc_wait()
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n * SPLITS, gl.num_programs(0)):
-        m, n, split = part_place(tile, tiles_m, tiles_n, GROUP, SPLITS)
-        acc = product(x_smem, w_smem, ready, free, count, CHUNKS, STAGES, HALF)
-        count += CHUNKS
-        acc = finish(acc, free, count, STAGES)
-        LAYOUT: gl.constexpr = layout_of(acc)
-        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, LAYOUT))
-        keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
-        gl.store(out_ptr + gl.expand_dims((split * num_tokens + row) * N, 1) + gl.expand_dims(col, 0), acc, mask=keep)
-
-
-@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
-def parts_kernel(
-    x_desc,  # [T, K]
-    weight_desc,  # [1, N, K]
-    out_ptr,  # f32 [SPLITS, T, N]
-    num_tokens,
-    tiles_m,
-    tiles_n,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    SPLITS: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    EARLY: gl.constexpr,
-):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    if EARLY:
-        gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    gl.warp_specialize(
-        [
-            (part_tiles, (out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N, K, SPLITS, STAGES,
-                          GROUP, EARLY, 0)),
-            (part_tiles, (out_ptr, x_smem, w_smem, ready, free, num_tokens, tiles_m, tiles_n, N, K, SPLITS, STAGES,
-                          GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP,
-                          SPLITS, EARLY)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [232, 24],

@@ -95,7 +95,7 @@ def qkv_tiles(
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K // BLOCK_K, STAGES, HALF)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         # What the epilogue reads is asked for while the last products run.
         nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
@@ -184,7 +184,7 @@ def qkv_kernel(
                 x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
                 block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
                 EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, 1, EARLY)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [232, 24],

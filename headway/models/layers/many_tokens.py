@@ -11,9 +11,8 @@ from typing import cast
 import torch
 
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.rms_norm import add_parts_rms_norm
 from headway.kernels.silu_mul import silu_mul
-from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_parts, wide_qkv
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import HEAD_SIZE, Counts, Kind, wide_tokens
 from headway.models.layers.attention import Attention
 from headway.models.layers.linear import Linear
@@ -44,8 +43,8 @@ class ManyTokens:
         qkv, gate_up = attention.qkv, mlp.gate_up
         self._qkv = used("wide_qkv", *qkv.weight.shape) if _two_heads_wide(attention) else ()
         self._gate_up = () if gate_up.bias is not None else used("wide_gate_up", *gate_up.weight.shape)
-        self._out, self._down = (_Sum(linear, used) for linear in (attention.out, mlp.down))
-        self.tokens = (*self._qkv, *self._gate_up, *self._out.tokens, *self._down.tokens)
+        self._out, self._down = _add_counts(attention.out, used), _add_counts(mlp.down, used)
+        self.tokens = (*self._qkv, *self._gate_up, *self._out, *self._down)
 
     def forward(
         self,
@@ -61,12 +60,12 @@ class ManyTokens:
         """
         attend = self.attention.attend.attend
         heads = attend(self.queries(x, batch, k_cache, v_cache), batch, k_cache, v_cache)
-        x = self._out.add(heads, residual, self.post_norm)
+        x = _add(heads, self.attention.out, residual, self.post_norm, self._out)
         if within(self._gate_up, x.shape[0]):
             inner = wide_gate_up(x, self.mlp.gate_up.weight)
         else:
             inner = silu_mul(self.mlp.gate_up.forward(x))
-        return self._down.add(cast(torch.Tensor, inner), residual, self.next_norm)
+        return _add(cast(torch.Tensor, inner), self.mlp.down, residual, self.next_norm, self._down)
 
     def queries(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attention up to its scores: [T, C] -> q [T, H, D]; keys and values are in the cache then."""
@@ -80,25 +79,16 @@ class ManyTokens:
         return cast(torch.Tensor, q)
 
 
-class _Sum:
-    """A linear layer whose result is added to the residual, in one of three ways."""
+def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, counts: Counts) -> torch.Tensor:
+    """residual += linear(x) in place; returns its norm."""
+    if not within(counts, x.shape[0]):
+        return norm.add(linear.forward(x), residual)
+    wide_add(x, linear.weight, residual)
+    return norm.forward(residual)
 
-    def __init__(self, linear: Linear, used: WideTokens) -> None:
-        self.linear = linear
-        self._parts = () if linear.bias is not None else used("wide_parts", *linear.weight.shape)
-        self._whole = () if linear.bias is not None else used("wide_add", *linear.weight.shape)
-        self.tokens = (*self._parts, *self._whole)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """residual += linear(x) in place; returns its norm."""
-        linear, num_tokens = self.linear, x.shape[0]
-        if within(self._parts, num_tokens):
-            parts = wide_parts(x, linear.weight)
-            return cast(torch.Tensor, add_parts_rms_norm(parts, residual, norm.weight, norm.eps))
-        if not within(self._whole, num_tokens):
-            return norm.add(linear.forward(x), residual)
-        wide_add(x, linear.weight, residual)
-        return norm.forward(residual)
+def _add_counts(linear: Linear, used: WideTokens) -> Counts:
+    return () if linear.bias is not None else used("wide_add", *linear.weight.shape)
 
 
 def within(counts: Counts, tokens: int) -> bool:
