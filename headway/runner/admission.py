@@ -67,7 +67,7 @@ class AdmissionWriter:
         values = np.concatenate([edit.values for edit in single])
         self._prepared[request.request_id] = Prepared(tuple([edit.table for edit in single]), values, rows)
         mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
-        return mask + sum(segment_ints(len(edit.values)) for edit in edits)
+        return mask + segment_ints(1) * len(single) + sum(segment_ints(len(edit.values)) for edit in rows)
 
     @property
     def num_prepared(self) -> int:
