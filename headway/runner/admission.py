@@ -82,7 +82,8 @@ class AdmissionWriter:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""
         request, slot = admission.request, admission.slot
         tables, values, rows = self._prepared[request.request_id]
-        values[0], values[1] = len(admission.token_ids), admission.num_computed
+        values[0] = len(admission.token_ids)
+        values[1] = admission.num_computed
         base, stride = self._places.get(tables) or self._find_places(tables)
         packed.scatter(base + stride * slot, values)
         for table, row in (
