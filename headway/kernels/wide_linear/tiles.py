@@ -1,8 +1,9 @@
 """Where the wide products are used, and their tile. Imports no Triton.
 
-``TABLE`` holds what ``bench/ops/wide_linear.py`` measured on one H200 in bfloat16: where one kernel beat cuBLAS and the kernel
-behind it, over seconds, with the clock that the card's power allows. All of it was measured with 8192 tokens, a full step; with
-fewer, and other shapes, these are left to ``F.linear``. Nothing is tuned while serving.
+``TABLE`` holds what was measured on one H200 in bfloat16, where one kernel beat cuBLAS and the kernel behind it: with 8192
+tokens, a full step, over seconds and with the clock that the card's power allows (``bench/ops/wide_linear.py``); of Qwen3-0.6B
+with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
+Nothing is tuned while serving.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ WIDE, UNEVEN, NARROW = 256, 192, 128
 """Weight rows of a tile. Only gate and up have uneven tiles."""
 STAGES = MappingProxyType({WIDE: 4, UNEVEN: 5, NARROW: 6})
 """Weight rows of a tile -> chunks that there is shared memory for."""
+NARROWER = 1.08
+"""What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
 HEAD_SIZE = 128
@@ -35,11 +38,11 @@ TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
     {
         # Qwen3-0.6B
         ("wide_gate_up", 6144, 1024): (range(257, MOST_TOKENS),),
-        ("wide_qkv", 4096, 1024): (range(257, 513), range(8192, MOST_TOKENS)),
-        ("wide_add", 1024, 2048): (range(8192, MOST_TOKENS),),
-        ("wide_add", 1024, 3072): (range(8192, MOST_TOKENS),),
+        ("wide_qkv", 4096, 1024): (range(257, 641), range(1281, MOST_TOKENS)),  # 768 tokens lost
+        ("wide_add", 1024, 2048): (range(4096, MOST_TOKENS),),
+        ("wide_add", 1024, 3072): (range(4096, MOST_TOKENS),),
         # Llama-3.1-8B; its down projection, K = 14336, lost
-        ("wide_gate_up", 28672, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_gate_up", 28672, 4096): (range(1024, MOST_TOKENS),),  # 1024 tokens were measured outside of layers
         ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
     }
@@ -53,10 +56,10 @@ def wide_tokens(kind: Kind, outputs: int, inputs: int) -> Counts:
 
 
 def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (WIDE, NARROW)) -> int:
-    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` processors for the shortest time, and
-    of equals the widest, which read least."""
+    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` processors for the shortest time."""
 
-    def longest(wide: int) -> int:
-        return wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)
+    def longest(wide: int) -> float:
+        rows = wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)
+        return rows * (1.0 if wide == WIDE else NARROWER)
 
     return min(widths, key=lambda wide: (longest(wide), -wide))
