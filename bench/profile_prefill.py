@@ -1,6 +1,7 @@
 """Where the time of a long prefill goes on the card: 64 prompts of 1024 tokens, one token each, through ``LLM.generate``.
 
     python bench/profile_prefill.py --model headway/cli/bench/anchors/models/qwen3_06b [--seconds 4] [--json FILE]
+    python bench/profile_prefill.py --model ... --prompts 1 --tokens 512 --calls 20                    a lone prompt
 
 Four views. ``runs``: wall time of several calls. ``steps``: of the last of them, the host's and the device's time of each step
 as the engine itself measures them, and what lies before the first step and behind the last. ``profile``: of one more call under
@@ -21,6 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +37,7 @@ from headway.engine.core import EngineCore
 from headway.runner.runner import ModelRunner
 from headway.scheduler import Scheduler
 
-PROMPTS, TOKENS, WORDS = 64, 1024, 10_000
+WORDS = 10_000
 PAUSE_US = 5.0
 """Shorter pauses of the device are only added up."""
 PHASES: list[tuple[type, str]] = [
@@ -48,18 +50,26 @@ SMI = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Load:
+    """What a call asks for."""
+
+    prompts: int
+    tokens: int
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def call(llm: LLM, seed: int) -> tuple[float, float, list[int]]:
+def call(llm: LLM, seed: int, load: Load) -> tuple[float, float, list[int]]:
     """(perf_counter at the start, seconds, tokens) of one call of ``generate``."""
     rng = random.Random(seed)
-    prompts = [[rng.randrange(WORDS) for _ in range(TOKENS)] for _ in range(PROMPTS)]
+    prompts = [[rng.randrange(WORDS) for _ in range(load.tokens)] for _ in range(load.prompts)]
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
     start = time.perf_counter()
-    outputs = llm.generate(list(prompts), [params] * PROMPTS, use_tqdm=False)
+    outputs = llm.generate(list(prompts), [params] * load.prompts, use_tqdm=False)
     return start, time.perf_counter() - start, [output.outputs[0].token_ids[0] for output in outputs]
 
 
@@ -106,7 +116,7 @@ def host_during(spans: list[tuple[float, float, str]], start: float, end: float)
     return "; ".join(names + [f"{name[:40]} {overlap:.0f} of {whole:.0f}" for overlap, whole, name in calls])
 
 
-def profiled(llm: LLM, seed: int, top: int) -> dict[str, Any]:
+def profiled(llm: LLM, seed: int, load: Load, top: int) -> dict[str, Any]:
     """One call under the profiler."""
     kept = [(owner, name, getattr(owner, name)) for owner, name in PHASES]
     for owner, name, function in kept:
@@ -114,7 +124,7 @@ def profiled(llm: LLM, seed: int, top: int) -> dict[str, Any]:
     try:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
             with record_function("phase whole"):
-                _, seconds, _ = call(llm, seed)
+                _, seconds, _ = call(llm, seed, load)
             torch.cuda.synchronize()
     finally:
         for owner, name, function in kept:
@@ -195,13 +205,13 @@ def report_samples(samples: list[list[str]]) -> dict[str, Any]:
             "course": course}  # fmt: skip
 
 
-def sustained(llm: LLM, seconds: float) -> dict[str, Any]:
+def sustained(llm: LLM, load: Load, seconds: float) -> dict[str, Any]:
     """Calls one after the other."""
 
     def work() -> list[float]:
         found, begin = [], time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            found.append(call(llm, 1000 + len(found))[1])
+            found.append(call(llm, 1000 + len(found), load)[1])
         return found
 
     spent, samples = sampled(work)
@@ -212,20 +222,20 @@ def sustained(llm: LLM, seconds: float) -> dict[str, Any]:
 
 def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
     """All views of the engine as it is now."""
-    spent = []
+    spent, load = [], Load(options.prompts, options.tokens)
     start, seconds, before = 0.0, 0.0, 0
     tokens: list[int] = []
     for run in range(options.calls):
         time.sleep(options.rest)
         before = llm.stats().num_steps
-        start, seconds, tokens = call(llm, run)
+        start, seconds, tokens = call(llm, run, load)
         spent.append(seconds * 1e3)
-        say(f"call {run}: {seconds * 1e3:.2f} ms, {PROMPTS * TOKENS / seconds:,.0f} tokens/s")
+        say(f"call {run}: {seconds * 1e3:.2f} ms, {load.prompts * load.tokens / seconds:,.0f} tokens/s")
     found: dict[str, Any] = {"calls_ms": spent, "tokens": tokens, "last": steps(llm, start, seconds, before)}
     if options.seconds:
-        found["sustained"] = sustained(llm, options.seconds)
+        found["sustained"] = sustained(llm, load, options.seconds)
     if options.top:
-        found["profile"] = profiled(llm, 99, options.top)
+        found["profile"] = profiled(llm, 99, load, options.top)
     return found
 
 
@@ -236,6 +246,8 @@ WAYS = {"separate": (False, False), "wide": (True, False), "graphs": (True, True
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=1024, help="of each prompt")
     parser.add_argument("--calls", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0, help="of the sustained calls; 0: none")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds of rest before each of the calls")
@@ -255,7 +267,7 @@ def main() -> None:
     answers: list[int] = []
     for way in options.ways:
         wide, replayed = WAYS[way]
-        model._many_tokens = least if wide else None  # noqa: SLF001
+        model._many_tokens = least if wide else ()  # noqa: SLF001
         runner._graphs, runner._prefill_graphs = graphs if replayed else (None, None)  # noqa: SLF001
         say(f"== {Path(options.model).name}, {way}")
         before = llm.stats().num_graph_steps
@@ -263,7 +275,7 @@ def main() -> None:
         say(f"  {llm.stats().num_graph_steps - before} steps were replayed")
         if answers:
             equal = sum(a == b for a, b in zip(answers, found["tokens"], strict=True))
-            say(f"  {equal} of {PROMPTS} tokens are those of the way before")
+            say(f"  {equal} of {options.prompts} tokens are those of the way before")
         answers = found["tokens"]
         if options.json:
             path = options.json.with_stem(f"{options.json.stem}_{way}")

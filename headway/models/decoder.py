@@ -14,12 +14,13 @@ from torch import nn
 
 from headway.kernels.mid_linear import mid_linear
 from headway.kernels.skinny_linear import skinny_linear
+from headway.kernels.wide_linear.tiles import Counts
 from headway.models.config import DecoderConfig, Family
 from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
-from headway.models.layers.many_tokens import LeastTokens, ManyTokens, going_wide
+from headway.models.layers.many_tokens import ManyTokens, WideTokens, going_wide, within
 from headway.models.layers.mid_tokens import MidRows, MidTokens, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
@@ -95,7 +96,7 @@ class DecoderModel(nn.Module):
         self._many: list[ManyTokens] = []
         self._few_tokens = self._head_rows = 0  # until ``fuse``
         self._mid_tokens = self._head_mid = range(0)  # until ``start_early``
-        self._many_tokens: int | None = None  # until ``go_wide``
+        self._many_tokens: Counts = ()  # until ``go_wide``
 
     def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
         """Each layer with the norm that follows it: the next layer's first, or the final one."""
@@ -119,7 +120,7 @@ class DecoderModel(nn.Module):
         if num_tokens in self._mid_tokens or num_tokens <= self._few_tokens:
             hidden = self._small_step(residual, batch, kv)
             return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
-        wide = self._many_tokens is not None and num_tokens >= self._many_tokens
+        wide = within(self._many_tokens, num_tokens)
         x = self._chain[0][0].input_norm.forward(residual)
         for i in range(len(self._chain) - only_rows):
             if wide:
@@ -229,8 +230,8 @@ class DecoderModel(nn.Module):
         self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes
         self._head_mid = rows("mid_linear", *self.head.weight.shape)
 
-    def go_wide(self, least: LeastTokens) -> None:
-        """Run steps of many tokens with wide products, each from the number of tokens on that it is given."""
+    def go_wide(self, used: WideTokens) -> None:
+        """Run steps of many tokens with wide products, each for the numbers of tokens that it is given."""
         links = self._chain
-        self._many = [ManyTokens(x.attention, x.post_norm, x.mlp, next_norm, least) for x, next_norm in links]
-        self._many_tokens = self._many[0].least_tokens  # all layers have the same shapes
+        self._many = [ManyTokens(x.attention, x.post_norm, x.mlp, next_norm, used) for x, next_norm in links]
+        self._many_tokens = self._many[0].tokens  # all layers have the same shapes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from headway.core.automaton import MAX_TABLE_INTS
@@ -18,6 +20,24 @@ MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
 """Width of the device's stop table: end-of-sequence tokens first, then the request's own."""
 
 
+_AT_ADMISSION = [SlotEdit("num_tokens", ints(0)), SlotEdit("num_computed", ints(0))]
+"""What only the admission knows: the first of the single values."""
+
+
+class Prepared(NamedTuple):
+    """Edits of one request.
+
+    Attributes:
+        tables: those of which one value is written.
+        values: int32, these values.
+        rows: the other edits.
+    """
+
+    tables: tuple[str, ...]
+    values: Int32s
+    rows: list[SlotEdit]
+
+
 class AdmissionWriter:
     """Stages admissions.
 
@@ -28,7 +48,8 @@ class AdmissionWriter:
 
     def __init__(self, arena: SlotArena, sampler: Sampler) -> None:
         self._arena, self._sampler = arena, sampler
-        self._prepared: dict[str, list[SlotEdit]] = {}
+        self._prepared: dict[str, Prepared] = {}
+        self._places: dict[tuple[str, ...], tuple[Int32s, Int32s]] = {}
 
     def prepare(self, request: AddRequest) -> int:
         """Work out the slot edits of ``request``: all that can go wrong with one request goes wrong here, before it shares
@@ -40,10 +61,13 @@ class AdmissionWriter:
         Raises:
             InvalidRequestError: it does not fit the slot tables.
         """
-        edits = [*_core_edits(request), *self._sampler.stage(request)]
-        self._prepared[request.request_id] = edits
+        edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
+        single = [edit for edit in edits if len(edit.values) == 1]
+        rows = [edit for edit in edits if len(edit.values) != 1]
+        values = np.concatenate([edit.values for edit in single])
+        self._prepared[request.request_id] = Prepared(tuple([edit.table for edit in single]), values, rows)
         mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
-        return mask + sum(segment_ints(len(edit.values)) for edit in edits)
+        return mask + segment_ints(1) * len(single) + sum(segment_ints(len(edit.values)) for edit in rows)
 
     @property
     def num_prepared(self) -> int:
@@ -57,23 +81,26 @@ class AdmissionWriter:
     def write(self, packed: PackedStep, admission: Admission) -> None:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""
         request, slot = admission.request, admission.slot
-        edits = [
-            SlotEdit("num_tokens", ints(len(admission.token_ids))),
-            SlotEdit("num_computed", ints(admission.num_computed)),
-            *self._prepared[request.request_id],
+        tables, values, rows = self._prepared[request.request_id]
+        values[0] = len(admission.token_ids)
+        values[1] = admission.num_computed
+        base, stride = self._places.get(tables) or self._find_places(tables)
+        packed.scatter(base + stride * slot, values)
+        for table, row in (
+            *rows,
             *self._sampler.restart(request, admission.token_ids[len(request.prompt_token_ids) :]),
-        ]
-        positions, singles = [], []
-        for table, values in edits:
-            position = self._arena.position(table, slot)
-            if len(values) == 1:
-                positions.append(position)
-                singles.append(values[0])
-            else:
-                packed.write(position, values)
-        packed.scatter(np.array(positions, np.int32), np.array(singles, np.int32))
+        ):
+            packed.write(self._arena.position(table, slot), row)
         packed.write(self._arena.position("history", slot), admission.token_ids)
         self._sampler.admit(slot, request)
+
+    def _find_places(self, tables: tuple[str, ...]) -> tuple[Int32s, Int32s]:
+        """Where the first slot's rows of tables lie, and the distance to the next. There are as many lists of tables as
+        mixtures of features."""
+        base = np.array([self._arena.position(table, 0) for table in tables], np.int32)
+        found = base, np.array([self._arena.stride(table) for table in tables], np.int32)
+        self._places[tables] = found
+        return found
 
 
 def _core_edits(request: AddRequest) -> list[SlotEdit]:

@@ -7,12 +7,15 @@ rows in such a step are treated as prompts of one token.
 
 from __future__ import annotations
 
-from headway.runner.graphs import Shape, StepGraphs
+from collections.abc import Sequence
+
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs
 from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
 
+FEW_ROWS = 16
 SMALL = (
-    *((tokens, 16) for tokens in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)),
+    *((tokens, FEW_ROWS) for tokens in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)),
     *((tokens, 128) for tokens in (256, 512, 768, 1024, 1536)),
 )
 """(tokens, rows) of small steps, both padded. The first that holds a step is taken: with few rows, few logits are computed.
@@ -52,6 +55,11 @@ class PrefillGraphs(StepGraphs):
             if num_tokens <= tokens and num_rows <= rows and max_query_len <= longest:
                 return shape if tokens <= LARGEST_SMALL or num_tokens >= LEAST_FULL * tokens else None
         return None
+
+    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
+        """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""
+        tokens, rows, _ = shape
+        return WHOLE_STEP_VARIANTS[:2] if tokens <= LARGEST_SMALL and rows <= FEW_ROWS else ()
 
     def _rehearsed(self) -> list[Shape]:
         """Full steps differ in what sizes their grids alone: one of them will do."""

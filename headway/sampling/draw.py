@@ -31,16 +31,18 @@ class Draw:
         reals = [Table(name, dtype=torch.float32) for name in ("temperature", "top_p", "min_p")]
         return [*reals, Table("top_k"), Table("seeds", 2)]
 
+    def seed(self, request: AddRequest) -> SlotEdit:
+        """The request's seed."""
+        return SlotEdit("seeds", np.array([request.seed & (2**64 - 1)], np.uint64).view(np.int32))
+
     def stage(self, request: AddRequest) -> list[SlotEdit]:
-        """The request's sampling numbers."""
+        """The request's sampling numbers but the seed."""
         params = request.params
-        seed = np.array([request.seed & (2**64 - 1)], np.uint64).view(np.int32)
         return [
             SlotEdit("temperature", float_bits([params.temperature])),
             SlotEdit("top_p", float_bits([params.top_p])),
             SlotEdit("min_p", float_bits([params.min_p])),
             SlotEdit("top_k", ints(params.top_k)),
-            SlotEdit("seeds", seed),
         ]
 
     def flags(self, request: AddRequest) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
 from headway.core.plan import Int32s
 from headway.sampling.bad_words import BadWords
 from headway.sampling.draw import Draw
@@ -88,9 +89,19 @@ class Sampler:
         self.logprobs = Logprobs(at)
         self.every_edit = (1 << len(self.features)) - 1
         self._needs = np.zeros(at.num_slots, np.int32)
+        self._staged: tuple[SamplingParams | None, list[SlotEdit]] = (None, [])
 
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""
+        seed, params = self.draw.seed(request), request.params
+        if request.automaton is not None or request.host_grammar is not None or request.bad_words_token_ids:
+            return [seed, *self._stage(request)]
+        if params is not self._staged[0]:  # many requests come with one and the same
+            self._staged = params, self._stage(request)
+        return [seed, *self._staged[1]]
+
+    def _stage(self, request: AddRequest) -> list[SlotEdit]:
+        """All of them but the seed: they depend on ``params`` alone where there is neither grammar nor bad words."""
         edits = [*self.draw.stage(request), *self.penalties.stage(request), *self.logprobs.stage(request)]
         for feature in self.features:
             edits += feature.stage(request)

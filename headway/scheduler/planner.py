@@ -93,6 +93,8 @@ class Planner:
     def _take_decode(self, draft: _Draft) -> tuple[Rows, Int32s]:
         table, running = self._table, self._life.running
         rows = running.decode_rows().first(draft.tokens_left)
+        if not len(rows):
+            return rows, NO_INTS
         starts = table.scheduled[rows.index]
         (short,) = (starts >= table.capacity[rows.index]).nonzero()
         if len(short):
@@ -269,10 +271,18 @@ class Planner:
         rows = decode
         query_lens, samples = self._ones[:n], self._all_true[:n]
         if draft.requests:
-            rows = decode.plus(Rows.of(draft.requests, self._table))
-            query_lens = np.concatenate((query_lens, np.array(draft.query_lens, np.int32)))
-            samples = np.concatenate((samples, np.array(draft.samples, np.bool_)))
-            starts = np.concatenate((starts, np.array(draft.starts, np.int32)))
+            more = Rows.of(draft.requests, self._table)
+            columns = (
+                np.array(draft.query_lens, np.int32),
+                np.array(draft.samples, np.bool_),
+                np.array(draft.starts, np.int32),
+            )
+            if n:
+                rows = decode.plus(more)
+                both = zip((query_lens, samples, starts), columns, strict=True)
+                query_lens, samples, starts = (np.concatenate(pair) for pair in both)
+            else:  # a prompt that is alone waits for each microsecond
+                rows, (query_lens, samples, starts) = more, columns
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
             edits = [np.array(each, np.int32) for each in (draft.edit_slots, draft.edit_indices, draft.edit_ids)]

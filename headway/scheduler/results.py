@@ -102,7 +102,8 @@ class Collector:
         picked = live & plan.samples
         for row in _nonzero(picked & ~result.sampled):
             others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
-        updates = self._apply_live(rows, result, np.flatnonzero(picked & result.sampled))
+        sampled = (picked & result.sampled).nonzero()[0]
+        updates = self._apply_live(rows, result, sampled) if len(sampled) else StepUpdates()
         for row in _nonzero(~live):
             update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
             if update is not None:

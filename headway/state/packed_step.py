@@ -95,6 +95,9 @@ class PackedStep:
         """Edit: arena[position : position + len(values)] = values."""
         count = num_edits_for(len(values))
         source = self.list_at(values)
+        if count == 1:
+            self._add(np.array([[position, source, len(values)]], np.int32))
+            return
         edits = np.empty((count, EDIT_INTS), np.int32)
         starts = np.arange(count, dtype=np.int32) * MAX_EDIT
         edits[:, 0] = position + starts

@@ -26,18 +26,27 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
-from headway.kernels.paged_attention.overlap import MAX_REGISTERS, overlap_tile
+from headway.kernels.paged_attention.overlap import (
+    MAX_REGISTERS,
+    PAIRED_STAGES,
+    SHORT_KEYS,
+    SHORT_REGISTERS,
+    overlap_tile,
+)
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
+from headway.kernels.paged_attention.triton_short import short_prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, UNEVEN, WIDE
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
+from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -153,16 +162,23 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
 
 
 def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
-    tile = overlap_tile((heads, kv_heads), size, torch.bfloat16, 8192, rows, 8192 // rows, SMS)
-    assert tile is not None
-    constants = {"KH": kv_heads, "D": size, "BS": block_size, "BLOCK_N": tile.block_n, "STAGES": tile.stages}
-    constants |= {"KEPT": tile.kept}
+    """The kernel of programs that stay, or for no rows that of short tiles."""
     group = heads // kv_heads
+    constants: dict[str, object] = {"KH": kv_heads, "D": size, "BS": block_size}
+    name, block_n = f"D={size} H={heads} KH={kv_heads} BS={block_size}", SHORT_KEYS
+    if rows:
+        tile = overlap_tile((heads, kv_heads), 8192, rows, 8192 // rows, SMS)
+        assert tile is not None
+        block_n = tile.block_n
+        constants |= {"STAGES": tile.stages, "KEPT": tile.kept}
+    else:
+        constants |= {"STAGES": PAIRED_STAGES}
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{NVMMASharedLayout(128, 16, 3)!r}>"
-    keys = f"tensordesc<bf16[{min(block_size, tile.block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    keys = f"tensordesc<bf16[{min(block_size, block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
     types = {**TYPES, "q_desc": queries, "k_desc": keys, "v_desc": keys}
-    name = f"prefill overlapped D={size} H={heads} KH={kv_heads} BS={block_size}"
-    compile_typed(name, overlapped_prefill_kernel, constants, types, {"num_warps": 4, "maxnreg": MAX_REGISTERS})
+    kernel, registers = (overlapped_prefill_kernel, MAX_REGISTERS) if rows else (short_prefill_kernel, SHORT_REGISTERS)
+    options = {"num_warps": 4, "maxnreg": registers}
+    compile_typed(f"prefill overlapped rows={rows} {name}", kernel, {**constants, "BLOCK_N": block_n}, types, options)
 
 
 def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
@@ -221,17 +237,26 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide() -> None:
+def compile_wide(wide: int) -> None:
     rows = BLOCK_M // 2
-    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, WIDE, BLOCK_K)}
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
-    fixed = {"K": 1024, "STAGES": STAGES, "GROUP": GROUP}
+    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
-        compile_typed(f"wide qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
-    compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
-    types |= {"weight_desc": described(2, WIDE // 2, BLOCK_K), "out_desc": described(rows, WIDE // 2)}
-    compile_typed("wide gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+        compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    if wide == WIDE:
+        compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+    types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
+    compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+
+
+def compile_uneven() -> None:
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "left_desc": described(2, 64, BLOCK_K)}
+    types |= {"right_desc": described(2, 32, BLOCK_K), "out_left": described(BLOCK_M // 2, 64)}
+    types["out_right"] = f"tensordesc<bf16{[BLOCK_M // 2, 32]},{NVMMASharedLayout(64, 16, 2)!r}>"
+    fixed = {"K": 1024, "STAGES": STAGES[UNEVEN], "GROUP": GROUP}
+    compile_typed("wide uneven gate_up", gate_up_pairs_kernel, fixed, types, {"num_warps": 4})
 
 
 def main() -> None:
@@ -246,7 +271,9 @@ def main() -> None:
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
-    compile_wide()
+    compile_wide(WIDE)
+    compile_wide(NARROW)
+    compile_uneven()
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):
@@ -255,6 +282,8 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)
+    compile_overlapped(128, 16, 8, 16, 0)
+    compile_overlapped(64, 32, 4, 256, 0)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES

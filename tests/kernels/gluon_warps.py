@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -170,11 +171,16 @@ class Machine:
         self.error: BaseException | None = None
         self.here = threading.local()
         self.main = threading.Event()
-        names = {**vars(module), **self.language()}
-        for name, value in vars(module).items():
+        known = dict(vars(module))
+        for function in [
+            value for value in known.values() if hasattr(value, "fn")
+        ]:  # of other modules, with their names
+            known = {**vars(sys.modules[function.fn.__module__]), **known}
+        names = {**known, **self.language()}
+        for name, value in known.items():
             if hasattr(value, "fn") and name not in self.language():
                 names[name] = types.FunctionType(value.fn.__code__, names)
-        names |= {name: value.value for name, value in vars(module).items() if isinstance(value, constexpr)}
+        names |= {name: value.value for name, value in known.items() if isinstance(value, constexpr)}
         self.names = names
 
     def specialize(self, work: Sequence[tuple[Any, tuple[Any, ...]]], warps: object, registers: object) -> None:

@@ -1,9 +1,9 @@
-"""The overlapped prefill kernel: where it is used, and against the reference: on a machine of Python, and on a Hopper GPU."""
+"""The prefill kernels of specialised warps: where they are used; the reference, on a machine of Python and on Hopper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -15,18 +15,25 @@ from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.overlap import (
     BLOCK_M,
     LONG,
+    PAIRED_STAGES,
     SHORT,
+    SHORT_KEYS,
     OverlapTile,
     choose_overlap,
+    fits,
     launch_overlapped,
+    launch_short,
     lies_flat,
     overlap_tile,
+    short_stages,
 )
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
 SMS = 132
 Rows = list[tuple[int, int]]
-Run = Callable[[PagedInputs, OverlapTile], torch.Tensor]
+Tile = OverlapTile | None
+"""None: the short tile."""
+Run = Callable[[PagedInputs, Tile], torch.Tensor]
 PROMPTS: Rows = [(300, 300), (1, 1), (64, 64), (65, 65), (0, 0), (128, 128), (511, 511)]
 CHUNKS: Rows = [(1, 70), (1, 0), (1, 301), (100, 357), (33, 1033), (5, 0), (129, 640), (2, 260)]
 """With decode rows before them and a zombie between them."""
@@ -51,60 +58,63 @@ def make(rows: Rows, heads: tuple[int, int] = (16, 8), size: int = 128, **change
     return make_paged_inputs(rows, heads=heads, size=size, **{**settings, "heads_first": True, **changes})
 
 
-def run(inputs: PagedInputs, tile: OverlapTile) -> torch.Tensor:
+def run(inputs: PagedInputs, tile: Tile) -> torch.Tensor:
     """The kernel's output over NaN, decode rows excepted."""
     out = torch.full_like(inputs.q, float("nan"))
     tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
-    first, most = inputs.num_decode_rows, inputs.max_query_len
-    launch_overlapped(inputs.q, inputs.k_cache, inputs.v_cache, out, tables, inputs.arrivals, 0.09, first, most, tile)
+    tensors, first, most = (inputs.q, inputs.k_cache, inputs.v_cache, out), inputs.num_decode_rows, inputs.max_query_len
+    if tile is None:
+        launch_short(*tensors, tables, 0.09, first)
+    else:
+        launch_overlapped(*tensors, tables, inputs.arrivals, 0.09, first, most, tile)
     assert bool(out[:first].isnan().all()), "decode rows are not its business"
     assert not bool(inputs.arrivals.any())
     return out[first:]
 
 
 def run_model(
-    inputs: PagedInputs, tile: OverlapTile, seed: int = 0, fault: Callable[[Any], None] = lambda names: None
+    inputs: PagedInputs, tile: Tile, seed: int = 0, fault: Callable[[Any], None] = lambda names: None
 ) -> torch.Tensor:
-    """The same on the machine of ``gluon_warps``, on three processors; ``fault`` changes the names the kernel's module sees."""
-    gluon = pytest.importorskip("triton.experimental.gluon", reason="the kernel's module imports Gluon")
+    """The same on the machine of ``gluon_warps``: on three processors, which take the short tiles one after the other.
+
+    ``fault`` changes the names the kernel's module sees.
+    """
+    gluon = pytest.importorskip("triton.experimental.gluon", reason="the kernels' modules import Gluon")
     assert gluon
-    from headway.kernels.paged_attention import triton_prefill
+    from headway.kernels.paged_attention import triton_prefill, triton_short
     from tests.kernels.gluon_warps import Descriptor, Machine, Pointer
 
     q, cache, first = inputs.q, inputs.k_cache, inputs.num_decode_rows
     num_blocks, block_size, kv_heads, size = cache.shape
     group, num_rows = q.shape[1] // kv_heads, len(inputs.row_slots)
-    page = (min(block_size, tile.block_n), 64)
-    keys, values = (
-        Descriptor(x.as_strided((x.numel() // size, size), (size, 1)), page) for x in (cache, inputs.v_cache)
-    )
+    page = (min(block_size, SHORT_KEYS if tile is None else tile.block_n), 64)
+    flat = [x.as_strided((x.numel() // size, size), (size, 1)) for x in (cache, inputs.v_cache)]
+    descriptors = [Descriptor(q, (64 // group, group, 64)), *(Descriptor(x, page) for x in flat)]
     out = torch.full_like(q, float("nan"))
-    pointers = [
-        Pointer(x.view(-1))
-        for x in (
-            out,
-            inputs.block_tables,
-            inputs.row_slots,
-            inputs.query_start,
-            inputs.seq_lens,
-            inputs.arrivals[first],
-        )
-    ]
-    units = kv_heads * ((num_rows - first) * cdiv(inputs.max_query_len, BLOCK_M // group) + triton_prefill.PADS.value)
-    for program in range(3):
-        machine = Machine(triton_prefill, program, 3, seed + program)
+    tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
+    pointers = [Pointer(x.view(-1)) for x in (out, *tables)]
+    sizes = (len(q), num_rows, first, inputs.block_tables.shape[0], num_blocks, inputs.block_tables.shape[1])
+    steps = (cache.stride(0) // size, cache.stride(2) // size)
+    kind = (kv_heads, size, block_size)
+    if tile is None:
+        module: Any = triton_short
+        name = "short_prefill_kernel"
+        programs = kv_heads * ((len(q) - first) * group // 64 + num_rows - first + 1)
+        arguments = (*descriptors, *pointers, *sizes, 0.09, *steps, *kind, SHORT_KEYS, PAIRED_STAGES, False)
+    else:
+        module, name, programs = triton_prefill, "overlapped_prefill_kernel", 3
+        units = kv_heads * ((num_rows - first) * cdiv(inputs.max_query_len, BLOCK_M // group) + module.PADS.value)
+        counter = Pointer(inputs.arrivals[first].view(-1))
+        arguments = (*descriptors, *pointers, counter, *sizes, units, 0.09, *steps, *kind, *astuple(tile))
+    for program in range(programs):
+        machine = Machine(module, program, programs, seed + program)
         fault(machine.names)
-        machine.names["overlapped_prefill_kernel"](
-            Descriptor(q, (64 // group, group, 64)), keys, values, *pointers, len(q), num_rows, first,
-            inputs.block_tables.shape[0], num_blocks, inputs.block_tables.shape[1], units, 0.09,
-            cache.stride(0) // size, cache.stride(2) // size, kv_heads, size, block_size, tile.block_n, tile.stages,
-            tile.kept,
-        )  # fmt: skip
+        machine.names[name](*arguments)
     assert bool(out[:first].isnan().all()), "decode rows are not its business"
     return out[first:]
 
 
-def check(inputs: PagedInputs, tile: OverlapTile, run: Run = run, times: int = 5) -> None:
+def check(inputs: PagedInputs, tile: Tile, run: Run = run, times: int = 5) -> None:
     arguments = inputs.arguments(0.09)
     on_cpu = [a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = paged_attention.reference(*on_cpu)[inputs.num_decode_rows :]
@@ -114,31 +124,36 @@ def check(inputs: PagedInputs, tile: OverlapTile, run: Run = run, times: int = 5
         assert torch.equal(other, outputs[0])
 
 
-@pytest.mark.parametrize("tile", [SHORT, LONG])
+@pytest.mark.parametrize("tile", [SHORT, LONG, None])
 @pytest.mark.parametrize("rows", [PROMPTS[:5], CHUNKS, [(1, 1)], [(200, 200)]])
-def test_equals_reference_on_the_machine(rows: Rows, tile: OverlapTile) -> None:
+def test_equals_reference_on_the_machine(rows: Rows, tile: Tile) -> None:
     check(make(rows, (4, 2), device="cpu", pad_rows=3, pad_tokens=300, bound=2048), tile, run_model, 1)
 
 
+@pytest.mark.parametrize("tile", [SHORT, None])
 @pytest.mark.parametrize(("heads", "size", "changes"), SHAPES)
-def test_heads_sizes_and_caches_on_the_machine(heads: tuple[int, int], size: int, changes: dict[str, Any]) -> None:
-    check(make([(70, 70), (20, 150)], heads, size, device="cpu", **changes), SHORT, run_model, 1)
+def test_heads_sizes_and_caches_on_the_machine(
+    heads: tuple[int, int], size: int, changes: dict[str, Any], tile: Tile
+) -> None:
+    check(make([(70, 70), (20, 150)], heads, size, device="cpu", **changes), tile, run_model, 1)
 
 
+@pytest.mark.parametrize("tile", [SHORT, None])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_machine_sees_what_is_not_fenced_or_waited_for(seed: int) -> None:
+def test_the_machine_sees_what_is_not_fenced_or_waited_for(seed: int, tile: Tile) -> None:
     inputs = make([(130, 130), (70, 300)], (4, 2), device="cpu")
-    with pytest.raises(AssertionError, match="fenced"):
-        run_model(inputs, SHORT, seed, lambda names: names.update(fence_async_shared=lambda: None))
+    if tile is not None:  # a short tile's buffer of queries is never copied to again
+        with pytest.raises(AssertionError, match="fenced"):
+            run_model(inputs, tile, seed, lambda names: names.update(fence_async_shared=lambda: None))
     with pytest.raises(AssertionError, match=r"changed while it ran|more arrivals|not fenced"):
-        run_model(inputs, SHORT, seed, lambda names: vars(names["mbarrier"]).update(wait=lambda barrier, phase: None))
-    out = run_model(inputs, SHORT, seed, lambda names: names.update(clear_behind=lambda values, places: None))
+        run_model(inputs, tile, seed, lambda names: vars(names["mbarrier"]).update(wait=lambda barrier, phase: None))
+    out = run_model(inputs, tile, seed, lambda names: names.update(clear_behind=lambda values, places: None))
     assert bool(out.isnan().any()), "values behind a row's end came through"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", [SHORT, LONG])
-def test_equals_reference(tile: OverlapTile, hopper: str) -> None:
+@pytest.mark.parametrize("tile", [SHORT, LONG, None])
+def test_equals_reference(tile: Tile, hopper: str) -> None:
     for rows in (PROMPTS, CHUNKS, [(1, 1)], [(640, 640)], [(700, 700)] * 9):
         check(make(rows, pad_rows=3, pad_tokens=700, bound=2048), tile)
 
@@ -146,18 +161,21 @@ def test_equals_reference(tile: OverlapTile, hopper: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "size", "changes"), SHAPES)
 def test_heads_sizes_and_caches(heads: tuple[int, int], size: int, changes: dict[str, Any], hopper: str) -> None:
-    check(make(PROMPTS[:4], heads, size, **changes), SHORT)
-    check(make(CHUNKS, heads, size, **changes), SHORT)
+    for tile in (SHORT, None):
+        check(make(PROMPTS[:4], heads, size, **changes), tile)
+        check(make(CHUNKS, heads, size, **changes), tile)
 
 
 @pytest.mark.gpu
 def test_ids_outside_their_tables_are_harmless(hopper: str) -> None:
     """Block ids outside the cache read block 0; a slot outside the table silences its row."""
-    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)])), SHORT)
+    for tile in (SHORT, None):
+        check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)])), tile)
 
 
-def test_ids_outside_their_tables_are_harmless_on_the_machine() -> None:
-    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)], (4, 2), device="cpu")), SHORT, run_model, 1)
+@pytest.mark.parametrize("tile", [SHORT, None])
+def test_ids_outside_their_tables_are_harmless_on_the_machine(tile: Tile) -> None:
+    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)], (4, 2), device="cpu")), tile, run_model, 1)
 
 
 def with_wrong_ids(inputs: PagedInputs) -> PagedInputs:
@@ -180,31 +198,31 @@ def test_a_row_has_the_same_bits_in_any_company(hopper: str) -> None:
         query_start=torch.tensor([0, last - first], dtype=torch.int32, device="cuda"),
         seq_lens=batch.seq_lens[1:2],
     )
-    assert torch.equal(run(batch, SHORT)[first:last], run(alone, SHORT))
+    for tile in (SHORT, None):
+        assert torch.equal(run(batch, tile)[first:last], run(alone, tile))
 
 
 @pytest.mark.gpu
-def test_the_op_uses_it_for_long_prompts(hopper: str) -> None:
-    inputs = make([(1024, 1024)] * 4, on_device=True)
-    arguments = inputs.arguments(0.09)
-    tile = choose_overlap(inputs.q, inputs.k_cache, (0.09, 0, 0.0), 0, 4, 1024)
-    assert tile is not None
-    assert torch.equal(paged_attention(*arguments), run(inputs, tile))
+@pytest.mark.parametrize(("rows", "tile"), [([(1024, 1024)] * 4, SHORT), ([(512, 512)], None)])
+def test_the_op_uses_them(rows: Rows, tile: Tile, hopper: str) -> None:
+    inputs = make(rows, on_device=True)
+    assert fits(inputs.q, inputs.k_cache, (0.09, 0, 0.0))
+    assert choose_overlap(inputs.q, inputs.k_cache, 0, len(rows), rows[0][0]) == tile
+    assert torch.equal(paged_attention(*inputs.arguments(0.09)), run(inputs, tile))
 
 
-def test_used_where_it_fits() -> None:
-    def tile(heads: tuple[int, int], size: int, tokens: int, rows: int, most: int) -> OverlapTile | None:
-        return overlap_tile(heads, size, torch.bfloat16, tokens, rows, most, SMS)
+def test_used_where_they_are_ahead() -> None:
+    assert overlap_tile((16, 8), 8192, 8, 1024, SMS) == SHORT
+    assert overlap_tile((16, 8), 4096, 4, 1024, SMS) == SHORT
+    assert overlap_tile((16, 8), 2048, 1, 2048, SMS) is None
+    assert overlap_tile((32, 8), 8192, 1, 8192, SMS) == LONG
+    assert overlap_tile((16, 8), 512, 1, 512, SMS) is None  # too little for two units a processor
+    assert overlap_tile((16, 8), 8192, 250, 7000, SMS) is None  # most units would be empty
+    assert overlap_tile((16, 8), 8192, 0, 0, SMS) is None  # padding alone
 
-    assert tile((16, 8), 128, 8192, 8, 1024) == SHORT
-    assert tile((16, 8), 128, 2048, 2, 1024) == SHORT
-    assert tile((32, 8), 64, 8192, 1, 8192) == LONG
-    assert tile((16, 8), 128, 512, 1, 512) is None  # too little for one unit a processor
-    assert tile((16, 8), 80, 8192, 8, 1024) is None
-    assert tile((24, 8), 128, 8192, 8, 1024) is None  # three heads do not divide a warpgroup's rows
-    assert tile((128, 1), 128, 8192, 8, 1024) is None
-    assert tile((16, 8), 128, 8192, 250, 7000) is None  # most units would be empty
-    assert overlap_tile((16, 8), 128, torch.float32, 8192, 8, 1024, SMS) is None
+
+def test_few_short_tiles_have_a_processor_each() -> None:
+    assert short_stages(128, SMS) > short_stages(133, SMS)
 
 
 def flat_cache() -> torch.Tensor:
@@ -217,18 +235,20 @@ def test_copies_need_heads_first_in_memory() -> None:
 
 
 def test_not_used_off_hopper() -> None:
-    q = torch.zeros(8192, 16, 128, dtype=torch.bfloat16)
-    assert choose_overlap(q, flat_cache(), (0.09, 0, 0.0), 0, 8, 1024) is None
+    assert not fits(torch.zeros(8192, 16, 128, dtype=torch.bfloat16), flat_cache(), (0.09, 0, 0.0))
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (100, 0.0), (0, 20.0)])
-def test_windows_caps_and_other_caches_are_left_to_the_general_kernel(
-    window: int, soft_cap: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_caps_and_other_shapes_are_left_to_the_general_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.kernels.paged_attention.overlap.runs_gluon", lambda device: True)
-    monkeypatch.setattr("headway.kernels.paged_attention.overlap.num_sms", lambda device: SMS)
-    q, cache = torch.zeros(8192, 16, 128, dtype=torch.bfloat16), flat_cache()
-    plain = window == 0 and soft_cap == 0
-    assert (choose_overlap(q, cache, (0.09, window, soft_cap), 0, 8, 1024) is not None) == plain
-    assert choose_overlap(q, cache.contiguous(), (0.09, window, soft_cap), 0, 8, 1024) is None
-    assert choose_overlap(q, cache, (0.09, window, soft_cap), 8, 8, 1) is None  # decode rows alone
+    cache, numbers = flat_cache(), (0.09, 0, 0.0)
+
+    def q(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(64, heads, 128, dtype=dtype)
+
+    assert fits(q(16), cache, numbers) and fits(q(16, torch.float16), cache, numbers)
+    assert not fits(q(16), cache, (0.09, 100, 0.0)) and not fits(q(16), cache, (0.09, 0, 20.0))
+    assert not fits(q(16), cache.contiguous(), numbers)
+    assert not fits(q(16, torch.float32), cache, numbers)
+    assert not fits(q(24), cache, numbers)  # three heads do not divide a warpgroup's rows
+    assert not fits(q(1024), cache, numbers)
+    assert not fits(torch.zeros(64, 16, 80, dtype=torch.bfloat16), cache, numbers)

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from headway.kernels.wide_linear import triton as module
+from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place", "copy_tiles", "product", "finish", "halves", "gate_up_tiles", "add_tiles", "make_buffers", "turn",
-    "angles_place", "cache_place",
-    "write_cache", "qkv_tiles",
+    "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
+    "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
+    "make_buffers", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
 )  # fmt: skip
 
 
@@ -171,12 +171,18 @@ class Program:
             whole[tuple(inside)] = source.data[tuple(part)]
 
     def wait_products(self, outstanding: int, deps: list[Any]) -> Any:
-        (later,) = deps
+        """``outstanding``: of each of ``deps``, the newest keep running."""
+        each, rest = divmod(outstanding, len(deps))
+        assert rest == 0, "chunks have as many products as there are sums"
+        done = tuple([self._wait_product(each, later) for later in deps])
+        return done if len(done) > 1 else done[0]
+
+    def _wait_product(self, outstanding: int, later: Any) -> Any:
         if not isinstance(later, Later):
             return later
-        if outstanding:  # the newest keeps running
-            return Later(later.a, later.b, self.wait_products(outstanding - 1, [later.acc]))
-        return self.wait_products(0, [later.acc]) + later.a.data.float() @ later.b.data.float()
+        if outstanding:
+            return Later(later.a, later.b, self._wait_product(outstanding - 1, later.acc))
+        return self._wait_product(0, later.acc) + later.a.data.float() @ later.b.data.float()
 
     def multiply(self, a: Shared, b: Shared, acc: Any, use_acc: bool, is_async: bool) -> Later:
         assert is_async
@@ -238,9 +244,10 @@ class Program:
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
         }  # fmt: skip
-        names |= {key: each.value for key, each in vars(module).items() if type(each).__name__ == "constexpr"}
+        known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
+        names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
-            names[name] = types.FunctionType(getattr(module, name).fn.__code__, names)
+            names[name] = types.FunctionType(known[name].fn.__code__, names)
         return names
 
 

@@ -8,7 +8,7 @@ import torch
 import headway.kernels.linear
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
-from headway.kernels.wide_linear.tiles import Kind
+from headway.kernels.wide_linear.tiles import Counts, Kind
 from headway.models.layers import many_tokens
 from headway.models.layers.many_tokens import going_wide
 from tests.models.harness import Machine, Row
@@ -48,21 +48,28 @@ def test_wide_steps_equal_separate_steps(never: str, used: dict[str, int], monke
     config = plain.model.config
     monkeypatch.setattr(many_tokens, "HEAD_SIZE", config.head_dim)
 
-    def least(kind: Kind, outputs: int, inputs: int) -> int | None:
-        return None if kind == never else 12 if kind == "wide_gate_up" else 10
+    used_for: dict[Kind, Counts] = {
+        "wide_qkv": (range(10, 15), range(16, 99)),
+        "wide_gate_up": (range(12, 99),),
+        "wide_add": (range(10, 12), range(17, 18)),
+    }
 
-    wide.model.go_wide(least)
-    ending.model.go_wide(least)
+    def counts(kind: Kind, outputs: int, inputs: int) -> Counts:
+        return () if kind == never else used_for[kind]
+
+    wide.model.go_wide(counts)
+    ending.model.go_wide(counts)
     for number, step in enumerate(STEPS):
         used.update(dict.fromkeys(used, 0))
         expected = plain.step(step)
         for wanted, found in zip(expected, wide.step(step), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
         tokens = sum(len(row.tokens) for row in step)
+        each: dict[Kind, int] = {"wide_qkv": 1, "wide_gate_up": 1, "wide_add": 2}
         wanted_uses = {
-            "wide_qkv": config.num_layers * (tokens >= 10), "wide_gate_up": config.num_layers * (tokens >= 12),
-            "wide_add": 2 * config.num_layers * (tokens >= 10),
-        }  # fmt: skip
+            name: each[kind] * config.num_layers * any(tokens in part for part in used_for[kind])
+            for kind, name in zip(each, map(str, each), strict=True)
+        }
         assert used == {name: 0 if name == never else uses for name, uses in wanted_uses.items()}, number
         last = torch.stack([each[-1] for each in expected])
         torch.testing.assert_close(ending.last_step(step), last, atol=2e-4, rtol=1e-4)
@@ -88,8 +95,8 @@ def test_the_last_layer_may_end_with_the_rows_last_tokens(name: str, way: str, m
 
 def test_biases_keep_products_narrow() -> None:
     model = ours(hf_model(TINY["llama-biases"]))
-    model.go_wide(lambda *_: 1)
-    assert model._many_tokens is None
+    model.go_wide(lambda *_: (range(1, 99),))
+    assert not model._many_tokens
 
 
 def test_only_half_precision_on_hopper_goes_wide(monkeypatch: pytest.MonkeyPatch) -> None:

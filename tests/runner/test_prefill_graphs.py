@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from headway.kernels.sample import RANDOM
 from headway.runner.prefill_graphs import FULL_ROWS, SMALL, PrefillGraphs, prefill_shapes
+from headway.sampling.sampler import Variant
 
 
 def graphs(max_tokens: int, max_rows: int) -> PrefillGraphs:
@@ -51,3 +53,10 @@ def test_one_full_step_is_rehearsed() -> None:
     made = graphs(8192, 256)
     assert [shape for shape in made._rehearsed() if shape[0] == 8192] == [(8192, 16, 1024)]
     assert set(made.shapes) - set(made._rehearsed()) == {(8192, 8, 2048), (8192, 4, 4096), (8192, 2, 8192)}
+
+
+def test_small_steps_of_few_rows_are_whole_graphs() -> None:
+    made = graphs(8192, 256)
+    whole = {shape for shape in made.shapes if made._whole_variants(shape)}
+    assert whole == {(tokens, rows, tokens) for tokens, rows in SMALL if rows == 16}
+    assert made._whole_variants((512, 16, 512)) == (Variant(), Variant(flags=RANDOM))

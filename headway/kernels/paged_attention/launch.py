@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
-from headway.kernels.paged_attention.overlap import choose_overlap, launch_overlapped
+from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
     PrefillTile,
@@ -45,11 +45,14 @@ def paged_attention(
         launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
     if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
         spans = (block_tables, row_slots, query_start, seq_lens)
-        overlap = choose_overlap(q, k_cache, numbers, num_decode_rows, row_slots.shape[0], max_query_len)
-        if overlap is None:
+        if not fits(q, k_cache, numbers):
             launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+            return out
+        tile = choose_overlap(q, k_cache, num_decode_rows, row_slots.shape[0], max_query_len)
+        if tile is None:
+            launch_short(q, k_cache, v_cache, out, spans, scale, num_decode_rows)
         else:
-            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, num_decode_rows, max_query_len, overlap)
+            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, num_decode_rows, max_query_len, tile)
     return out
 
 

@@ -1,8 +1,10 @@
-"""When and how the overlapped prefill kernel is launched; elsewhere ``launch_prefill`` serves every shape and device."""
+"""When and how the prefill kernels of specialised warps are launched; elsewhere ``launch_prefill`` serves all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -30,29 +32,31 @@ class OverlapTile:
 
 
 SHORT, LONG = OverlapTile(64, 4, True), OverlapTile(128, 2, False)
+SHORT_KEYS, SHORT_REGISTERS = 64, 128
+"""Of ``launch_short``: keys of a tile and registers of a thread."""
+PAIRED_STAGES, LONE_STAGES = 3, 4
+"""Its tiles in shared memory where two programs share a processor, and where few shall not: the device would put two of
+them on one while another idles."""
 LONG_ROWS = 4096
 """Tokens of the longest row from which on wide tiles win: less is done for each key, more lies past the diagonal."""
 
 
 def overlap_tile(
-    heads: tuple[int, int], size: int, dtype: torch.dtype, tokens: int, num_rows: int, max_query_len: int, sms: int
+    heads: tuple[int, int], tokens: int, num_rows: int, max_query_len: int, sms: int
 ) -> OverlapTile | None:
-    """The tile for such rows, None where the general kernel is to be used.
+    """The tile of the programs that stay, None where short tiles are to be used.
 
     Args:
         heads: (query heads, KV heads).
         tokens, num_rows: of the rows that are not decode rows.
         max_query_len: most tokens of any row. Rows much shorter than that would leave most of the grid without work.
-        sms: processors of the device. They hold one program each; with less than a unit of work for each the general kernel,
-            whose tiles are smaller, is ahead.
+        sms: processors of the device. They hold one program each; with less than two units of work for each short tiles are
+            ahead, or as fast.
     """
-    group = heads[0] // heads[1]
-    if size not in SIZES or dtype not in (torch.bfloat16, torch.float16) or BLOCK_M // 2 % group:
-        return None
-    queries = BLOCK_M // group
+    queries = BLOCK_M * heads[1] // heads[0]
     used = tokens // queries + num_rows
     units = tokens * heads[0] // BLOCK_M
-    if units < sms or num_rows * cdiv(max_query_len, queries) > 2 * used:
+    if num_rows == 0 or units < 2 * sms or num_rows * cdiv(max_query_len, queries) > 2 * used:
         return None
     return LONG if max_query_len >= LONG_ROWS else SHORT
 
@@ -70,29 +74,76 @@ def launch_overlapped(
     tile: OverlapTile,
 ) -> None:
     """Rows from ``first_row`` on, and zeros for the tokens behind the last row. Neither window nor soft cap."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from headway.kernels.paged_attention.triton_prefill import PADS, PANEL, overlapped_prefill_kernel
+    from headway.kernels.paged_attention.triton_prefill import PADS, overlapped_prefill_kernel
 
     block_tables, row_slots, query_start, seq_lens = tables
     num_tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_slots, table_width = block_tables.shape
-    num_rows, group, panel = row_slots.shape[0], heads // kv_heads, PANEL.value
-    block_rows, head_rows = k_cache.stride(0) // size, k_cache.stride(2) // size
-    rows = (num_blocks - 1) * block_rows + (kv_heads - 1) * head_rows + block_size
-    q_layout, layout = NVMMASharedLayout(128, 16, 3), NVMMASharedLayout(128, 16, 2)
-    q_desc = TensorDescriptor(q, list(q.shape), list(q.stride()), [BLOCK_M // 2 // group, group, panel], q_layout)
-    page = [min(block_size, tile.block_n), panel]
-    k_desc, v_desc = (TensorDescriptor(cache, [rows, size], [size, 1], page, layout) for cache in (k_cache, v_cache))
+    num_rows, group = row_slots.shape[0], heads // kv_heads
     units = kv_heads * ((num_rows - first_row) * cdiv(max_query_len, BLOCK_M // group) + PADS.value)
     overlapped_prefill_kernel[(min(num_sms(q.device), units),)](
-        q_desc, k_desc, v_desc, out, block_tables, row_slots, query_start, seq_lens, arrivals[first_row],
-        num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, units, scale, block_rows, head_rows,
-        KH=kv_heads, D=size, BS=block_size, BLOCK_N=tile.block_n, STAGES=tile.stages, KEPT=tile.kept,
+        *descriptors(q, k_cache, v_cache, tile.block_n), out, block_tables, row_slots, query_start, seq_lens,
+        arrivals[first_row], num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, units, scale,
+        *steps(k_cache), KH=kv_heads, D=size, BS=block_size, BLOCK_N=tile.block_n, STAGES=tile.stages, KEPT=tile.kept,
         num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
+
+
+def launch_short(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float,
+    first_row: int,
+    stages: int | None = None,
+) -> None:
+    """The same in tiles of 64 (queries x heads of a KV head), which need no bound on a row's queries."""
+    from headway.kernels.paged_attention.triton_short import short_prefill_kernel
+    from headway.kernels.triton_early import launch_early
+
+    block_tables, row_slots, query_start, seq_lens = tables
+    num_tokens, heads, size = q.shape
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    num_slots, table_width = block_tables.shape
+    num_rows, queries = row_slots.shape[0], BLOCK_M // 2 * kv_heads // heads
+    tokens = num_tokens - first_row
+    tiles = tokens // queries + (num_rows - first_row) + 1  # see find_tile
+    stages = stages or short_stages(tokens * kv_heads // queries, num_sms(q.device))
+    short_prefill_kernel[(tiles * kv_heads,)](
+        *descriptors(q, k_cache, v_cache, SHORT_KEYS), out, block_tables, row_slots, query_start, seq_lens,
+        num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, *steps(k_cache),
+        KH=kv_heads, D=size, BS=block_size, BLOCK_N=SHORT_KEYS, STAGES=stages,
+        num_warps=4, maxnreg=SHORT_REGISTERS, **launch_early(q.device),
+    )  # fmt: skip
+
+
+def short_stages(tiles: int, sms: int) -> int:
+    """Tiles of keys that a program has room for, where there are so many tiles of queries."""
+    return LONE_STAGES if tiles <= sms else PAIRED_STAGES
+
+
+def descriptors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_n: int) -> Sequence[Any]:
+    """How tensor copies see queries, keys and values: 64 (queries x heads) and a page, each 64 columns at a time."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from headway.kernels.paged_attention.triton_prefill import PANEL
+
+    num_blocks, block_size, kv_heads, size = k_cache.shape
+    group, (block_rows, head_rows) = q.shape[1] // kv_heads, steps(k_cache)
+    rows = (num_blocks - 1) * block_rows + (kv_heads - 1) * head_rows + block_size
+    q_layout, layout = NVMMASharedLayout(128, 16, 3), NVMMASharedLayout(128, 16, 2)
+    q_block, page = [BLOCK_M // 2 // group, group, PANEL.value], [min(block_size, block_n), PANEL.value]
+    caches = (TensorDescriptor(cache, [rows, size], [size, 1], page, layout) for cache in (k_cache, v_cache))
+    return TensorDescriptor(q, list(q.shape), list(q.stride()), q_block, q_layout), *caches
+
+
+def steps(cache: torch.Tensor) -> tuple[int, int]:
+    """Rows of the flat cache from block to block and from head to head."""
+    return cache.stride(0) // cache.shape[3], cache.stride(2) // cache.shape[3]
 
 
 def lies_flat(cache: torch.Tensor) -> bool:
@@ -102,13 +153,16 @@ def lies_flat(cache: torch.Tensor) -> bool:
     return place == size and block % size == 0 and head % size == 0
 
 
+def fits(q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, float]) -> bool:
+    """Whether kernels of specialised warps can do it for these tensors and (scale, window, soft cap)."""
+    _, heads, size = q.shape
+    plain = numbers[1] == 0 and numbers[2] == 0 and size in SIZES and q.dtype in (torch.bfloat16, torch.float16)
+    return plain and BLOCK_M // 2 % (heads // k_cache.shape[2]) == 0 and runs_gluon(q.device) and lies_flat(k_cache)
+
+
 def choose_overlap(
-    q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, float], first_row: int, num_rows: int, most: int
+    q: torch.Tensor, k_cache: torch.Tensor, first_row: int, num_rows: int, most: int
 ) -> OverlapTile | None:
-    """The tile for these tensors and (scale, window, soft cap); ``most`` is the op's max_query_len."""
-    if numbers[1] > 0 or numbers[2] > 0 or num_rows <= first_row or not runs_gluon(q.device) or not lies_flat(k_cache):
-        return None
-    heads = (q.shape[1], k_cache.shape[2])
-    return overlap_tile(
-        heads, q.shape[2], q.dtype, q.shape[0] - first_row, num_rows - first_row, most, num_sms(q.device)
-    )
+    """The tile for such tensors, which fit; ``most`` is the op's max_query_len."""
+    tokens, heads, _ = q.shape
+    return overlap_tile((heads, k_cache.shape[2]), tokens - first_row, num_rows - first_row, most, num_sms(q.device))

@@ -8,8 +8,21 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, STAGES, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel, qkv_kernel
+from headway.kernels.triton_early import launch_early
+from headway.kernels.wide_linear.tiles import (
+    BLOCK_K,
+    BLOCK_M,
+    GROUP,
+    HEAD_SIZE,
+    NARROW,
+    STAGES,
+    UNEVEN,
+    WIDE,
+    tile_width,
+)
+from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
+from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
@@ -22,19 +35,27 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def launch_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, stages: int = STAGES
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None
 ) -> None:
-    """out [T, N] from x [T, K] and weight [2 * N, K]."""
+    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, WIDE)
-    out_desc = TensorDescriptor(out, [rows, outputs], [outputs, 1], [ROWS, WIDE // 2], FLAT)
-    gate_up_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 2), out_desc, tiles_m, tiles_n, K=inputs, STAGES=stages, GROUP=group,
-        num_warps=4,
+    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW))
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
+    kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
+    weights = [_weights(weight, 2, part) for part in parts]
+    outs = [
+        TensorDescriptor(
+            out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
+        )
+        for part in parts
+    ]
+    kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
+        num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -47,8 +68,8 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> N
         return
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
     add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES, GROUP=GROUP, num_warps=4,
+        _activations(x), _weights(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=STAGES[WIDE], GROUP=GROUP, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -65,6 +86,27 @@ def wide_qkv(
     v_cache: torch.Tensor,
     num_heads: int,
 ) -> torch.Tensor:
+    return launch_qkv(
+        x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads,
+        tile_width(x.shape[0], weight.shape[0], num_sms(x.device)),
+    )  # fmt: skip
+
+
+def launch_qkv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    kv_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    wide: int,
+) -> torch.Tensor:
+    """q [T, H, D], in tiles of ``wide`` weight rows."""
     rows, inputs = x.shape
     num_blocks, block_size, kv_heads, size = k_cache.shape
     q = torch.empty((rows, num_heads, size), dtype=x.dtype, device=x.device)
@@ -74,14 +116,14 @@ def wide_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // WIDE
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
+        _activations(x), _weights(weight, 1, wide), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
-        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES, GROUP=GROUP,
-        num_warps=4,
+        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide], GROUP=GROUP,
+        num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return q
 
@@ -91,9 +133,9 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def _weights(weight: torch.Tensor, parts: int) -> TensorDescriptor:
-    """``weight`` [parts * N, K] as [parts, N, K]: a tile has equal shares of all parts."""
+def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
     assert weight.is_contiguous()
     outputs, inputs = weight.shape[0] // parts, weight.shape[1]
     strides = [outputs * inputs, inputs, 1]
-    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, WIDE // parts, BLOCK_K], PARTED)
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)

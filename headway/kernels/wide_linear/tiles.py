@@ -1,8 +1,9 @@
 """Where the wide products are used, and their tile. Imports no Triton.
 
-``TABLE`` holds what ``bench/ops/wide_linear.py`` measured on one H200 in bfloat16: where one kernel beat cuBLAS and the kernel
-behind it, over seconds, with the clock that the card's power allows. All of it was measured with 8192 tokens, a full step; with
-fewer, and other shapes, these are left to ``F.linear``. Nothing is tuned while serving.
+``TABLE`` holds what was measured on one H200 in bfloat16, where one kernel beat cuBLAS and the kernel behind it: with 8192
+tokens, a full step, over seconds and with the clock that the card's power allows (``bench/ops/wide_linear.py``); of Qwen3-0.6B
+with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
+Nothing is tuned while serving.
 """
 
 from __future__ import annotations
@@ -11,34 +12,54 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
+from headway.core.ints import cdiv
+
 Kind = Literal["wide_gate_up", "wide_qkv", "wide_add"]
 """The op's name."""
 
-BLOCK_M, WIDE, BLOCK_K = 128, 256, 64
-"""Tokens and weight rows of a tile, and inputs of a chunk of it."""
-STAGES = 4
-"""Chunks that there is shared memory for."""
+BLOCK_M, BLOCK_K = 128, 64
+"""Tokens of a tile, and inputs of a chunk of it."""
+WIDE, UNEVEN, NARROW = 256, 192, 128
+"""Weight rows of a tile. Only gate and up have uneven tiles."""
+STAGES = MappingProxyType({WIDE: 4, UNEVEN: 5, NARROW: 6})
+"""Weight rows of a tile -> chunks that there is shared memory for."""
+NARROWER = 1.08
+"""What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
 HEAD_SIZE = 128
-"""Of ``wide_qkv``: a tile is two heads wide."""
+"""Of ``wide_qkv``: a tile is two heads wide, or one."""
 
-TABLE: Mapping[tuple[Kind, int, int], int] = MappingProxyType(
+Counts = tuple[range, ...]
+"""Numbers of tokens."""
+MOST_TOKENS = 2**20
+
+TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
     {
         # Qwen3-0.6B
-        ("wide_gate_up", 6144, 1024): 8192,
-        ("wide_qkv", 4096, 1024): 8192,
-        ("wide_add", 1024, 2048): 8192,
-        ("wide_add", 1024, 3072): 8192,
+        ("wide_gate_up", 6144, 1024): (range(257, MOST_TOKENS),),
+        ("wide_qkv", 4096, 1024): (range(257, 641), range(1281, MOST_TOKENS)),  # 768 tokens lost
+        ("wide_add", 1024, 2048): (range(4096, MOST_TOKENS),),
+        ("wide_add", 1024, 3072): (range(4096, MOST_TOKENS),),
         # Llama-3.1-8B; its down projection, K = 14336, lost
-        ("wide_gate_up", 28672, 4096): 8192,
-        ("wide_qkv", 6144, 4096): 8192,
-        ("wide_add", 4096, 4096): 8192,
+        ("wide_gate_up", 28672, 4096): (range(1024, MOST_TOKENS),),  # 1024 tokens were measured outside of layers
+        ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
     }
 )
-"""(op, N, K) -> the least number of tokens; what is absent lost, or nobody measured it."""
+"""(op, N, K) -> the numbers of tokens it is used for; what is absent lost, or nobody measured it."""
 
 
-def least_tokens(kind: Kind, outputs: int, inputs: int) -> int | None:
-    """From how many tokens on ``kind`` is used for a 16-bit weight [N, K]; None: never."""
-    return TABLE.get((kind, outputs, inputs))
+def wide_tokens(kind: Kind, outputs: int, inputs: int) -> Counts:
+    """For which numbers of tokens ``kind`` is used for a 16-bit weight [N, K]; (): none."""
+    return TABLE.get((kind, outputs, inputs), ())
+
+
+def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (WIDE, NARROW)) -> int:
+    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` processors for the shortest time."""
+
+    def longest(wide: int) -> float:
+        rows = wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)
+        return rows * (1.0 if wide == WIDE else NARROWER)
+
+    return min(widths, key=lambda wide: (longest(wide), -wide))

@@ -1,8 +1,9 @@
-"""Gluon kernels of the layers' two wide products for many tokens, with what follows them in the epilogue.
+"""Gluon kernels of the layers' products for many tokens, with what follows them in the epilogue.
 
-A persistent program per processor takes tiles of 128 tokens x 256 weight rows. A warp of its own copies them by the tensor
-memory engine, as far ahead as there is shared memory; two warpgroups multiply, each 64 of the tokens. They meet nowhere but at
-the buffers, so that one computes its epilogue while the other keeps the tensor cores busy.
+A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
+tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
+``triton_early``); two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes
+its epilogue while the other keeps the tensor cores busy.
 
 This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
@@ -20,15 +21,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
 ROWS = gl.constexpr(64)
 """Tokens of a warpgroup."""
-WIDE = gl.constexpr(256)
 BLOCK_K = gl.constexpr(64)
-D = gl.constexpr(128)
-"""Size of a head."""
 
 
 @gluon.constexpr_function
@@ -50,26 +49,42 @@ def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
 @gluon.jit
 def copy_tiles(
     x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
+    CHUNKS: gl.constexpr = K // BLOCK_K
+    AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
+    ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * ROWS_EACH)
+    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
+    for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
+        begin = [0, n_first * ROWS_EACH, i * BLOCK_K]
+        mbarrier.expect(ready.index(i), BYTES)
+        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(i), w_smem.index(i))
+    if EARLY:
+        gdc_wait()
+    for i in gl.static_range(AHEAD):
+        begin = [m_first * BLOCK_M, i * BLOCK_K]
+        tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        for chunk in range(K // BLOCK_K):
-            stage = count % STAGES
-            mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
-            bar = ready.index(stage)
-            mbarrier.expect(bar, 2 * BLOCK_K * (BLOCK_M + WIDE))
-            tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
-            start = n * w_smem.shape[2]
-            tma.async_copy_global_to_shared(weight_desc, [0, start, chunk * BLOCK_K], bar, w_smem.index(stage))
+        for chunk in range(CHUNKS):
+            if count >= AHEAD:
+                stage = count % STAGES
+                mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+                bar = ready.index(stage)
+                mbarrier.expect(bar, BYTES)
+                at = chunk * BLOCK_K
+                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, at], bar, x_smem.index(stage))
+                tma.async_copy_global_to_shared(weight_desc, [0, n * ROWS_EACH, at], bar, w_smem.index(stage))
             count += 1
 
 
 @gluon.jit
 def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
+    WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
     for chunk in range(K // BLOCK_K):
@@ -98,12 +113,24 @@ def halves(x, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def silu_mul(gate, up, dtype: gl.constexpr):
+    """silu(gate) * up, with the rounding of the separate ops."""
+    gate = gate.to(dtype).to(gl.float32)
+    up = up.to(dtype).to(gl.float32)
+    silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
+    return (silu * up).to(dtype)
+
+
+@gluon.jit
 def gate_up_tiles(
     out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HALF: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
+    WIDE: gl.constexpr = 2 * w_smem.shape[2]
+    if EARLY:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
@@ -111,10 +138,7 @@ def gate_up_tiles(
         count += K // BLOCK_K
         acc = finish(acc, free, count, STAGES)
         gate, up = halves(acc, WIDE // 2)
-        gate = gate.to(dtype).to(gl.float32)
-        up = up.to(dtype).to(gl.float32)
-        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-        y = (silu * up).to(dtype)
+        y = silu_mul(gate, up, dtype)
         tma.store_wait(0)
         gl.thread_barrier()  # the copy out of the tile before has read it
         out_smem.store(y)
@@ -149,17 +173,20 @@ def gate_up_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], out_desc.layout)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1]], out_desc.layout)
     gl.warp_specialize(
         [
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, 0)),
+                             GROUP, EARLY, 0)),
             (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+                             GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [232, 24],
@@ -169,12 +196,15 @@ def gate_up_kernel(
 @gluon.jit
 def add_tiles(
     residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
+    WIDE: gl.constexpr = w_smem.shape[2]
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     dtype: gl.constexpr = x_smem.dtype
     lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
+    if EARLY:
+        gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
@@ -209,162 +239,21 @@ def add_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    if EARLY:
+        gdc_launch_dependents()
     x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, WIDE // 2], LAYOUT)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1] // 2], LAYOUT)
     gl.warp_specialize(
         [
             (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, 0)),
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
             (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
-
-
-@gluon.jit
-def angles_place(row, dim, positions_ptr, num_tokens, num_positions):
-    """Where the cosines [ROWS, D / 2] of tokens ``row`` lie in the table."""
-    position = gl.load(positions_ptr + row, mask=row < num_tokens, other=0)
-    position = gl.minimum(gl.maximum(position, 0), num_positions - 1)
-    return gl.expand_dims(position * D, 1) + gl.expand_dims(dim, 0)
-
-
-@gluon.jit
-def turn(a, b, cos, sin, dim, norm_ptr, eps, dtype: gl.constexpr, NORM: gl.constexpr):
-    """Norm and rotate the halves of a head, f32 [ROWS, D / 2] each, with the rounding of ``rope_kv_write`` but the last."""
-    if NORM:
-        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
-        a = (a * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + dim).to(gl.float32), 0)
-        b = (b * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + D // 2 + dim).to(gl.float32), 0)
-        a = a.to(dtype).to(gl.float32)
-        b = b.to(dtype).to(gl.float32)
-    return a * cos - b * sin, b * cos + a * sin
-
-
-@gluon.jit
-def cache_place(row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS: gl.constexpr):
-    """(where the keys of tokens ``row`` begin in the cache, whether they are to be written)."""
-    slot = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
-    write = (slot >= 0) & (slot < num_slots)
-    slot = gl.where(write, slot, 0)
-    return (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride, write
-
-
-@gluon.jit
-def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
-    """Both halves of a head of ROWS tokens to their places in the cache."""
-    at = cache_ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
-    keep = gl.expand_dims(write, 1)
-    gl.store(at, out_smem.index(0).load(LAYOUT), mask=keep)
-    gl.store(at + D // 2, out_smem.index(1).load(LAYOUT), mask=keep)
-
-
-@gluon.jit
-def qkv_tiles(
-    q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-    x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
-    block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
-    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HALF: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is two heads wide."""
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    dtype: gl.constexpr = x_smem.dtype
-    out_dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
-        count += K // BLOCK_K
-        # What the epilogue reads is asked for while the last products run.
-        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
-        LAYOUT: gl.constexpr = layout_of(halves(halves(nothing, D)[0], D // 2)[0])
-        start = m * BLOCK_M + HALF * ROWS
-        dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
-        row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        angles = cos_sin_ptr + angles_place(row, dim, positions_ptr, num_tokens, num_positions)
-        out_row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-        place, write = cache_place(out_row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS)
-        cos = gl.load(angles)
-        sin = gl.load(angles + D // 2)
-        acc = finish(acc, free, count, STAGES)
-        heads = halves(acc.to(dtype).to(gl.float32), D)
-        for i in gl.static_range(2):
-            head = n * 2 + i
-            first, second = halves(heads[i], D // 2)
-            if head < H:
-                first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
-            elif head < H + KH:
-                first, second = turn(first, second, cos, sin, dim, k_norm_ptr, eps, dtype, NORM)
-            tma.store_wait(0)
-            gl.thread_barrier()  # the head before has left
-            out_smem.index(0).store(first.to(dtype))
-            out_smem.index(1).store(second.to(dtype))
-            fence_async_shared()
-            gl.thread_barrier()
-            if head < H:
-                tma.async_copy_shared_to_global(q_desc, [start, head * D], out_smem.index(0))
-                tma.async_copy_shared_to_global(q_desc, [start, head * D + D // 2], out_smem.index(1))
-            elif head < H + KH:
-                write_cache(k_ptr + (head - H) * head_stride, place, write, out_dim, out_smem, COPY)
-            else:
-                write_cache(v_ptr + (head - H - KH) * head_stride, place, write, out_dim, out_smem, COPY)
-    tma.store_wait(0)
-
-
-@gluon.jit(
-    do_not_specialize=["tiles_m", "tiles_n", "num_tokens", "num_positions", "num_slots"],
-    do_not_specialize_on_alignment=["positions_ptr", "kv_slots_ptr"],
-)
-def qkv_kernel(
-    x_desc,  # [T, K]
-    weight_desc,  # [1, (H + 2 * KH) * D, K]
-    q_desc,  # [T, H * D]
-    positions_ptr,  # [T]
-    cos_sin_ptr,  # [L, D]
-    q_norm_ptr,  # [D]
-    k_norm_ptr,  # [D]
-    kv_slots_ptr,  # [T]
-    k_ptr,  # [NB, BS, KH, D]
-    v_ptr,
-    eps,
-    num_tokens,
-    num_positions,
-    num_slots,  # NB * BS
-    block_stride,
-    offset_stride,
-    head_stride,
-    tiles_m,
-    tiles_n,
-    H: gl.constexpr,
-    KH: gl.constexpr,
-    BS: gl.constexpr,
-    NORM: gl.constexpr,
-    K: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
-    right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
-    gl.warp_specialize(
-        [
-            (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 0)),
-            (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP)),
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [232, 24],

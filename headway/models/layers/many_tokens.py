@@ -13,41 +13,38 @@ import torch
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
-from headway.kernels.wide_linear.tiles import HEAD_SIZE, Kind, least_tokens
+from headway.kernels.wide_linear.tiles import HEAD_SIZE, Counts, Kind, wide_tokens
 from headway.models.layers.attention import Attention
 from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.state.batch import StepBatch
 
-LeastTokens = Callable[[Kind, int, int], int | None]
-"""(op, N, K) -> the number of tokens from which on it is used; None: never."""
+WideTokens = Callable[[Kind, int, int], Counts]
+"""(op, N, K) -> the numbers of tokens it is used for."""
 
 
-def going_wide(device: torch.device, dtype: torch.dtype) -> LeastTokens | None:
+def going_wide(device: torch.device, dtype: torch.dtype) -> WideTokens | None:
     """Where wide products win on this device; None: nowhere."""
-    return least_tokens if runs_gluon(device) and dtype in (torch.bfloat16, torch.float16) else None
+    return wide_tokens if runs_gluon(device) and dtype in (torch.bfloat16, torch.float16) else None
 
 
 class ManyTokens:
     """The layer of these parts. Made when weights are in place, which then stay where they are.
 
     Attributes:
-        least_tokens: the T from which on one of its ops is used; None for layers of separate kernels.
+        tokens: the T that one of its ops is used for; none for layers of separate kernels.
     """
 
     def __init__(
-        self, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP, next_norm: RMSNorm, least: LeastTokens
+        self, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP, next_norm: RMSNorm, used: WideTokens
     ) -> None:
         self.attention, self.post_norm, self.mlp, self.next_norm = attention, post_norm, mlp, next_norm
         qkv, gate_up = attention.qkv, mlp.gate_up
-        self._qkv_from = least("wide_qkv", *qkv.weight.shape) if _two_heads_wide(attention) else None
-        self._gate_up_from = None if gate_up.bias is not None else least("wide_gate_up", *gate_up.weight.shape)
-        self._out_from = _add_from(attention.out, least)
-        self._down_from = _add_from(mlp.down, least)
-        each = (self._qkv_from, self._out_from, self._gate_up_from, self._down_from)
-        used = [found for found in each if found is not None]
-        self.least_tokens = min(used) if used else None
+        self._qkv = used("wide_qkv", *qkv.weight.shape) if _two_heads_wide(attention) else ()
+        self._gate_up = () if gate_up.bias is not None else used("wide_gate_up", *gate_up.weight.shape)
+        self._out, self._down = _add_counts(attention.out, used), _add_counts(mlp.down, used)
+        self.tokens = (*self._qkv, *self._gate_up, *self._out, *self._down)
 
     def forward(
         self,
@@ -63,17 +60,17 @@ class ManyTokens:
         """
         attend = self.attention.attend.attend
         heads = attend(self.queries(x, batch, k_cache, v_cache), batch, k_cache, v_cache)
-        x = _add(heads, self.attention.out, residual, self.post_norm, self._out_from)
-        if self._gate_up_from is not None and x.shape[0] >= self._gate_up_from:
+        x = _add(heads, self.attention.out, residual, self.post_norm, self._out)
+        if within(self._gate_up, x.shape[0]):
             inner = wide_gate_up(x, self.mlp.gate_up.weight)
         else:
             inner = silu_mul(self.mlp.gate_up.forward(x))
-        return _add(cast(torch.Tensor, inner), self.mlp.down, residual, self.next_norm, self._down_from)
+        return _add(cast(torch.Tensor, inner), self.mlp.down, residual, self.next_norm, self._down)
 
     def queries(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attention up to its scores: [T, C] -> q [T, H, D]; keys and values are in the cache then."""
         attention = self.attention
-        if self._qkv_from is None or x.shape[0] < self._qkv_from:
+        if not within(self._qkv, x.shape[0]):
             return attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
         q = wide_qkv(
             x, attention.qkv.weight, batch.positions, attention.cos_sin, _weight(attention.q_norm),
@@ -82,16 +79,21 @@ class ManyTokens:
         return cast(torch.Tensor, q)
 
 
-def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, least: int | None) -> torch.Tensor:
+def _add(x: torch.Tensor, linear: Linear, residual: torch.Tensor, norm: RMSNorm, counts: Counts) -> torch.Tensor:
     """residual += linear(x) in place; returns its norm."""
-    if least is None or x.shape[0] < least:
+    if not within(counts, x.shape[0]):
         return norm.add(linear.forward(x), residual)
     wide_add(x, linear.weight, residual)
     return norm.forward(residual)
 
 
-def _add_from(linear: Linear, least: LeastTokens) -> int | None:
-    return None if linear.bias is not None else least("wide_add", *linear.weight.shape)
+def _add_counts(linear: Linear, used: WideTokens) -> Counts:
+    return () if linear.bias is not None else used("wide_add", *linear.weight.shape)
+
+
+def within(counts: Counts, tokens: int) -> bool:
+    """Whether ``tokens`` is one of them."""
+    return any(tokens in each for each in counts)
 
 
 def _weight(norm: RMSNorm | None) -> torch.Tensor | None:
