@@ -97,6 +97,26 @@ def push4(at, rank, values):
 
 
 @gluon.jit
+def place_in(rank, at):
+    """int32: where ``at`` (int32, bytes) of program ``rank``'s shared memory lies for the whole cluster; add offsets at will."""
+    return gl.inline_asm_elementwise(
+        "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [at, rank], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def push2(places, values, keep):
+    """Store ``values`` (float32) where ``place_in`` says, two neighbours at a time and 8 bytes aligned, unless ``keep`` (int32)
+    is 0 for the first of them. All have the same shape; each thread's values come in twos along the fastest dimension.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred some; setp.ne.b32 some, $6, 0; @some st.shared::cluster.v2.f32 [$2], {$4, $5}; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; }",
+        "=r,=r,r,r,f,f,r,r", [places, values, keep], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
 def pull(at):
     """float32: what lies at ``at`` (int32, bytes) in this program's shared memory."""
     return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from headway.core.ints import cdiv
 
-Kind = Literal["mid_linear", "mid_gate_up", "linear_parts"]
+Kind = Literal["mid_linear", "mid_gate_up", "mid_add", "linear_parts"]
 """The op's name."""
 
 BUCKETS = (8, 16, 32, 64, 128, 192, 256)
@@ -31,6 +31,9 @@ UNROLLED = 48
 
 SHARED_LIMIT = 227 * 1024
 
+ROOM_LIMIT = 48 * 1024
+"""Of a cluster's sums, which lie in memory that is declared in the kernel's code."""
+
 
 @dataclass(frozen=True, slots=True)
 class MidTile:
@@ -45,6 +48,7 @@ class MidTile:
         num_warps: 4 or 8, and 8 for 128 rows.
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
+        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
     """
 
     wide: int
@@ -55,10 +59,15 @@ class MidTile:
     num_warps: int
     rows: int = 64
     trailing: int = 0
+    cluster: int = 1
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
-        return inputs // (self.block_k * self.splits)
+        return inputs // (self.block_k * self.splits * self.cluster)
+
+    def programs(self, outputs: int) -> int:
+        """Programs, or clusters of them, that share N = ``outputs``."""
+        return cdiv(outputs, self.wide)
 
     def buffers(self, inputs: int) -> tuple[int, int]:
         """Chunks of weights and of activations that a program has room for."""
@@ -71,20 +80,25 @@ class MidTile:
         even = chunks % weights == 0 and weights % activations == 0
         return weights if chunks > UNROLLED and even else chunks
 
+    def room_bytes(self) -> int:
+        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart."""
+        return 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
+
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
-        return 2 * self.block_k * (weights * self.wide + activations * self.rows)
+        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
 
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
-        whole = inputs % (self.block_k * self.splits) == 0
+        whole = inputs % (self.block_k * self.splits * self.cluster) == 0
         columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
         return (
             whole
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
             and columns >= 8
+            and self.room_bytes() <= ROOM_LIMIT
             and self.shared_bytes(inputs) <= SHARED_LIMIT
         )
 
@@ -167,10 +181,11 @@ def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     blocks = cdiv(rows, 64)
     wide = 32 if blocks == 1 else 64
     splits = 1
-    if kind == "linear_parts":
+    if kind in ("linear_parts", "mid_add"):
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
     chunks = inputs // (64 * splits)
-    if chunks > UNROLLED:
-        return MidTile(wide, 64, splits, 7, 3, 4)
-    return MidTile(wide, 64, splits, min(chunks, 512 // wide), min(chunks, 5), 4)
+    ahead = (7, 3) if chunks > UNROLLED else (min(chunks, 512 // wide), min(chunks, 5))
+    if kind == "mid_add":
+        return MidTile(wide, 64, 1, *ahead, 4, cluster=splits)
+    return MidTile(wide, 64, splits, *ahead, 4)
