@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
     LEAST_ROWS,
@@ -26,7 +26,8 @@ from headway.kernels.testing import assert_close, make_random
 
 SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768), (250, 130, 1024)]
 """(T, N, K), N even for gate and up; programs, products and copies that are not full."""
-KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "linear_parts")
+KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
+EPS = 1e-5
 
 
 @pytest.fixture
@@ -46,11 +47,38 @@ def inputs(shape: tuple[int, int, int], device: str, bias: bool, dtype: torch.dt
     ]
 
 
+def sums(parts: int, x: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of which x's rows are the inputs, so that they have a mean square between 1 / 4 and 4."""
+    each = torch.rand(parts, x.shape[0], generator=torch.Generator().manual_seed(4)) * 4 + 0.1
+    return each.to(x.device) * (x.shape[1] / parts)
+
+
+def adding(shape: tuple[int, int, int], device: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    """Residual [T, N] and norm [N]."""
+    rows, outputs, _ = shape
+    return [
+        make_random(rows, outputs, dtype=dtype, device=device, seed=6),
+        make_random(outputs, dtype=dtype, device=device, seed=7),
+    ]
+
+
+def compare_add(op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor) -> None:
+    """Against the reference: residual, y and squares."""
+    found, expected = residual.clone(), residual.clone()
+    y, squares = op(*arguments, found, norm)
+    wanted, wanted_squares = mid_add.reference(*arguments, expected, norm)
+    assert_close(found, expected)
+    assert_close(y, wanted)
+    assert squares.dtype == torch.float32 and squares.shape == wanted_squares.shape
+    torch.testing.assert_close(squares, found.float().square().sum(1).expand(1, -1) if squares.shape[0] == 1 else
+                               wanted_squares, atol=0.05, rtol=0.02)
+
+
 def test_references_follow_the_formula(device: str) -> None:
     x, weight, bias = inputs((5, 6, 1024), "cpu", True, torch.float32)
     y = F.linear(x, weight, bias)
-    assert_close(mid_linear.reference(x, weight, bias), y)
-    assert_close(mid_gate_up.reference(x, weight, bias), F.silu(y[:, :3]) * y[:, 3:])
+    assert_close(mid_linear.reference(x, weight, bias, None, EPS), y)
+    assert_close(mid_gate_up.reference(x, weight, bias, None, EPS), F.silu(y[:, :3]) * y[:, 3:])
     parts = linear_parts.reference(x, weight, bias)
     assert parts.shape == (tile_for("linear_parts", 5, 6, 1024).splits, 5, 6) and parts.shape[0] > 1
     assert_close(parts.sum(0), y)
@@ -62,7 +90,8 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.mid_linear import launch
     from tests.kernels.gluon_model import ModelKernel
 
-    monkeypatch.setattr(launch, "mid_linear_kernel", ModelKernel())
+    for name in ("mid_linear_kernel", "mid_add_kernel"):
+        monkeypatch.setattr(launch, name, ModelKernel(name))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -71,7 +100,10 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: bool) -> None:
     arguments = inputs(shape, "cpu", bias, torch.float16)
     for op in (mid_linear, mid_gate_up):
-        assert_close(op.implementation("cuda")(*arguments), op.reference(*arguments))
+        for squares in (None, sums(1, arguments[0]), sums(5, arguments[0])):
+            more = [*arguments, squares, EPS]
+            assert_close(op.implementation("cuda")(*more), op.reference(*more))
+    compare_add(mid_add.implementation("cuda"), arguments, *adding(shape, "cpu", torch.float16))
     parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
 

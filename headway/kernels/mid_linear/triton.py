@@ -214,14 +214,16 @@ def mid_linear_kernel(
 
 
 @gluon.jit
-def meet(acc, rank, num_rows, ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr, SHARE: gl.constexpr):
+def meet(
+    acc, rank, num_rows,
+    ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr, ACC: gl.constexpr, SHARE: gl.constexpr,
+):  # fmt: skip
     """The sums of the cluster's parts acc [ROWS, WIDE], those of rows rank, rank + CLUSTER and so on: [ROWS / CLUSTER, WIDE].
 
     ``num_rows``: of acc that mean something; others are not sent.
     """
     PITCH: gl.constexpr = WIDE + ROOM_PAD
     HEIGHT: gl.constexpr = ROWS // CLUSTER
-    ACC: gl.constexpr = acc.type.layout
     room = cluster_buffer(4 * ROWS * PITCH, CLUSTER)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     col = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
@@ -273,6 +275,7 @@ def mid_add_kernel(
         cluster_arrive()
     WARPS: gl.constexpr = gl.num_warps()
     COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
+    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
     SHARE: gl.constexpr = store_layout(ROWS // CLUSTER, WIDE, WARPS)
     rank = gl.program_id(0) % CLUSTER
     tile = gl.program_id(0) // CLUSTER
@@ -301,12 +304,12 @@ def mid_add_kernel(
     keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
     at = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
     residual = gl.load(residual_ptr + at, mask=keep, other=0.0)
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=product_layout(ROWS, WIDE, WARPS))
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
     acc = multiply(
         xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
     )
     if CLUSTER > 1:
-        total = meet(acc, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, SHARE)
+        total = meet(acc, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
     else:
         total = gl.convert_layout(acc, SHARE)
     if BIAS:
