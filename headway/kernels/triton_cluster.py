@@ -9,6 +9,9 @@ the cluster says that all are there. The order of a kernel:
 3. ``cluster_arrive`` and ``cluster_wait`` again: what was pushed here can be read, by ``pull``. A program that reads nothing
    needs no second wait and may end.
 
+``open_mailbox``, ``send2`` and ``wait_mailbox`` do the same without the second barrier, whose fence costs more than the sending:
+what is sent counts itself where it arrives.
+
 A program that ends at once counts as having arrived, but nobody may push to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
 
@@ -105,14 +108,42 @@ def place_in(rank, at):
 
 
 @gluon.jit
-def push2(places, values, keep):
-    """Store ``values`` (float32) where ``place_in`` says, two neighbours at a time and 8 bytes aligned, unless ``keep`` (int32)
-    is 0 for the first of them. All have the same shape; each thread's values come in twos along the fastest dimension.
+def open_mailbox(box, expected):
+    """Let ``expected`` (int32) bytes be sent to what lies 16 bytes behind ``box``, and say that this program runs.
+
+    The 16 bytes hold a barrier that counts what has come. ``cluster_wait`` comes before anybody sends.
     """
     gl.inline_asm_elementwise(
-        "{ .reg .pred some; setp.ne.b32 some, $6, 0; @some st.shared::cluster.v2.f32 [$2], {$4, $5}; "
+        "{ .reg .pred one; .reg .b32 id; mov.u32 id, %tid.x; setp.eq.u32 one, id, 0; "
+        "@one mbarrier.init.shared::cta.b64 [$1], 1; @one fence.mbarrier_init.release.cluster; "
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; "
+        "barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0; }",
+        "=r,r,r", [box, expected], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def send2(places, boxes, values, keep):
+    """Send ``values`` (float32) where ``place_in`` says, two neighbours at a time and 8 bytes aligned, and have ``boxes``, the
+    mailboxes there, count them; not where ``keep`` (int32) is 0 for the first of the two.
+
+    All have the same shape; each thread's values come in twos along the fastest dimension. Nothing else is ordered by it, so
+    there is no fence to pay for.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred some; setp.ne.b32 some, $8, 0; "
+        "@some st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
         "mov.u32 $0, 0; mov.u32 $1, 0; }",
-        "=r,=r,r,r,f,f,r,r", [places, values, keep], dtype=gl.int32, is_pure=False, pack=2,
+        "=r,=r,r,r,r,r,f,f,r,r", [places, boxes, values, keep], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_mailbox(box):
+    """Return when all that is expected has come. Once."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred all; again: mbarrier.try_wait.parity.shared::cta.b64 all, [$1], 0; @!all bra again; mov.u32 $0, 0; }",
+        "=r,r", [box], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 No interpreter runs Gluon, so this replaces the language under the kernel's own code. Copies land when they are waited for,
 are seen by other warps after a barrier and by products after a fence; products read their buffers when they are waited for.
-Whoever reads too early or overwrites what is still read gets a ``RaceError``. Programs of a cluster are threads: a push must
-come after their first meeting and can be read after the second. Layouts mean nothing here.
+Whoever reads too early or overwrites what is still read gets a ``RaceError``. Programs of a cluster are threads: what is
+sent must come after they have met, and counts as read too early until the mailbox was waited for. Layouts mean nothing here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Cluster:
     """What its programs have in common: a room of floats in each one's shared memory, and a barrier.
 
     Attributes:
-        sent: (rank, floats from the room's beginning, values) of those that have arrived since they pushed.
+        sent: (rank, floats from the room's beginning, values).
     """
 
     REACH = 1 << 24  # bytes from one program's shared memory to the next one's
@@ -92,9 +92,9 @@ class Program:
     cluster: Cluster
     rank: int
     room: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    pushed: list[Any] = field(default_factory=list)
-    arrivals: int = 0
-    meetings: int = 0
+    opened: bool = False
+    others_run: bool = False
+    expected: int = 0
     buffers: list[Buffer] = field(default_factory=list)
     open: list[Any] = field(default_factory=list)
     groups: list[list[Any]] = field(default_factory=list)
@@ -169,26 +169,33 @@ class Program:
         self.room = torch.full((size // 4,), float("nan"))
         return 0
 
-    def arrive(self) -> None:
-        self.arrivals += 1
-        self.cluster.sent.extend(self.pushed)
-        self.pushed = []
+    def open_mailbox(self, box: int, expected: torch.Tensor) -> None:
+        assert box == 0 and not self.opened
+        self.opened, self.expected = True, int(expected)
 
     def meet_others(self) -> None:
-        if self.arrivals != self.meetings + 1:
+        if not self.opened:
             raise RaceError("a wait for the cluster without having arrived")
         self.cluster.barrier.wait()
-        self.meetings += 1
-        for rank, at, values in list(self.cluster.sent) if self.meetings == 2 else ():
-            self.room[at[rank == self.rank]] = values[rank == self.rank]
+        self.others_run = True
 
-    def push(self, places: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> None:
-        if self.meetings != 1:
-            raise RaceError("a push to programs that may not run")
+    def send(self, places: torch.Tensor, boxes: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> None:
+        if not self.others_run:
+            raise RaceError("something is sent to programs that may not run")
         some = keep.bool()
         rank, at = places[some] // Cluster.REACH, places[some] % Cluster.REACH
-        assert bool((at % 4 == 0).all()) and bool((at < 4 * len(self.room)).all())
-        self.pushed.append((rank, at // 4, values[some]))
+        assert bool((boxes[some] == rank * Cluster.REACH).all()), "another program's mailbox counts"
+        assert bool((at % 4 == 0).all()) and bool((at >= 16).all()) and bool((at < 4 * len(self.room)).all())
+        self.cluster.sent.append((rank, at // 4, values[some]))
+        self.cluster.barrier.wait()  # all that anybody sends has arrived, which is what the next one waits for
+
+    def wait_mailbox(self, box: int) -> None:
+        for rank, at, values in self.cluster.sent:
+            mine = rank == self.rank
+            self.room[at[mine]] = values[mine]
+            self.expected -= 4 * int(mine.sum())
+        if self.expected:
+            raise RaceError(f"{self.expected} bytes more were expected than came")
 
     def language(self) -> dict[str, Any]:
         """The names the kernel's module imports or defines, for this program."""
@@ -196,7 +203,7 @@ class Program:
             program_id=lambda axis: self.place[axis], num_warps=lambda: 4, static_range=range,
             SliceLayout=lambda *_: None, NVMMASharedLayout=lambda *_: None, float32=torch.float32, int64=torch.int64,
             arange=lambda start, end, layout: torch.arange(start, end), expand_dims=torch.unsqueeze,
-            minimum=lambda a, b: torch.minimum(a, torch.as_tensor(b)),
+            minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
             where=lambda keep, a, b: torch.where(torch.as_tensor(keep), a, b),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, reshape=torch.reshape,
             split=lambda pairs: pairs.unbind(-1), convert_layout=lambda value, layout: value,
@@ -213,8 +220,8 @@ class Program:
             "copy_layout": lambda *_: None, "store_layout": lambda *_: None, "product_layout": lambda *_: None,
             "squares_layout": lambda *_: None, "least": min, "power_of_2": lambda n: 1 << (n - 1).bit_length(),
             "chunk_start": module.chunk_start.fn, "LOG2E": module.LOG2E.value, "ROOM_PAD": module.ROOM_PAD.value,
-            "cluster_buffer": self.make_room, "cluster_arrive": self.arrive, "cluster_wait": self.meet_others,
-            "place_in": lambda rank, at: rank * Cluster.REACH + at, "push2": self.push,
+            "cluster_buffer": self.make_room, "cluster_wait": self.meet_others, "open_mailbox": self.open_mailbox,
+            "place_in": lambda rank, at: rank * Cluster.REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
             "pull4": lambda at: self.room[at // 4],
         }  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
     LEAST_ROWS,
@@ -106,6 +106,19 @@ def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: boo
     compare_add(mid_add.implementation("cuda"), arguments, *adding(shape, "cpu", torch.float16))
     parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 64, 70])
+def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "tile_for", lambda *_: tile)
+    from headway.kernels.mid_linear import launch
+
+    monkeypatch.setattr(launch, "tile_for", lambda *_: tile)
+    tile = MidTile(32, 64, 1, 2, 2, 4, cluster=cluster)
+    arguments = inputs((rows, 70, 64 * 16), "cpu", True, torch.float16)
+    compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16))
 
 
 @pytest.mark.usefixtures("modelled")

@@ -82,7 +82,7 @@ class MidTile:
 
     def room_bytes(self) -> int:
         """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart."""
-        return 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
+        return 16 + 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
 
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""

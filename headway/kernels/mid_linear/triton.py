@@ -22,12 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.triton_cluster import (
-    cluster_arrive,
     cluster_buffer,
     cluster_wait,
+    open_mailbox,
     place_in,
     pull4,
-    push2,
+    send2,
+    wait_mailbox,
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -215,24 +216,24 @@ def mid_linear_kernel(
 
 @gluon.jit
 def meet(
-    acc, rank, num_rows,
+    acc, box, rank, num_rows,
     ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr, ACC: gl.constexpr, SHARE: gl.constexpr,
 ):  # fmt: skip
     """The sums of the cluster's parts acc [ROWS, WIDE], those of rows rank, rank + CLUSTER and so on: [ROWS / CLUSTER, WIDE].
 
-    ``num_rows``: of acc that mean something; others are not sent.
+    ``box``: 16 bytes of this program's shared memory and the room behind it; ``num_rows``: of acc that mean something. Others
+    are not sent.
     """
     PITCH: gl.constexpr = WIDE + ROOM_PAD
     HEIGHT: gl.constexpr = ROWS // CLUSTER
-    room = cluster_buffer(4 * ROWS * PITCH, CLUSTER)
+    room = box + 16
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     col = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
-    cluster_wait()
-    theirs = place_in(row % CLUSTER, room + 4 * PITCH * (rank * HEIGHT + row // CLUSTER))
-    places = gl.expand_dims(theirs, 1) + gl.expand_dims(4 * col, 0)
-    push2(places, acc, gl.expand_dims((row < num_rows).to(gl.int32), 1) + gl.expand_dims(0 * col, 0))
-    cluster_arrive()
-    cluster_wait()
+    theirs = place_in(row % CLUSTER, box + 0 * row)
+    places = gl.expand_dims(theirs + (16 + 4 * PITCH * (rank * HEIGHT + row // CLUSTER)), 1) + gl.expand_dims(4 * col, 0)
+    none = gl.expand_dims(0 * col, 0)
+    send2(places, gl.expand_dims(theirs, 1) + none, acc, gl.expand_dims((row < num_rows).to(gl.int32), 1) + none)
+    wait_mailbox(box)
     mine = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, SHARE))
     place = gl.expand_dims(room + 4 * PITCH * mine, 1) + gl.expand_dims(
         4 * gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE)), 0
@@ -271,8 +272,6 @@ def mid_add_kernel(
     """Grid: programs over N times CLUSTER parts of CHUNKS * BLOCK_K inputs each, 1, programs over T."""
     if EARLY:
         gdc_launch_dependents()
-    if CLUSTER > 1:
-        cluster_arrive()
     WARPS: gl.constexpr = gl.num_warps()
     COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
     ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
@@ -280,11 +279,15 @@ def mid_add_kernel(
     rank = gl.program_id(0) % CLUSTER
     tile = gl.program_id(0) // CLUSTER
     turn = tile % CHUNKS
+    start_row = gl.program_id(2) * ROWS
+    if CLUSTER > 1:
+        box = cluster_buffer(16 + 4 * ROWS * (WIDE + ROOM_PAD), CLUSTER)
+        finished = (gl.minimum(num_rows - start_row, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
+        open_mailbox(box, finished * (CLUSTER * WIDE * 4))
     lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + rank * (CHUNKS * BLOCK_K)
     wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
     keep_w = gl.expand_dims(wide < WIDE, 1)
     weight_at = weight_ptr + gl.expand_dims(gl.minimum(tile * WIDE + wide, N - 1).to(gl.int64) * K, 1) + lane
-    start_row = gl.program_id(2) * ROWS
     token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
     keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
@@ -296,6 +299,8 @@ def mid_add_kernel(
     row = start_row + rank + CLUSTER * gl.arange(0, ROWS // CLUSTER, layout=gl.SliceLayout(1, SHARE))
     col = tile * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE))
     norm = gl.load(norm_ptr + col, mask=col < N, other=0.0).to(gl.float32)
+    if CLUSTER > 1:
+        cluster_wait()
     if EARLY:
         gdc_wait()
     for i in gl.static_range(X_AHEAD):
@@ -309,7 +314,7 @@ def mid_add_kernel(
         xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
     )
     if CLUSTER > 1:
-        total = meet(acc, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
+        total = meet(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
     else:
         total = gl.convert_layout(acc, SHARE)
     if BIAS:
