@@ -5,11 +5,11 @@
     python bench/ops/mid_linear.py --model llama-8b --rows 64 32 128 256 --chains 24 32 64 128 256
 
 As in ``linear.py``: a tile is first compared with the reference, then timed inside whole decoder layers with attention, 28 of
-them in one CUDA graph. The search goes over the layers in turn; a second turn takes only what was good in the first. Then
-each op is put back to ``F.linear`` and its separate kernels where that is faster. --way says what follows the parts of K: a
-norm that sums them (``linear_parts``), or a cluster that leaves no norm between two layers (``mid_add``), in which case all four
-products stay. The lines printed last are the winners, as the table of ``headway/kernels/mid_linear/tiles.py`` wants them, and layers of the winners at other numbers of rows, up to 16
-beside the fused layers of ``skinny_linear``: tiles for 16 rows belong into the table only where they beat those.
+them in one CUDA graph. The search goes over the layers in turn; a second turn takes only what was good in the first. --way says
+what sums the parts of K: a norm (``linear_parts``), or a cluster that leaves no norm between two layers (``mid_add``). With the
+former each op is then put back to ``F.linear`` and its separate kernels where that is faster. The lines printed last are the
+winners, as the table of ``headway/kernels/mid_linear/tiles.py`` wants them, and layers of the winners at other numbers of rows,
+up to 16 beside the fused layers of ``skinny_linear``: tiles for up to 16 rows belong into the table only where they beat those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -41,8 +40,8 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import MAX_ROWS as FEW_ROWS
 
 WAYS: dict[str, dict[str, Kind]] = {
-    way: {"qkv": "mid_linear", "o": adding, "gate_up": "mid_gate_up", "down": adding}
-    for way, adding in (("meet", "mid_add"), ("parts", "linear_parts"))
+    "meet": {"qkv": "mid_linear", "o": "mid_add", "gate_up": "mid_gate_up", "down": "mid_add"},
+    "parts": {"qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts"},
 }
 ORDER = {"meet": ("o", "down", "gate_up", "qkv"), "parts": ("gate_up", "qkv", "down", "o")}
 ODD_ROWS = (3, 8, 17, 64)
@@ -54,7 +53,7 @@ Choice = dict[str, MidTile | None]
 def candidates(layer: Layer, rows: int, way: str) -> Iterator[MidTile]:
     kind = WAYS[way][layer.name]
     if kind == "mid_add":
-        yield from clusters(layer, rows)
+        yield from clusters(layer)
     elif way == "meet":
         yield from scaled(layer, kind)
     elif layer.inputs >= 4096:
@@ -76,7 +75,7 @@ def scaled(layer: Layer, kind: Kind) -> Iterator[MidTile]:
     yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
 
 
-def clusters(layer: Layer, rows: int) -> Iterator[MidTile]:
+def clusters(layer: Layer) -> Iterator[MidTile]:
     """Tiles whose programs are most of the processors once or twice, one or two a processor by their shared memory."""
     inputs, found = layer.inputs, set()
     for wide, cluster, block_k, warps in product((16, 32, 64, 128), (1, 2, 4, 8), (64, 128), (4, 8)):
@@ -437,9 +436,7 @@ def main() -> None:
         tiles = ", ".join(f"{bucket}: {shown(tile)}" for bucket, tile in sorted(found.items()) if tile)
         say(f'    ("{key[0]}", {key[1]}, {key[2]}): {{{tiles}}},')
     spent = {
-        rows: chain(model, rows, way, chosen[row_bucket(rows)])
-        for rows in options.chains
-        if row_bucket(rows) in chosen
+        rows: chain(model, rows, way, chosen[row_bucket(rows)]) for rows in options.chains if row_bucket(rows) in chosen
     }
     winners = {b: {n: shown(t) if t else None for n, t in choice.items()} for b, choice in chosen.items()}
     if options.json:

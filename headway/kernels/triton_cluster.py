@@ -9,8 +9,8 @@ the cluster says that all are there. The order of a kernel:
 3. ``cluster_arrive`` and ``cluster_wait`` again: what was pushed here can be read, by ``pull``. A program that reads nothing
    needs no second wait and may end.
 
-``open_mailbox``, ``send2`` and ``wait_mailbox`` do the same without the second barrier, whose fence costs more than the sending:
-what is sent counts itself where it arrives.
+``open_mailbox``, ``send2`` and ``wait_mailbox`` do the same without the second barrier, whose fence costs more than the
+sending: what is sent counts itself where it arrives.
 
 A program that ends at once counts as having arrived, but nobody may push to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
@@ -90,7 +90,7 @@ def push(at, rank, values):
 
 @gluon.jit
 def push4(at, rank, values):
-    """``push`` of four neighbours at a time: each thread's values come in fours along the fastest dimension, 16 bytes aligned."""
+    """``push`` of four neighbours at a time: a thread's values come in fours along the fastest dimension, 16 bytes aligned."""
     gl.inline_asm_elementwise(
         "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $8; "
         "st.shared::cluster.v4.f32 [there], {$12, $13, $14, $15}; "
@@ -101,7 +101,7 @@ def push4(at, rank, values):
 
 @gluon.jit
 def place_in(rank, at):
-    """int32: where ``at`` (int32, bytes) of program ``rank``'s shared memory lies for the whole cluster; add offsets at will."""
+    """int32: where ``at`` (int32, bytes) of program ``rank``'s shared memory lies for the whole cluster; to be added to."""
     return gl.inline_asm_elementwise(
         "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [at, rank], dtype=gl.int32, is_pure=True, pack=1
     )

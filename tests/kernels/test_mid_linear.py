@@ -70,8 +70,12 @@ def compare_add(op: Any, arguments: list[Any], residual: torch.Tensor, norm: tor
     assert_close(found, expected)
     assert_close(y, wanted)
     assert squares.dtype == torch.float32 and squares.shape == wanted_squares.shape
-    torch.testing.assert_close(squares, found.float().square().sum(1).expand(1, -1) if squares.shape[0] == 1 else
-                               wanted_squares, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(
+        squares,
+        found.float().square().sum(1).expand(1, -1) if squares.shape[0] == 1 else wanted_squares,
+        atol=0.05,
+        rtol=0.02,
+    )
 
 
 def test_references_follow_the_formula(device: str) -> None:
@@ -112,11 +116,11 @@ def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: boo
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8])
 @pytest.mark.parametrize("rows", [1, 3, 64, 70])
 def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "tile_for", lambda *_: tile)
     from headway.kernels.mid_linear import launch
 
-    monkeypatch.setattr(launch, "tile_for", lambda *_: tile)
     tile = MidTile(32, 64, 1, 2, 2, 4, cluster=cluster)
+    for module in (reference, launch):
+        monkeypatch.setattr(module, "tile_for", lambda *_: tile)
     arguments = inputs((rows, 70, 64 * 16), "cpu", True, torch.float16)
     compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16))
 

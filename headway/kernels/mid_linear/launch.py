@@ -89,7 +89,9 @@ def launch_add(
     _check(x, weight, out, outputs, tile)
     assert residual.shape == out.shape == (rows, outputs) and residual.is_contiguous() and norm.is_contiguous()
     assert residual.dtype == norm.dtype == out.dtype == x.dtype and norm.shape == (outputs,) and tile.splits == 1
-    assert squares.shape == (tile.programs(outputs), rows) and squares.is_contiguous() and squares.dtype == torch.float32
+    assert (
+        squares.shape == (tile.programs(outputs), rows) and squares.is_contiguous() and squares.dtype == torch.float32
+    )
     assert residual.data_ptr() % 16 == 0 and norm.data_ptr() % 16 == 0
     if rows == 0:
         return

@@ -230,7 +230,9 @@ def meet(
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     col = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
     theirs = place_in(row % CLUSTER, box + 0 * row)
-    places = gl.expand_dims(theirs + (16 + 4 * PITCH * (rank * HEIGHT + row // CLUSTER)), 1) + gl.expand_dims(4 * col, 0)
+    places = gl.expand_dims(theirs + (16 + 4 * PITCH * (rank * HEIGHT + row // CLUSTER)), 1) + gl.expand_dims(
+        4 * col, 0
+    )
     none = gl.expand_dims(0 * col, 0)
     send2(places, gl.expand_dims(theirs, 1) + none, acc, gl.expand_dims((row < num_rows).to(gl.int32), 1) + none)
     wait_mailbox(box)
