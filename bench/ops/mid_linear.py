@@ -85,6 +85,8 @@ def clusters(layer: Layer) -> Iterator[MidTile]:
         if wide == 16 and layer.outputs > 2048:
             continue
         chunks = inputs // (block_k * cluster)
+        if warps == 8 and layer.inputs == 4096:
+            continue
         for sharing, x_ahead, trailing in product((1, 2), (2, 4, 8, 16), (0, 1)):
             x_ahead = min(x_ahead, chunks)
             for w_ahead in range(chunks, x_ahead - 1, -1):
