@@ -78,24 +78,24 @@ def scaled(layer: Layer, kind: Kind) -> Iterator[MidTile]:
 def clusters(layer: Layer) -> Iterator[MidTile]:
     """Tiles whose programs are most of the processors once or twice, one or two a processor by their shared memory."""
     inputs, found = layer.inputs, set()
+    long = inputs >= 4096
     for wide, cluster, block_k, warps in product((16, 32, 64, 128), (1, 2, 4, 8), (64, 128), (4, 8)):
-        programs = cdiv(layer.outputs, wide) * cluster
-        if inputs % (block_k * cluster) or not 60 <= programs <= 280 or (warps == 8 and wide < 128):
+        programs, chunks = cdiv(layer.outputs, wide) * cluster, inputs // (block_k * cluster)
+        if inputs % (block_k * cluster) or not 60 <= programs <= 280 or (warps == 8 and (wide < 128 or long)):
             continue
-        if wide == 16 and layer.outputs > 2048:
+        if wide < inputs // 224 * long or (chunks > UNROLLED and block_k == 128):
             continue
-        chunks = inputs // (block_k * cluster)
-        if warps == 8 and layer.inputs == 4096:
-            continue
-        for sharing, x_ahead, trailing in product((1, 2), (2, 4, 8, 16), (0, 1)):
+        in_flight = (2, 4, 8, 16) if chunks <= UNROLLED else (2, 3, 5, 6, 7, 12, 13, 15)
+        for sharing, x_ahead, trailing in product((1, 2), in_flight, (0, 1)):
             x_ahead = min(x_ahead, chunks)
             for w_ahead in range(chunks, x_ahead - 1, -1):
                 tile = MidTile(wide, block_k, 1, w_ahead, x_ahead, warps, 64, trailing, cluster)
-                room = tile.fits(inputs) and (tile.shared_bytes(inputs) + 1024) * sharing <= SHARED_LIMIT + 1024
-                if room and (chunks <= UNROLLED or tile.ring(inputs) < chunks):
-                    if not trailing or chunks > 8:
+                taken = (tile.shared_bytes(inputs) + 1024) * sharing
+                if tile.fits(inputs) and taken <= SHARED_LIMIT + 1024:
+                    looped = chunks <= UNROLLED or tile.ring(inputs) < chunks
+                    if looped and (taken > 0.6 * SHARED_LIMIT or w_ahead == chunks) and chunks > 8 * trailing:
                         found.add(tile)
-                    break
+                        break
     yield from sorted(found, key=repr)
 
 

@@ -244,7 +244,7 @@ def main() -> None:
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4))
-    compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 13, 4, cluster=2))
+    compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide()
     compile_attention(128, 16, 8, windowed=False, capped=False)
