@@ -38,6 +38,7 @@ ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
 
 @gluon.constexpr_function
 def buffer_asm(size, cluster):
+    """PTX that declares a cluster's room, and says of how many programs the cluster is."""
     return (
         f"{{ .shared .align 16 .b8 cluster_room[{size}]; mov.u32 $0, cluster_room; }} // cluster of {cluster} programs"
     )
