@@ -72,6 +72,10 @@ def scaled(layer: Layer, kind: Kind) -> Iterator[MidTile]:
         for wide, block_k, share in product((32, 64, 128), (64, 128), (1, 2)):
             ahead = layer.inputs // block_k // share
             tiles += [MidTile(wide, block_k, 1, ahead, x_ahead, 4) for x_ahead in {512 // block_k, ahead}]
+        for wide, block_k, cluster in product((64, 128), (64, 128), (2, 4)):
+            programs, ahead = cdiv(layer.outputs, wide) * cluster, layer.inputs // block_k // cluster
+            if 90 <= programs <= 200:
+                tiles.append(MidTile(wide, block_k, 1, ahead, ahead, 4, cluster=cluster))
     yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
 
 

@@ -31,6 +31,9 @@ UNROLLED = 48
 
 SHARED_LIMIT = 227 * 1024
 
+SCRATCH = 512
+"""Bytes that changes of layout may take beside a program's buffers."""
+
 ROOM_LIMIT = 48 * 1024
 """Of a cluster's sums, which lie in memory that is declared in the kernel's code."""
 
@@ -48,7 +51,7 @@ class MidTile:
         num_warps: 4 or 8, and 8 for 128 rows.
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
-        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
+        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 for ``linear_parts``.
     """
 
     wide: int
@@ -99,7 +102,7 @@ class MidTile:
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
             and columns >= 8
             and self.room_bytes() <= ROOM_LIMIT
-            and self.shared_bytes(inputs) <= SHARED_LIMIT
+            and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
 
 
