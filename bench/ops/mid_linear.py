@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -29,143 +28,20 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from linear import EPS, MODELS, Chain, Layer, layers_in_chain, random, say
+from mid_tiles import WAYS, candidates, shown
 from timing import time_calls
 
-from headway.core.ints import cdiv
 from headway.kernels.mid_linear import reference
 from headway.kernels.mid_linear.launch import launch, launch_add
-from headway.kernels.mid_linear.tiles import SHARED_LIMIT, TABLE, UNROLLED, Kind, MidTile, row_bucket, tile_for
+from headway.kernels.mid_linear.tiles import TABLE, Kind, MidTile, row_bucket, tile_for
 from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear.tiles import MAX_ROWS as FEW_ROWS
 
-WAYS: dict[str, dict[str, Kind]] = {
-    "meet": {"qkv": "mid_linear", "o": "mid_add", "gate_up": "mid_gate_up", "down": "mid_add"},
-    "parts": {"qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts"},
-}
 ORDER = {"meet": ("o", "down", "gate_up", "qkv"), "parts": ("gate_up", "qkv", "down", "o")}
 ODD_ROWS = (3, 8, 17, 64)
-PROCESSORS = 132
 Choice = dict[str, MidTile | None]
 """Layer -> its tile, None for ``F.linear`` and separate kernels."""
-
-
-def candidates(layer: Layer, rows: int, way: str) -> Iterator[MidTile]:
-    kind = WAYS[way][layer.name]
-    if kind == "mid_add":
-        yield from clusters(layer)
-    elif way == "meet":
-        yield from scaled(layer, kind)
-    elif layer.inputs >= 4096:
-        yield from long_loops(layer, rows, kind)
-    else:
-        yield from one_block(layer, rows, kind) if rows <= 64 else many_blocks(layer, rows, kind)
-
-
-def scaled(layer: Layer, kind: Kind) -> Iterator[MidTile]:
-    """The table's tiles of up to 64 rows, then a choice of others: each is compiled for several numbers of sums of squares."""
-    found = TABLE[kind, layer.outputs, layer.inputs]
-    tiles = [tile for bucket, tile in sorted(found.items()) if bucket <= 64]
-    if layer.inputs >= 4096:
-        tiles += [tile for tile in long_loops(layer, 64, kind) if tile.wide >= 64 and tile.num_warps == 4]
-    else:
-        for wide, block_k, share in product((32, 64, 128), (64, 128), (1, 2)):
-            ahead = layer.inputs // block_k // share
-            tiles += [MidTile(wide, block_k, 1, ahead, x_ahead, 4) for x_ahead in {512 // block_k, ahead}]
-        for wide, block_k, cluster in product((64, 128), (64, 128), (2, 4)):
-            programs, ahead = cdiv(layer.outputs, wide) * cluster, layer.inputs // block_k // cluster
-            if 90 <= programs <= 200:
-                tiles.append(MidTile(wide, block_k, 1, ahead, ahead, 4, cluster=cluster))
-    yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
-
-
-def clusters(layer: Layer) -> Iterator[MidTile]:
-    """Tiles whose programs are most of the processors once or twice, one or two a processor by their shared memory."""
-    inputs, found = layer.inputs, set()
-    long = inputs >= 4096
-    for wide, cluster, block_k, warps in product((16, 32, 64, 128), (1, 2, 4, 8), (64, 128), (4, 8)):
-        programs, chunks = cdiv(layer.outputs, wide) * cluster, inputs // (block_k * cluster)
-        if inputs % (block_k * cluster) or not 60 <= programs <= 280 or (warps == 8 and (wide < 128 or long)):
-            continue
-        if wide < inputs // 224 * long or (chunks > UNROLLED and block_k == 128):
-            continue
-        in_flight = (2, 4, 8, 16) if chunks <= UNROLLED else (2, 3, 5, 6, 7, 12, 13, 15)
-        for sharing, x_ahead, trailing in product((1, 2), in_flight, (0, 1)):
-            x_ahead = min(x_ahead, chunks)
-            for w_ahead in range(chunks, x_ahead - 1, -1):
-                tile = MidTile(wide, block_k, 1, w_ahead, x_ahead, warps, 64, trailing, cluster)
-                taken = (tile.shared_bytes(inputs) + 1024) * sharing
-                if tile.fits(inputs) and taken <= SHARED_LIMIT + 1024:
-                    looped = chunks <= UNROLLED or tile.ring(inputs) < chunks
-                    if looped and (taken > 0.6 * SHARED_LIMIT or w_ahead == chunks) and chunks > 8 * trailing:
-                        found.add(tile)
-                        break
-    yield from sorted(found, key=repr)
-
-
-def one_block(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
-    """Tiles that occupy most processors once or twice, with some or all of their copies in flight."""
-    inputs = layer.inputs
-    parts = kind == "linear_parts"
-    for wide, block_k, splits, warps in product((16, 32, 64, 128), (64, 128), (1, 2, 3, 4, 6, 8), (4, 8)):
-        if inputs % (block_k * splits) or (splits > 1) is not parts or (wide == 16 and rows > 32):
-            continue
-        chunks = inputs // (block_k * splits)
-        programs = cdiv(layer.outputs, wide) * splits
-        if not (60 if wide >= 64 else 90) <= programs <= 264 or chunks > 32:
-            continue
-        in_flight = (2, 4) if block_k == 128 else (4, 8) if parts else (3, 5, 8)
-        for x_ahead in [*(ahead for ahead in in_flight if ahead < chunks - 1), chunks]:
-            for w_ahead in {chunks, max(x_ahead, chunks // 2)}:
-                whole = w_ahead == chunks
-                if (warps == 8 and (not whole or block_k == 128)) or (parts and not whole and x_ahead != 4):
-                    continue
-                tile = MidTile(wide, block_k, splits, w_ahead, x_ahead, warps)
-                if tile.fits(inputs) and (rows > 16 or (whole and warps == 4)):
-                    yield tile
-
-
-def many_blocks(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
-    """Tiles whose programs are spread evenly; as many weights ahead as there is room for when programs share processors."""
-    inputs, parts = layer.inputs, kind == "linear_parts"
-    shapes = ((64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
-    flights = ((64, 3, 0), (64, 3, 1), (64, 6, 1), (128, 2, 0), (128, 2, 1), *(() if parts else ((128, 4, 0),)))
-    for (block, wide, warps), splits in product(shapes, (1, 2, 3, 4, 6) if parts else (1,)):
-        programs = cdiv(layer.outputs, wide) * splits * cdiv(rows, block)
-        each = cdiv(programs, PROCESSORS)
-        if programs < (0.7 if parts else 0.54) * PROCESSORS * each or each > 3:
-            continue
-        found = set()
-        for (block_k, x_ahead, trailing), sharing in product(
-            flights, {each, each + 1} if parts else {1, each, each + 1}
-        ):
-            for w_ahead in range(inputs // (block_k * splits), x_ahead - 1, -1):
-                tile = MidTile(wide, block_k, splits, w_ahead, x_ahead, warps, block, trailing)
-                if tile.fits(inputs) and (tile.shared_bytes(inputs) + 1024) * sharing <= SHARED_LIMIT + 1024:
-                    found.add(tile)
-                    break
-        yield from sorted(found, key=repr)
-
-
-def long_loops(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
-    """Tiles for K that no unrolled loop holds, with a hundred or two hundred KB of buffers."""
-    parts = kind == "linear_parts"
-    few = ((64, 16, 4),) if rows <= 16 else ()
-    shapes = (*few, (64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8))
-    rings = product((4, 7, 8, 14, 16), (1, 2, 4), (0, 1))
-    for (block, wide, warps), splits, ring in product(shapes, (1, 2, 4, 8) if parts else (1,), list(rings)):
-        weights, activations, trailing = ring[0], ring[0] // ring[1], ring[2]
-        programs = cdiv(layer.outputs, wide) * splits * cdiv(rows, block)
-        if ring[0] % ring[1] or activations < 2 + trailing or programs < 96 or (parts and programs > 1100):
-            continue
-        if block > 64 and rows <= 64:
-            continue
-        tile = MidTile(wide, 64, splits, weights - 1 - trailing, activations - 1 - trailing, warps, block, trailing)
-        full = any(
-            0.7 * SHARED_LIMIT < tile.shared_bytes(layer.inputs) * n <= SHARED_LIMIT - 1024 * n for n in (1, 2, 3)
-        )
-        if full and tile.fits(layer.inputs) and tile.ring(layer.inputs) == weights:
-            yield tile
 
 
 Sums = tuple[torch.Tensor, torch.Tensor]
@@ -222,12 +98,12 @@ def check(kind: Kind, x: torch.Tensor, weight: torch.Tensor, tile: MidTile, part
             raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
 
 
-def part_counts(model: str, name: str, way: str) -> list[int]:
+def part_counts(model: str, name: str, way: str, rows: int) -> list[int]:
     """Parts of the sums of squares that a layer may meet: its inputs over the widths of the tiles before it."""
     if way != "meet" or name not in ("qkv", "gate_up"):
         return [0]
     adding = next(layer for layer in layers_of(model) if layer.name == ("down" if name == "qkv" else "o"))
-    return sorted({tile.programs(adding.outputs) for tile in candidates(adding, 64, way)})
+    return sorted({tile.programs(adding.outputs) for tile in candidates(adding, rows, way)})
 
 
 def compile_tiles(layer: Layer, kind: Kind, tiles: list[tuple[MidTile, int]]) -> None:
@@ -245,8 +121,13 @@ def compile_all(model: str, all_rows: list[int], way: str, jobs: int) -> None:
     work = []
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for layer in layers_of(model):
-            tiles = {tile: None for rows in all_rows for tile in candidates(layer, rows, way)}
-            pairs = list(product(tiles, part_counts(model, layer.name, way)))
+            pairs = list(
+                dict.fromkeys(
+                    pair
+                    for rows in all_rows
+                    for pair in product(candidates(layer, rows, way), part_counts(model, layer.name, way, rows))
+                )
+            )
             kind = WAYS[way][layer.name]
             work += [pool.submit(compile_tiles, layer, kind, pairs[i : i + 4]) for i in range(0, len(pairs), 4)]
         for done in work:
@@ -366,7 +247,7 @@ def check_odd_rows(model: str, way: str, choice: Choice) -> None:
     """Raises when the chosen tiles are wrong at numbers of rows that do not fill them."""
     for layer in layers_of(model):
         tile, weight = choice[layer.name], random(layer.outputs, layer.inputs) * 0.02
-        for rows, parts in product(ODD_ROWS, part_counts(model, layer.name, way)):
+        for rows, parts in product(ODD_ROWS, part_counts(model, layer.name, way, 64)):
             if tile is not None:
                 check(WAYS[way][layer.name], random(rows, layer.inputs), weight, tile, parts)
 
@@ -378,14 +259,6 @@ def layers_of(model: str) -> list[Layer]:
 
 def first_tiles(model: str, rows: int, way: str) -> Choice:
     return {x.name: tile_for(WAYS[way][x.name], rows, x.outputs, x.inputs) for x in layers_of(model)}
-
-
-def shown(tile: MidTile) -> str:
-    """As in the table."""
-    t = tile
-    more = f", {t.rows}, {t.trailing}" if t.trailing else f", {t.rows}" if t.rows != 64 else ""
-    more += f", cluster={t.cluster}" if t.cluster > 1 else ""
-    return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps}{more})"
 
 
 def chain(model: str, rows: int, way: str, choice: Choice) -> dict[str, float]:
