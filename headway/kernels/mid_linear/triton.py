@@ -170,6 +170,18 @@ def meet(
     return total
 
 
+@gluon.jit
+def load_squares(
+    squares_ptr, first_row, num_rows, SQUARES: gl.constexpr, COUNT: gl.constexpr, STEP: gl.constexpr
+):  # fmt: skip
+    """[SQUARES, COUNT], up to the next power of 2: sums of squares of every STEP-th row, 0 where there is none."""
+    PARTS: gl.constexpr = power_of_2(SQUARES)
+    OVER: gl.constexpr = squares_layout(PARTS, COUNT, gl.num_warps())
+    part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
+    row = first_row + STEP * gl.expand_dims(gl.arange(0, COUNT, layout=gl.SliceLayout(0, OVER)), 0)
+    return gl.load(squares_ptr + part * num_rows + row, mask=(part < SQUARES) & (row < num_rows), other=0.0)
+
+
 @gluon.jit(do_not_specialize=["num_rows"])
 def mid_linear_kernel(
     x_ptr,  # [T, K]
@@ -235,12 +247,7 @@ def mid_linear_kernel(
     if EARLY:
         gdc_wait()
     if SQUARES > 0:
-        PARTS: gl.constexpr = power_of_2(SQUARES)
-        OVER: gl.constexpr = squares_layout(PARTS, FINISHED, WARPS)
-        part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
-        of_row = start_row + rank + CLUSTER * gl.expand_dims(gl.arange(0, FINISHED, layout=gl.SliceLayout(0, OVER)), 0)
-        keep_part = (part < SQUARES) & (of_row < num_rows)
-        squares = gl.load(squares_ptr + part * num_rows + of_row, mask=keep_part, other=0.0)
+        squares = load_squares(squares_ptr, start_row + rank, num_rows, SQUARES, ROWS // CLUSTER, CLUSTER)
     for i in gl.static_range(X_AHEAD):
         async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
         async_copy.commit_group()
