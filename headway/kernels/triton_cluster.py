@@ -32,6 +32,9 @@ from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+ALIGNED = 1024
+"""Bytes. Triton's own shared memory begins behind the room, and products read it as if it began at a multiple of this."""
+
 MARK = re.compile(r"// cluster of (\d+) programs")
 ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
 
@@ -39,9 +42,9 @@ ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
 @gluon.constexpr_function
 def buffer_asm(size, cluster):
     """PTX that declares a cluster's room, and says of how many programs the cluster is."""
-    return (
-        f"{{ .shared .align 16 .b8 cluster_room[{size}]; mov.u32 $0, cluster_room; }} // cluster of {cluster} programs"
-    )
+    room = -(-size // ALIGNED) * ALIGNED
+    declared = f".shared .align {ALIGNED} .b8 cluster_room[{room}]"
+    return f"{{ {declared}; mov.u32 $0, cluster_room; }} // cluster of {cluster} programs"
 
 
 @gluon.jit

@@ -351,7 +351,7 @@ def test_the_table_has_no_holes() -> None:
 def test_every_shape_has_a_tile(kind: Kind) -> None:
     for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, MAX_ROWS):
         assert rows <= row_bucket(rows)
-        for outputs, size in ((16, 64), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
+        for outputs, size in ((16, 64), (64, 2048), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
             tile = tile_for(kind, rows, outputs, size)
             assert tile.fits(size), (rows, outputs, size, tile)
             assert tile.splits == 1 or kind == "linear_parts"
@@ -370,6 +370,8 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
     assert not MidTile(16, 64, 1, 4, 4, 16).fits(1024), "products are 8 columns wide"
     assert not MidTile(16, 64, 1, 4, 4, 4, cluster=3).fits(1024), "K does not divide"
     assert not MidTile(128, 64, 1, 2, 2, 8, 128, cluster=2).fits(1024), "68 KB for a cluster's sums"
+    assert not MidTile(32, 64, 1, 5, 2, 4, cluster=4).fits(4096), "48 KB, and 11 that Triton does not ask for"
+    assert MidTile(32, 64, 1, 6, 3, 4, cluster=4).fits(4096)
 
 
 def test_meta_gives_shapes() -> None:

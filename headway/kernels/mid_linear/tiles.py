@@ -34,8 +34,9 @@ SHARED_LIMIT = 227 * 1024
 SCRATCH = 512
 """Bytes that changes of layout may take beside a program's buffers."""
 
-ROOM_LIMIT = 48 * 1024
-"""Of a cluster's sums, which lie in memory that is declared in the kernel's code."""
+UNASKED = 48 * 1024
+"""Bytes of shared memory that a launch has without asking, and the most that a kernel's code may declare. Triton asks when its
+own buffers are more, and does not see the room for a cluster's sums, which the code declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +85,26 @@ class MidTile:
         return weights if chunks > UNROLLED and even else chunks
 
     def room_bytes(self) -> int:
-        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart."""
-        return 16 + 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
+        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart, in whole KiB."""
+        return cdiv(16 + 4 * self.rows * (self.wide + 8), 1024) * 1024 if self.cluster > 1 else 0
 
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
         return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
 
+    def _launches(self, inputs: int) -> bool:
+        """Whether it gets the shared memory that it needs."""
+        room, taken = self.room_bytes(), self.shared_bytes(inputs)
+        asked = room == 0 or taken - room > UNASKED or taken + SCRATCH <= UNASKED
+        return asked and room <= UNASKED and taken + SCRATCH <= SHARED_LIMIT
+
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
         whole = inputs % (self.block_k * self.splits * self.cluster) == 0
         columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
-        return (
-            whole
-            and 1 <= self.x_ahead <= self.w_ahead <= chunks
-            and columns >= 8
-            and self.room_bytes() <= ROOM_LIMIT
-            and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
-        )
+        return whole and 1 <= self.x_ahead <= self.w_ahead <= chunks and columns >= 8 and self._launches(inputs)
 
 
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
@@ -187,6 +188,14 @@ def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     if kind in ("linear_parts", "mid_add"):
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
+    tile = _with_parts(kind, wide, splits, inputs)
+    while not tile.fits(inputs) and splits > 1:
+        splits //= 2
+        tile = _with_parts(kind, wide, splits, inputs)
+    return tile
+
+
+def _with_parts(kind: Kind, wide: int, splits: int, inputs: int) -> MidTile:
     chunks = inputs // (64 * splits)
     ahead = (7, 3) if chunks > UNROLLED else (min(chunks, 512 // wide), min(chunks, 5))
     if kind == "mid_add":
