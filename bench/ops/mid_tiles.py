@@ -53,22 +53,23 @@ def clusters(layer: Layer, rows: int) -> Iterator[MidTile]:
     """Tiles whose programs are most of the processors once or twice, one or two a processor by their shared memory."""
     inputs, found = layer.inputs, set()
     long = inputs >= 4096
-    shapes = product((64,) if rows <= 64 else (64, 128), (16, 32, 64, 128), (1, 2, 4, 8), (64, 128), (4, 8))
+    shapes = product((64,) if rows <= 64 else (64, 128), (32, 64, 128), (2, 4, 8), (64, 128), (4, 8))
     for block, wide, cluster, block_k, warps in shapes:
         programs, chunks = cdiv(layer.outputs, wide) * cluster * cdiv(rows, block), inputs // (block_k * cluster)
-        if inputs % (block_k * cluster) or not 60 <= programs <= 280:
+        if inputs % (block_k * cluster) or not 60 <= programs <= 280 or wide < inputs // 224 * long:
             continue
-        if wide < inputs // 224 * long or (chunks > UNROLLED and block_k == 128) or (block > 64 and wide < 32):
+        if (chunks > UNROLLED and block_k == 128) or (warps == 8 and (wide < 8192 // block or long)):
             continue
-        if warps == 8 and ((wide < 128 or long) if block == 64 else wide < 64):
-            continue
-        in_flight = (2, 4, 8, 16) if chunks <= UNROLLED else (2, 3, 5, 6, 7, 12, 13, 15)
-        for sharing, x_ahead, trailing in product((1, 2), in_flight, (0, 1)):
-            tile = _longest(
-                MidTile(wide, block_k, 1, 1, min(x_ahead, chunks), warps, block, trailing, cluster), inputs, sharing
-            )
+        in_flight = (4, 8, 16) if chunks <= UNROLLED else (2, 3, 5, 6, 7, 12, 13, 15)
+        for sharing, x_ahead, trailing in product((1, 2), in_flight, (0, 1) if long else (0,)):
+            if rows > 64 and (sharing == 1 or x_ahead > 4):
+                continue
+            start = MidTile(wide, block_k, 1, 1, min(x_ahead, chunks), warps, block, trailing, cluster)
+            tile = _longest(start, inputs, sharing)
             if tile is not None and chunks > 8 * trailing:
                 found.add(tile)
+    if (layer.outputs, inputs) == (4096, 4096):
+        found.add(MidTile(32, 64, 1, 15, 15, 4))
     yield from sorted(found, key=repr)
 
 

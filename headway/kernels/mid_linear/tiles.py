@@ -17,11 +17,11 @@ from headway.core.ints import cdiv
 Kind = Literal["mid_linear", "mid_gate_up", "mid_add", "linear_parts"]
 """The op's name."""
 
-BUCKETS = (8, 16, 32, 64, 128, 192, 256)
+BUCKETS = (4, 8, 16, 32, 64, 128, 192, 256)
 """What the table counts rows in."""
 
 LEAST_ROWS = 3
-"""One and two rows are for the fused layers of ``skinny_linear``, and up to eight where these have no tile for eight."""
+"""One and two rows are for the fused layers of ``skinny_linear``, and three and four where these have no tile for four."""
 
 MAX_ROWS = BUCKETS[-1]
 """Nobody measured more; every block of rows reads all weights from the L2 cache once more."""
@@ -111,13 +111,21 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
     {
         # Qwen3-0.6B
         ("mid_linear", 4096, 1024): {
-            16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(32, 128, 1, 4, 4, 4), 64: MidTile(32, 128, 1, 4, 4, 4),
+            16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
             128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
         },
         ("mid_gate_up", 6144, 1024): {
-            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
+            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4), 64: MidTile(64, 64, 1, 8, 8, 4),
             128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
             256: MidTile(64, 64, 1, 5, 3, 8, 128),
+        },
+        ("mid_add", 1024, 2048): {
+            16: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 32: MidTile(32, 64, 1, 8, 8, 4, cluster=4),
+            64: MidTile(32, 64, 1, 8, 8, 4, cluster=4),
+        },
+        ("mid_add", 1024, 3072): {
+            16: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 32: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
+            64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),
@@ -128,26 +136,27 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             128: MidTile(32, 128, 2, 12, 2, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
         },
         ("mid_linear", 151936, 1024): {
-            8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4), 32: MidTile(128, 64, 1, 2, 2, 4),
-            64: MidTile(128, 128, 1, 4, 3, 4),
+            4: MidTile(128, 64, 1, 2, 2, 4), 8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4),
+            32: MidTile(128, 64, 1, 2, 2, 4), 64: MidTile(128, 128, 1, 4, 3, 4),
         },
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
-            8: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 16: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
-            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
+            4: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 8: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
+            16: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 32: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
+            64: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
         },
         ("mid_gate_up", 28672, 4096): {
-            8: MidTile(128, 64, 1, 3, 3, 8), 16: MidTile(128, 64, 1, 6, 6, 8, 64, 1),
+            4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 3, 3, 8), 16: MidTile(128, 64, 1, 6, 6, 8, 64, 1),
             32: MidTile(128, 64, 1, 6, 6, 8, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1),
         },
         ("linear_parts", 4096, 4096): {
-            8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4), 32: MidTile(32, 64, 1, 15, 15, 4),
-            64: MidTile(32, 64, 1, 15, 15, 4),
+            4: MidTile(32, 64, 1, 15, 15, 4), 8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4),
+            32: MidTile(32, 64, 1, 15, 15, 4), 64: MidTile(32, 64, 1, 15, 15, 4),
         },
         ("mid_linear", 128256, 4096): {32: MidTile(128, 64, 1, 2, 2, 4, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1)},
         ("linear_parts", 4096, 14336): {
-            8: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 16: MidTile(64, 64, 2, 13, 13, 4), 32: MidTile(64, 64, 2, 13, 13, 4),
-            64: MidTile(64, 64, 2, 12, 12, 4, 64, 1),
+            4: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 8: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 16: MidTile(64, 64, 2, 13, 13, 4),
+            32: MidTile(64, 64, 2, 13, 13, 4), 64: MidTile(64, 64, 2, 12, 12, 4, 64, 1),
         },
     }
 )  # fmt: skip
