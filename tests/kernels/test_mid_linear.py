@@ -243,12 +243,14 @@ def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytes
 
     def run(first: int, last: int) -> list[torch.Tensor]:
         count, programs = last - first, tile.programs(70)
-        around = torch.full((2, 64 + rows * 70 + 64), float("nan"), device=hopper).bfloat16()
-        residual, y = (each[64 : 64 + count * 70].view(count, 70) for each in around)
+        around = [
+            torch.full((64 + count * 70 + 64,), float("nan"), device=hopper, dtype=torch.bfloat16) for _ in range(2)
+        ]
+        residual, y = (each[64:-64].view(count, 70) for each in around)
         residual.copy_(adding((rows, 70, 0), hopper)[0][first:last])
         squares = torch.full((programs + 2, count), float("nan"), device=hopper)
         launch_add(x[first:last], weight, bias, residual, norm, y, squares[1:-1], tile)
-        assert bool(around[:, :64].isnan().all()) and bool(around[:, 64 + count * 70 :].isnan().all())
+        assert all(bool(each[:64].isnan().all()) and bool(each[-64:].isnan().all()) for each in around)
         assert bool(squares[0].isnan().all()) and bool(squares[-1].isnan().all())
         return [residual.clone(), y.clone(), squares[1:-1].clone()]
 
@@ -277,10 +279,11 @@ def test_clusters_scale_their_rows(tile: MidTile, rows: int, parts: int, hopper:
     x, weight, bias = inputs((rows, 140, 3072), hopper, True)
     squares = sums(parts, x) if parts else None
     for op, silu, outputs in ((mid_linear, False, 140), (mid_gate_up, True, 70)):
-        out = torch.full((rows + 2, outputs), float("nan"), device=hopper).bfloat16()
-        launch(x, weight, bias, out[1:-1], tile, squares, EPS, silu=silu)
-        assert_close(out[1:-1], op.reference(x, weight, bias, squares, EPS))
-        assert bool(out[0].isnan().all()) and bool(out[-1].isnan().all())
+        around = torch.full((64 + rows * outputs + 64,), float("nan"), device=hopper, dtype=torch.bfloat16)
+        out = around[64:-64].view(rows, outputs)
+        launch(x, weight, bias, out, tile, squares, EPS, silu=silu)
+        assert_close(out, op.reference(x, weight, bias, squares, EPS))
+        assert bool(around[:64].isnan().all()) and bool(around[-64:].isnan().all())
 
 
 @pytest.mark.gpu
