@@ -38,7 +38,7 @@ def scaled(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
     if layer.inputs >= 4096:
         tiles += [tile for tile in long_loops(layer, 64, kind) if tile.wide >= 64 and tile.num_warps == 4]
         tiles += [MidTile(256, 64, 1, 3, x_ahead, 8) for x_ahead in (1, 3)] if layer.outputs > 16384 else []
-        tiles += [MidTile(256, 64, 1, 2, 2, 8, 64, 1), MidTile(256, 128, 1, 2, 1, 8)] if layer.outputs > 16384 else []
+        tiles += [MidTile(256, 64, 1, 2, 2, 8, 64, 1)] if layer.outputs > 16384 else []
     elif rows <= 64:
         for wide, block_k, share in product((32, 64, 128), (64, 128), (1, 2)):
             ahead = layer.inputs // block_k // share
