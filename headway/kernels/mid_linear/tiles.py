@@ -190,9 +190,10 @@ def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
 
 
 def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
-    """32 weight rows a program, or 64 with several blocks of rows, and enough splits that most processors have one."""
+    """32 weight rows a program, or 64 with several blocks of rows or clusters, and enough parts of K that most processors have
+    one."""
     blocks = cdiv(rows, 64)
-    wide = 32 if blocks == 1 else 64
+    wide = 32 if blocks == 1 and kind != "mid_add" else 64
     splits = 1
     if kind in ("linear_parts", "mid_add"):
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
