@@ -37,18 +37,10 @@ def scaled(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
     tiles = [tile for bucket, tile in sorted(found.items()) if (bucket <= 64) == (rows <= 64)]
     if layer.inputs >= 4096:
         tiles += [tile for tile in long_loops(layer, 64, kind) if tile.wide >= 64 and tile.num_warps == 4]
-        tiles += [MidTile(256, 64, 1, 3, x_ahead, 8) for x_ahead in (1, 3)] if layer.outputs > 16384 else []
-        tiles += [MidTile(256, 64, 1, 2, 2, 8, 64, 1)] if layer.outputs > 16384 else []
     elif rows <= 64:
         for wide, block_k, share in product((32, 64, 128), (64, 128), (1, 2)):
             ahead = layer.inputs // block_k // share
             tiles += [MidTile(wide, block_k, 1, ahead, x_ahead, 4) for x_ahead in {512 // block_k, ahead}]
-    for block, wide, block_k, cluster, x_ahead in product((64, 128), (64, 128), (64, 128), (2, 4), (4, 8)):
-        programs, chunks = cdiv(layer.outputs, wide) * cluster, layer.inputs // block_k // cluster
-        if 90 <= programs * cdiv(rows, block) <= 200 and block <= max(rows, 64) and chunks <= UNROLLED:
-            tile = MidTile(wide, block_k, 1, 1, min(x_ahead, chunks), block // 16, block, cluster=cluster)
-            longest = _longest(tile, layer.inputs, 1)
-            tiles += [longest] if longest is not None else []
     yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
 
 

@@ -32,28 +32,34 @@ from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-ALIGNED = 1024
-"""Bytes. Triton's own shared memory begins behind the room, and products read it as if it began at a multiple of this."""
-
 MARK = re.compile(r"// cluster of (\d+) programs")
+ROOM = re.compile(r"\broom_(?:own|shared)_(\d+)\b")
 ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
 
 
 @gluon.constexpr_function
-def buffer_asm(size, cluster):
-    """PTX that declares a cluster's room, and says of how many programs the cluster is."""
-    room = -(-size // ALIGNED) * ALIGNED
-    declared = f".shared .align {ALIGNED} .b8 cluster_room[{room}]"
-    return f"{{ {declared}; mov.u32 $0, cluster_room; }} // cluster of {cluster} programs"
+def room_asm(kind, size, remark):
+    """PTX for an address that ``with_rooms`` fills in."""
+    return f"mov.u32 $0, global_smem; add.u32 $0, $0, room_{kind}_{size}; // {remark}"
+
+
+@gluon.jit
+def shared_room(BYTES: gl.constexpr):
+    """int32: where ``BYTES`` of this program's shared memory begin, a multiple of 16, behind all that Triton allocates.
+
+    Once in a kernel, which allocates shared memory in Triton, too.
+    """
+    ASM: gl.constexpr = room_asm("own", BYTES, "of one program")
+    return gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def cluster_buffer(BYTES: gl.constexpr, CLUSTER: gl.constexpr):
-    """int32: where ``BYTES`` of this program's shared memory begin, at the same place in each. Once in a kernel.
+    """``shared_room`` at the same place in each program of a cluster. Once in a kernel.
 
-    ``CLUSTER``: programs a cluster, 2, 4 or 8. The bytes are beside those that Triton counts.
+    ``CLUSTER``: programs a cluster, 2, 4 or 8.
     """
-    ASM: gl.constexpr = buffer_asm(BYTES, CLUSTER)
+    ASM: gl.constexpr = room_asm("shared", BYTES, f"cluster of {CLUSTER} programs")
     return gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -143,6 +149,16 @@ def send2(places, boxes, values, keep):
 
 
 @gluon.jit
+def send4(places, boxes, values):
+    """``send2`` of four neighbours at a time, 16 bytes aligned, and of all. What several threads hold is sent as often."""
+    gl.inline_asm_elementwise(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$4], {$12, $13, $14, $15}, [$8]; "
+        "mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; ",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f", [places, boxes, values], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
 def wait_mailbox(box):
     """Return when all that is expected has come. Once."""
     gl.inline_asm_elementwise(
@@ -179,18 +195,38 @@ def clustered(ptx: str) -> str:
     return ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
 
 
-def _mark_clusters(before: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A hook for Triton's list of stages: what ``before`` does, then clusters."""
+def with_rooms(ptx: str, shared: int) -> tuple[str, int]:
+    """``ptx`` with a place for each of its rooms behind ``shared`` bytes, and the bytes of both.
+
+    Static shared memory would lie in front of Triton's, whose buffers then were no longer aligned, and Triton does not
+    count it when it asks for more than 48 KB.
+    """
+    places = {}
+    for found in ROOM.finditer(ptx):
+        if found[0] not in places:
+            places[found[0]] = shared = (shared + 15) // 16 * 16
+            shared += int(found[1])
+    return ROOM.sub(lambda found: str(places[found[0]]), ptx), shared
+
+
+def _finish_ptx(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A hook for Triton's list of stages: what ``before`` does, then clusters and rooms."""
 
     def hook(backend: Any, stages: dict[str, Any], *others: Any) -> None:
         if before is not None:
             before(backend, stages, *others)
         make_ptx = stages.get("ptx")
-        if make_ptx is not None:
-            stages["ptx"] = lambda source, metadata: clustered(make_ptx(source, metadata))
+        if make_ptx is None:
+            return
+
+        def make(source: Any, metadata: dict[str, Any]) -> str:
+            ptx, metadata["shared"] = with_rooms(clustered(make_ptx(source, metadata)), metadata["shared"])
+            return ptx
+
+        stages["ptx"] = make
 
     return hook
 
 
 # Every kernel for clusters imports this module, so none is compiled without it.
-knobs.runtime.add_stages_inspection_hook = _mark_clusters(knobs.runtime.add_stages_inspection_hook)
+knobs.runtime.add_stages_inspection_hook = _finish_ptx(knobs.runtime.add_stages_inspection_hook)

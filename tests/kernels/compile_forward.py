@@ -207,7 +207,7 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "BIAS": False,
     }
     squares = 32 if kind == "mid_gate_up" else 0
-    constants |= {"CLUSTER": tile.cluster} | ({} if kind == "mid_add" else {"SQUARES": squares, "SILU": silu})
+    constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else {"SQUARES": squares, "SILU": silu}
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
     kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
     copies = tile.w_ahead * tile.wide * tile.block_k // 8 // (32 * tile.num_warps)  # of 16 bytes, by each thread

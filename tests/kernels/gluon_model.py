@@ -19,7 +19,7 @@ import torch
 
 from headway.kernels.mid_linear import triton as module
 
-HELPERS = ("buffers", "multiply", "open_box", "meet", "load_squares")
+HELPERS = ("buffers", "multiply", "meet")
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
 

@@ -63,14 +63,19 @@ def adding(shape: tuple[int, int, int], device: str, dtype: torch.dtype = torch.
 
 
 def compare_add(op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor) -> None:
-    """Against the reference: residual, y and squares."""
+    """Against the reference."""
     found, expected = residual.clone(), residual.clone()
     y, squares = op(*arguments, found, norm)
-    wanted, wanted_squares = mid_add.reference(*arguments, expected, norm)
+    assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
     assert_close(found, expected)
-    assert_close(y, wanted)
-    assert squares.dtype == torch.float32 and squares.shape == wanted_squares.shape
-    torch.testing.assert_close(squares, wanted_squares, atol=0.05, rtol=0.02)
+    follow(found, y, squares, norm, reference.tile_for("mid_add", residual.shape[0], *arguments[1].shape))
+
+
+def follow(residual: torch.Tensor, y: torch.Tensor, squares: torch.Tensor, norm: torch.Tensor, tile: MidTile) -> None:
+    """y and squares are those of the residual as it is now, which is rounded."""
+    assert torch.equal(y, residual * norm)
+    sums = torch.stack([columns.float().square().sum(1) for columns in residual.split(tile.wide, dim=1)])
+    torch.testing.assert_close(squares, sums, atol=1e-4, rtol=1e-4)
 
 
 def test_references_follow_the_formula(device: str) -> None:
@@ -118,10 +123,6 @@ def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch
         monkeypatch.setattr(module, "tile_for", lambda *_: tile)
     arguments = inputs((rows, 70, 64 * 16), "cpu", True, torch.float16)
     compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16))
-    for op in (mid_linear, mid_gate_up):
-        for parts in (0, 1, 5):
-            more = [*arguments, sums(parts, arguments[0]) if parts else None, EPS]
-            assert_close(op.implementation("cuda")(*more), op.reference(*more))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -258,32 +259,15 @@ def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytes
     for one, other in zip(whole, run(0, rows), strict=True):
         assert torch.equal(one, other), "a moving result would be a race"
     expected = adding((rows, 70, 0), hopper)[0]
-    wanted, wanted_squares = mid_add.reference(x, weight, bias, expected, norm)
+    mid_add.reference(x, weight, bias, expected, norm)
     assert_close(whole[0], expected)
-    assert_close(whole[1], wanted)
-    torch.testing.assert_close(whole[2], wanted_squares, atol=0.05, rtol=0.02)
+    follow(whole[0], whole[1], whole[2], norm, tile)
     if rows >= 9:
         for first in (2, rows - 5):
             for one, other in zip(run(first, first + 5), whole, strict=True):
                 assert torch.equal(
                     one, other[..., first : first + 5] if one.shape[-1] == 5 else other[first : first + 5]
                 )
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("tile", CLUSTERS, ids=repr)
-@pytest.mark.parametrize(("rows", "parts"), [(3, 0), (64, 70), (150, 16)])
-def test_clusters_scale_their_rows(tile: MidTile, rows: int, parts: int, hopper: str) -> None:
-    from headway.kernels.mid_linear.launch import launch
-
-    x, weight, bias = inputs((rows, 140, 3072), hopper, True)
-    squares = sums(parts, x) if parts else None
-    for op, silu, outputs in ((mid_linear, False, 140), (mid_gate_up, True, 70)):
-        around = torch.full((64 + rows * outputs + 64,), float("nan"), device=hopper, dtype=torch.bfloat16)
-        out = around[64:-64].view(rows, outputs)
-        launch(x, weight, bias, out, tile, squares, EPS, silu=silu)
-        assert_close(out, op.reference(x, weight, bias, squares, EPS))
-        assert bool(around[:64].isnan().all()) and bool(around[-64:].isnan().all())
 
 
 @pytest.mark.gpu
@@ -362,7 +346,7 @@ def test_the_table_has_no_holes() -> None:
         assert used.stop == max(found) + 1 and used.start == (LEAST_ROWS if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
-            assert tile.cluster == 1 or kind != "linear_parts"
+            assert tile.cluster == 1 or kind == "mid_add"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -373,7 +357,7 @@ def test_every_shape_has_a_tile(kind: Kind) -> None:
             tile = tile_for(kind, rows, outputs, size)
             assert tile.fits(size), (rows, outputs, size, tile)
             assert tile.splits == 1 or kind == "linear_parts"
-            assert tile.cluster == 1 or kind != "linear_parts"
+            assert tile.cluster == 1 or kind == "mid_add"
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:
@@ -387,9 +371,7 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
     assert not MidTile(32, 64, 1, 4, 5, 4).fits(1024), "activations of a chunk whose weights are not there"
     assert not MidTile(16, 64, 1, 4, 4, 16).fits(1024), "products are 8 columns wide"
     assert not MidTile(16, 64, 1, 4, 4, 4, cluster=3).fits(1024), "K does not divide"
-    assert not MidTile(128, 64, 1, 2, 2, 8, 128, cluster=2).fits(1024), "68 KB for a cluster's sums"
-    assert not MidTile(32, 64, 1, 5, 2, 4, cluster=4).fits(4096), "48 KB, and 11 that Triton does not ask for"
-    assert MidTile(32, 64, 1, 6, 3, 4, cluster=4).fits(4096)
+    assert not MidTile(128, 64, 1, 8, 8, 4, cluster=2).fits(4096), "216 KB, and 34 for a cluster's sums"
 
 
 def test_meta_gives_shapes() -> None:

@@ -1,6 +1,8 @@
-"""Clusters are written into a kernel's PTX."""
+"""Clusters and rooms in shared memory are written into a kernel's PTX."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -16,16 +18,17 @@ PTX = """.visible .entry kernel(
 
 
 def test_a_kernel_that_names_a_cluster_is_launched_as_one() -> None:
-    from headway.kernels.triton_cluster import clustered
+    from headway.kernels.triton_cluster import clustered, room_asm
 
-    found = clustered(PTX.format(body="{ mov.u32 %r1, cluster_room; } // cluster of 4 programs"))
+    found = clustered(PTX.format(body=room_asm.fn("shared", 64, "cluster of 4 programs")))
     assert found.index(".explicitcluster\n.reqnctapercluster 4, 1, 1\n.reqntid 128") > found.index(".entry")
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    from headway.kernels.triton_cluster import clustered
+    from headway.kernels.triton_cluster import clustered, with_rooms
 
     assert clustered(PTX.format(body="ret;")) == PTX.format(body="ret;")
+    assert with_rooms(PTX.format(body="ret;"), 100) == (PTX.format(body="ret;"), 100)
 
 
 def test_one_kernel_is_for_one_size() -> None:
@@ -35,9 +38,20 @@ def test_one_kernel_is_for_one_size() -> None:
         clustered(PTX.format(body="// cluster of 2 programs\n// cluster of 8 programs"))
 
 
-def test_triton_s_memory_behind_a_room_stays_aligned() -> None:
-    from headway.kernels.triton_cluster import ALIGNED, buffer_asm
+def test_rooms_lie_behind_triton_s_memory_one_behind_the_other() -> None:
+    from headway.kernels.triton_cluster import room_asm, with_rooms
 
-    asm = getattr(buffer_asm, "fn", buffer_asm)(4 * 513, 2)
-    asm = getattr(asm, "value", asm)
-    assert f".align {ALIGNED} .b8 cluster_room[{3 * ALIGNED}]" in asm and "// cluster of 2 programs" in asm
+    own, shared = room_asm.fn("own", 40, "of one program"), room_asm.fn("shared", 40, "cluster of 2 programs")
+    found, size = with_rooms(f"{own}\n{shared}\n{own}", 1000)
+    assert [line.split(", ")[3].split(";")[0] for line in found.splitlines()] == ["1008", "1056", "1008"]
+    assert size == 1096
+
+
+def test_a_compiled_kernel_s_memory_counts_its_rooms() -> None:
+    from headway.kernels.triton_cluster import _finish_ptx, room_asm
+
+    stages: dict[str, Any] = {"ptx": lambda source, metadata: source}
+    _finish_ptx(None)(None, stages, None)
+    metadata = {"shared": 1024}
+    ptx = stages["ptx"](PTX.format(body=room_asm.fn("shared", 64, "cluster of 4 programs")), metadata)
+    assert metadata["shared"] == 1088 and "global_smem" in ptx and ", 1024;" in ptx and "4, 1, 1" in ptx

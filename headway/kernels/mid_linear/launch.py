@@ -60,13 +60,13 @@ def launch(
     rows, inputs = x.shape
     outputs = out.shape[-1]
     _check(x, weight, out, (2 if silu else 1) * outputs, tile)
-    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits, tile
+    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.cluster == 1, tile
     assert squares is None or (squares.shape[1:] == (rows,) and squares.dtype == torch.float32)
     assert squares is None or squares.is_contiguous()
     if rows == 0:
         return
     block_n = tile.wide // 2 if silu else tile.wide
-    mid_linear_kernel[(cdiv(outputs, block_n) * tile.cluster, tile.splits, cdiv(rows, tile.rows))](
+    mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out if squares is None else squares, out, rows, x.stride(0), eps,
         N=outputs, SQUARES=0 if squares is None else squares.shape[0], BIAS=bias is not None, SILU=silu,
         **_constants(tile, inputs), **launch_early(x.device),
@@ -97,7 +97,7 @@ def launch_add(
         return
     mid_add_kernel[(tile.programs(outputs) * tile.cluster, 1, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, residual, norm, out, squares, rows, x.stride(0),
-        N=outputs, BIAS=bias is not None, **_constants(tile, inputs), **launch_early(x.device),
+        N=outputs, CLUSTER=tile.cluster, BIAS=bias is not None, **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -113,6 +113,5 @@ def _constants(tile: MidTile, inputs: int) -> dict[str, Any]:
     return {
         "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide, "BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs),
         "W_AHEAD": tile.w_ahead, "X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "RING": tile.ring(inputs),
-        "CLUSTER": tile.cluster,
         "num_warps": tile.num_warps,
     }  # fmt: skip

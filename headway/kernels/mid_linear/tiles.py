@@ -34,10 +34,6 @@ SHARED_LIMIT = 227 * 1024
 SCRATCH = 512
 """Bytes that changes of layout may take beside a program's buffers."""
 
-UNASKED = 48 * 1024
-"""Bytes of shared memory that a launch has without asking, and the most that a kernel's code may declare. Triton asks when its
-own buffers are more, and does not see the room for a cluster's sums, which the code declares."""
-
 
 @dataclass(frozen=True, slots=True)
 class MidTile:
@@ -52,7 +48,7 @@ class MidTile:
         num_warps: 4 or 8, and 8 for 128 rows.
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
-        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 for ``linear_parts``.
+        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
     """
 
     wide: int
@@ -85,26 +81,25 @@ class MidTile:
         return weights if chunks > UNROLLED and even else chunks
 
     def room_bytes(self) -> int:
-        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart, in whole KiB."""
-        return cdiv(16 + 4 * self.rows * (self.wide + 8), 1024) * 1024 if self.cluster > 1 else 0
+        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart."""
+        return 16 + 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
 
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
         return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
 
-    def _launches(self, inputs: int) -> bool:
-        """Whether it gets the shared memory that it needs."""
-        room, taken = self.room_bytes(), self.shared_bytes(inputs)
-        asked = room == 0 or taken - room > UNASKED or taken + SCRATCH <= UNASKED
-        return asked and room <= UNASKED and taken + SCRATCH <= SHARED_LIMIT
-
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
         whole = inputs % (self.block_k * self.splits * self.cluster) == 0
         columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
-        return whole and 1 <= self.x_ahead <= self.w_ahead <= chunks and columns >= 8 and self._launches(inputs)
+        return (
+            whole
+            and 1 <= self.x_ahead <= self.w_ahead <= chunks
+            and columns >= 8
+            and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
+        )
 
 
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
@@ -120,12 +115,12 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             256: MidTile(64, 64, 1, 5, 3, 8, 128),
         },
         ("mid_add", 1024, 2048): {
-            16: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 32: MidTile(32, 64, 1, 8, 8, 4, cluster=4),
-            64: MidTile(32, 64, 1, 8, 8, 4, cluster=4),
+            16: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 32: MidTile(64, 64, 1, 8, 8, 4, cluster=4),
+            64: MidTile(32, 64, 1, 16, 16, 4, cluster=2), 128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
         },
         ("mid_add", 1024, 3072): {
             16: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 32: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
-            64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
+            64: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),
@@ -141,13 +136,20 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         },
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
-            4: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 8: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
-            16: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 32: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
-            64: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
+            4: MidTile(64, 64, 1, 15, 7, 4), 8: MidTile(64, 64, 1, 15, 7, 4), 16: MidTile(64, 64, 1, 15, 7, 4),
+            32: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 15, 7, 4),
         },
         ("mid_gate_up", 28672, 4096): {
-            4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 3, 3, 8), 16: MidTile(128, 64, 1, 6, 6, 8, 64, 1),
-            32: MidTile(128, 64, 1, 6, 6, 8, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1),
+            4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 6, 6, 4, 64, 1), 16: MidTile(128, 64, 1, 6, 6, 4, 64, 1),
+            32: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 3, 3, 8),
+        },
+        ("mid_add", 4096, 4096): {
+            8: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2), 16: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2),
+            32: MidTile(32, 64, 1, 15, 15, 4), 64: MidTile(32, 64, 1, 15, 15, 4),
+        },
+        ("mid_add", 4096, 14336): {
+            8: MidTile(64, 64, 1, 15, 7, 4, cluster=2), 16: MidTile(64, 64, 1, 15, 7, 4, cluster=2),
+            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
         },
         ("linear_parts", 4096, 4096): {
             4: MidTile(32, 64, 1, 15, 15, 4), 8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4),
@@ -198,14 +200,6 @@ def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     if kind in ("linear_parts", "mid_add"):
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
-    tile = _with_parts(kind, wide, splits, inputs)
-    while not tile.fits(inputs) and splits > 1:
-        splits //= 2
-        tile = _with_parts(kind, wide, splits, inputs)
-    return tile
-
-
-def _with_parts(kind: Kind, wide: int, splits: int, inputs: int) -> MidTile:
     chunks = inputs // (64 * splits)
     ahead = (7, 3) if chunks > UNROLLED else (min(chunks, 512 // wide), min(chunks, 5))
     if kind == "mid_add":

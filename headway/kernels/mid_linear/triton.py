@@ -60,12 +60,10 @@ def product_layout(rows, wide, warps):
 
 @gluon.constexpr_function
 def squares_layout(parts, rows, warps):
-    """Threads over [parts, rows]: neighbours of a part, and other parts where threads are left over."""
-    lanes = min(32, rows)
-    across = min(warps, max(1, rows // 32))
+    """Threads over [parts, rows]: neighbours of a part, and other parts where warps are left over."""
+    across = min(warps, rows // 32)
     down = warps // across if parts > 16 else 1
-    each = max(1, parts // (down * (32 // lanes)))
-    return gl.BlockedLayout([each, 1], [32 // lanes, lanes], [down, warps // down], [1, 0])
+    return gl.BlockedLayout([parts // down, 1], [1, 32], [down, warps // down], [1, 0])
 
 
 @gluon.constexpr_function
@@ -127,15 +125,93 @@ def multiply(
     return acc
 
 
-@gluon.jit
-def open_box(
-    rank, num_rows, ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr
-):  # fmt: skip
-    """Where this program's share of the cluster's sums will arrive, see ``meet``."""
-    box = cluster_buffer(16 + 4 * ROWS * (WIDE + ROOM_PAD), CLUSTER)
-    finished = (gl.minimum(num_rows, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
-    open_mailbox(box, finished * (CLUSTER * WIDE * 4))
-    return box
+@gluon.jit(do_not_specialize=["num_rows"])
+def mid_linear_kernel(
+    x_ptr,  # [T, K]
+    weight_ptr,  # [N, K], for SILU [2 * N, K]
+    bias_ptr,  # [N] or [2 * N] when BIAS
+    squares_ptr,  # f32 [SQUARES, T]
+    out_ptr,  # [T, N], or f32 [splits, T, N]
+    num_rows,
+    x_stride,
+    eps,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    ROWS: gl.constexpr,
+    WIDE: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    W_AHEAD: gl.constexpr,
+    X_AHEAD: gl.constexpr,
+    TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
+    RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
+    SQUARES: gl.constexpr,  # 0 when x is used as it is
+    BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    EARLY: gl.constexpr,
+):
+    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS."""
+    if EARLY:
+        gdc_launch_dependents()
+    WARPS: gl.constexpr = gl.num_warps()
+    COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
+    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
+    PAIR: gl.constexpr = 2 if SILU else 1
+    BLOCK_N: gl.constexpr = WIDE // PAIR
+    first = gl.program_id(0) * BLOCK_N
+    split = gl.program_id(1)
+    turn = gl.program_id(0) % CHUNKS
+    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
+    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
+    keep_w = gl.expand_dims(wide < WIDE, 1)
+    unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
+    weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
+    start_row = gl.program_id(2) * ROWS
+    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
+    keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
+    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
+    xs = buffers(x_ptr, least(X_AHEAD + 1 + TRAILING, CHUNKS), ROWS, BLOCK_K)
+    for i in gl.static_range(W_AHEAD):
+        async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
+    async_copy.commit_group()
+    if EARLY:
+        gdc_wait()
+    if SQUARES > 0:
+        PARTS: gl.constexpr = power_of_2(SQUARES)
+        OVER: gl.constexpr = squares_layout(PARTS, ROWS, WARPS)
+        part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
+        of_row = start_row + gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
+        keep_part = (part < SQUARES) & (of_row < num_rows)
+        squares = gl.load(squares_ptr + part * num_rows + of_row, mask=keep_part, other=0.0)
+    for i in gl.static_range(X_AHEAD):
+        async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
+        async_copy.commit_group()
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    if SQUARES > 0:  # while the activations are on their way
+        scale = gl.convert_layout(gl.rsqrt(gl.sum(squares, axis=0) / K + eps), gl.SliceLayout(1, ACC))
+    acc = multiply(
+        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
+    )
+    if SQUARES > 0:
+        acc *= gl.expand_dims(scale, 1)
+    if BIAS:
+        wide_bias = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
+        unit_bias = gl.minimum(first + wide_bias // PAIR, N - 1)
+        bias = gl.load(bias_ptr + unit_bias + wide_bias % PAIR * N).to(gl.float32)
+        acc += gl.expand_dims(gl.where(split == 0, bias, 0.0), 0)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    y = acc.to(dtype)
+    if SILU:
+        gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
+        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
+        y = (silu * up).to(dtype)
+    STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, WARPS)
+    y = gl.convert_layout(y, STORE)
+    row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+    col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
+    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
+    gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
 
 
 @gluon.jit
@@ -168,118 +244,6 @@ def meet(
     for part in gl.static_range(1, CLUSTER):
         total += pull4(place + 4 * PITCH * HEIGHT * part)
     return total
-
-
-@gluon.jit
-def load_squares(
-    squares_ptr, first_row, num_rows, SQUARES: gl.constexpr, COUNT: gl.constexpr, STEP: gl.constexpr
-):  # fmt: skip
-    """[SQUARES, COUNT], up to the next power of 2: sums of squares of every STEP-th row, 0 where there is none."""
-    PARTS: gl.constexpr = power_of_2(SQUARES)
-    OVER: gl.constexpr = squares_layout(PARTS, COUNT, gl.num_warps())
-    part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
-    row = first_row + STEP * gl.expand_dims(gl.arange(0, COUNT, layout=gl.SliceLayout(0, OVER)), 0)
-    return gl.load(squares_ptr + part * num_rows + row, mask=(part < SQUARES) & (row < num_rows), other=0.0)
-
-
-@gluon.jit(do_not_specialize=["num_rows"])
-def mid_linear_kernel(
-    x_ptr,  # [T, K]
-    weight_ptr,  # [N, K], for SILU [2 * N, K]
-    bias_ptr,  # [N] or [2 * N] when BIAS
-    squares_ptr,  # f32 [SQUARES, T]
-    out_ptr,  # [T, N], or f32 [splits, T, N]
-    num_rows,
-    x_stride,
-    eps,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    ROWS: gl.constexpr,
-    WIDE: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    W_AHEAD: gl.constexpr,
-    X_AHEAD: gl.constexpr,
-    TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
-    RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
-    CLUSTER: gl.constexpr,
-    SQUARES: gl.constexpr,  # 0 when x is used as it is
-    BIAS: gl.constexpr,
-    SILU: gl.constexpr,
-    EARLY: gl.constexpr,
-):
-    """Grid: programs over N times CLUSTER, splits, programs over T; parts of K have CHUNKS * BLOCK_K inputs each.
-
-    X_AHEAD <= W_AHEAD <= CHUNKS; splits or CLUSTER are 1.
-    """
-    if EARLY:
-        gdc_launch_dependents()
-    WARPS: gl.constexpr = gl.num_warps()
-    COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
-    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
-    PAIR: gl.constexpr = 2 if SILU else 1
-    BLOCK_N: gl.constexpr = WIDE // PAIR
-    DONE: gl.constexpr = store_layout(ROWS // CLUSTER, WIDE, WARPS) if CLUSTER > 1 else ACC
-    FINISHED: gl.constexpr = ROWS // CLUSTER
-    split, rank = gl.program_id(1), gl.program_id(0) % CLUSTER
-    tile = gl.program_id(0) // CLUSTER
-    first, turn = tile * BLOCK_N, tile % CHUNKS
-    start_row = gl.program_id(2) * ROWS
-    if CLUSTER > 1:
-        box = open_box(rank, num_rows - start_row, ROWS, WIDE, CLUSTER)
-    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + (split + rank) * (
-        CHUNKS * BLOCK_K
-    )
-    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
-    keep_w = gl.expand_dims(wide < WIDE, 1)
-    unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
-    weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
-    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-    x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
-    keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
-    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
-    xs = buffers(x_ptr, least(X_AHEAD + 1 + TRAILING, CHUNKS), ROWS, BLOCK_K)
-    for i in gl.static_range(W_AHEAD):
-        async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
-    async_copy.commit_group()
-    if CLUSTER > 1:
-        cluster_wait()
-    if EARLY:
-        gdc_wait()
-    if SQUARES > 0:
-        squares = load_squares(squares_ptr, start_row + rank, num_rows, SQUARES, ROWS // CLUSTER, CLUSTER)
-    for i in gl.static_range(X_AHEAD):
-        async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
-        async_copy.commit_group()
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
-    if SQUARES > 0:  # while the activations are on their way
-        scale = gl.convert_layout(gl.rsqrt(gl.sum(squares, axis=0) / K + eps), gl.SliceLayout(1, DONE))
-    acc = multiply(
-        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
-    )
-    if CLUSTER > 1:
-        y = meet(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, DONE)
-    else:
-        y = acc
-    if SQUARES > 0:
-        y *= gl.expand_dims(scale, 1)
-    if BIAS:
-        wide_bias = gl.arange(0, WIDE, layout=gl.SliceLayout(0, DONE))
-        unit_bias = gl.minimum(first + wide_bias // PAIR, N - 1)
-        bias = gl.load(bias_ptr + unit_bias + wide_bias % PAIR * N).to(gl.float32)
-        y += gl.expand_dims(gl.where(split == 0, bias, 0.0), 0)
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
-    done = y.to(dtype)
-    if SILU:
-        gate, up = gl.split(gl.reshape(done.to(gl.float32), [FINISHED, BLOCK_N, 2]))
-        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-        done = (silu * up).to(dtype)
-    STORE: gl.constexpr = store_layout(FINISHED, BLOCK_N, WARPS)
-    done = gl.convert_layout(done, STORE)
-    row = start_row + rank + CLUSTER * gl.arange(0, FINISHED, layout=gl.SliceLayout(1, STORE))
-    col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
-    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
-    gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), done, mask=keep)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -319,7 +283,9 @@ def mid_add_kernel(
     turn = tile % CHUNKS
     start_row = gl.program_id(2) * ROWS
     if CLUSTER > 1:
-        box = open_box(rank, num_rows - start_row, ROWS, WIDE, CLUSTER)
+        box = cluster_buffer(16 + 4 * ROWS * (WIDE + ROOM_PAD), CLUSTER)
+        finished = (gl.minimum(num_rows - start_row, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
+        open_mailbox(box, finished * (CLUSTER * WIDE * 4))
     lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + rank * (CHUNKS * BLOCK_K)
     wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
     keep_w = gl.expand_dims(wide < WIDE, 1)
