@@ -53,22 +53,24 @@ def sums(parts: int, x: torch.Tensor) -> torch.Tensor:
     return each.to(x.device) * (x.shape[1] / parts)
 
 
-def adding(shape: tuple[int, int, int], device: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+def adding(
+    shape: tuple[int, int, int], device: str, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Residual [T, N] and norm [N]."""
     rows, outputs, _ = shape
-    return [
-        make_random(rows, outputs, dtype=dtype, device=device, seed=6),
-        make_random(outputs, dtype=dtype, device=device, seed=7),
-    ]
+    residual = make_random(rows, outputs, dtype=dtype, device=device, seed=6)
+    return residual, make_random(outputs, dtype=dtype, device=device, seed=7)
 
 
-def compare_add(op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor) -> None:
-    """Against the reference."""
+def compare_add(
+    op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor, tile: MidTile | None = None
+) -> None:
+    """Against the reference; ``tile``: the op's, if not the table's."""
     found, expected = residual.clone(), residual.clone()
     y, squares = op(*arguments, found, norm)
     assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
     assert_close(found, expected)
-    follow(found, y, squares, norm, reference.tile_for("mid_add", residual.shape[0], *arguments[1].shape))
+    follow(found, y, squares, norm, tile or tile_for("mid_add", residual.shape[0], *arguments[1].shape))
 
 
 def follow(residual: torch.Tensor, y: torch.Tensor, squares: torch.Tensor, norm: torch.Tensor, tile: MidTile) -> None:
@@ -122,7 +124,7 @@ def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch
     for module in (reference, launch):
         monkeypatch.setattr(module, "tile_for", lambda *_: tile)
     arguments = inputs((rows, 70, 64 * 16), "cpu", True, torch.float16)
-    compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16))
+    compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16), tile)
 
 
 @pytest.mark.usefixtures("modelled")

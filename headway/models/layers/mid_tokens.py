@@ -26,7 +26,6 @@ from headway.state.batch import StepBatch
 MidRows = Callable[[Kind, int, int], range]
 """(op, N, K) -> the numbers of rows it is used for."""
 
-
 Step = tuple[torch.Tensor, torch.Tensor | None]
 """Input of a layer [T, C]: the residual's norm; or the residual times the norm's weight, and sums of the residual's squares."""
 
