@@ -106,21 +106,24 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
     {
         # Qwen3-0.6B
         ("mid_linear", 4096, 1024): {
-            16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
-            128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
+            8: MidTile(32, 128, 1, 4, 4, 4), 16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4),
+            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8),
+            256: MidTile(128, 128, 1, 4, 2, 8),
         },
         ("mid_gate_up", 6144, 1024): {
-            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4), 64: MidTile(64, 64, 1, 8, 8, 4),
-            128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
-            256: MidTile(64, 64, 1, 5, 3, 8, 128),
+            8: MidTile(64, 128, 1, 8, 4, 4), 16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4),
+            64: MidTile(64, 64, 1, 8, 8, 4), 128: MidTile(64, 64, 1, 10, 6, 8, 128, 1),
+            192: MidTile(64, 64, 1, 5, 3, 8, 128), 256: MidTile(64, 64, 1, 5, 3, 8, 128),
         },
         ("mid_add", 1024, 2048): {
-            16: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 32: MidTile(64, 64, 1, 8, 8, 4, cluster=4),
-            64: MidTile(32, 64, 1, 16, 16, 4, cluster=2), 128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
+            8: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 16: MidTile(64, 64, 1, 4, 4, 4, cluster=8),
+            32: MidTile(64, 64, 1, 8, 8, 4, cluster=4), 64: MidTile(32, 64, 1, 16, 16, 4, cluster=2),
+            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
         },
         ("mid_add", 1024, 3072): {
-            16: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 32: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
-            64: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
+            8: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 16: MidTile(128, 64, 1, 6, 6, 8, cluster=8),
+            32: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
+            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),
