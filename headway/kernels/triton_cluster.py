@@ -1,18 +1,14 @@
 """Thread block clusters for Gluon kernels: a few programs that run side by side and write into each other's shared memory.
 
 Programs that share a result (parts of K, splits of a row's keys) otherwise meet in the L2 cache: store, fence, count, read, one
-trip after the other. In a cluster a part is pushed into the shared memory of the program that wants it, and one barrier of
-the cluster says that all are there. The order of a kernel:
+trip after the other. In a cluster a part is sent into the shared memory of the program that wants it, and counts itself where
+it arrives: a barrier of the whole cluster would bring a fence, which costs more than the sending. The order of a kernel:
 
-1. ``cluster_buffer`` names the program's room, ``cluster_arrive`` says that it runs; both before ``gdc_wait``.
-2. ``cluster_wait``: all programs of the cluster run, so their room may be written: ``push``.
-3. ``cluster_arrive`` and ``cluster_wait`` again: what was pushed here can be read, by ``pull``. A program that reads nothing
-   needs no second wait and may end.
+1. ``cluster_buffer`` names the program's room, ``open_mailbox`` says how much will be sent to it; both before ``gdc_wait``.
+2. ``cluster_wait``: all programs of the cluster run, so their mailboxes may be sent to: ``send2``, ``send4``.
+3. ``wait_mailbox``: what was sent here can be read, by ``pull``. A program that is sent nothing may end.
 
-``open_mailbox``, ``send2`` and ``wait_mailbox`` do the same without the second barrier, whose fence costs more than the
-sending: what is sent counts itself where it arrives.
-
-A program that ends at once counts as having arrived, but nobody may push to it. Programs of a cluster are neighbours along the
+A program that ends at once counts as having arrived, but nobody may send to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
 
 Triton 3.6 launches clusters only for tensors that it spreads over them itself, so the size is written into the PTX: a kernel
@@ -64,49 +60,11 @@ def cluster_buffer(BYTES: gl.constexpr, CLUSTER: gl.constexpr):
 
 
 @gluon.jit
-def cluster_rank():
-    """int32: this program's number within its cluster."""
-    return gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def cluster_arrive():
-    """Say that this program's writes so far may be seen."""
-    gl.inline_asm_elementwise(
-        "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def cluster_wait():
     """Return when every thread of the cluster has arrived; their writes are visible."""
     gl.inline_asm_elementwise(
         "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def push(at, rank, values):
-    """Store ``values`` (float32) in program ``rank``'s shared memory.
-
-    ``at``: int32, bytes, each value's place; same shape and layout, as is ``rank``. Threads that hold the same value all
-    store it.
-    """
-    gl.inline_asm_elementwise(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $1, $2; st.shared::cluster.f32 [there], $3; mov.u32 $0, 0; }",
-        "=r,r,r,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def push4(at, rank, values):
-    """``push`` of four neighbours at a time: a thread's values come in fours along the fastest dimension, 16 bytes aligned."""
-    gl.inline_asm_elementwise(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $4, $8; "
-        "st.shared::cluster.v4.f32 [there], {$12, $13, $14, $15}; "
-        "mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; }",
-        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f", [at, rank, values], dtype=gl.int32, is_pure=False, pack=4,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -175,7 +133,7 @@ def pull(at):
 
 @gluon.jit
 def pull4(at):
-    """``pull`` of four neighbours at a time, as in ``push4``."""
+    """``pull`` of four neighbours at a time, 16 bytes aligned."""
     return gl.inline_asm_elementwise(
         "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4
     )

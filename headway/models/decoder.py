@@ -21,7 +21,7 @@ from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
 from headway.models.layers.many_tokens import ManyTokens, WideTokens, going_wide, within
-from headway.models.layers.mid_tokens import MidRows, MidTokens, starting_early
+from headway.models.layers.mid_tokens import MidRows, MidTokens, Step, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
 from headway.models.rope import cos_sin_table
@@ -136,10 +136,11 @@ class DecoderModel(nn.Module):
             for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
                 few.forward(residual, batch, k_cache, v_cache)
             return self.norm.forward(residual)
-        x = self._chain[0][0].input_norm.forward(residual)
+        step: Step = self._chain[0][0].input_norm.forward(residual), None
         for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
-            x = mid.forward(x, residual, batch, k_cache, v_cache)
-        return x
+            step = mid.forward(step, residual, batch, k_cache, v_cache)
+        x, squares = step
+        return x if squares is None else self.norm.forward(residual)
 
     def _last_rows(
         self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
@@ -178,7 +179,7 @@ class DecoderModel(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
         if hidden.shape[0] in self._head_mid:
-            return cast(torch.Tensor, mid_linear(hidden, self.head.weight, self.head.bias))
+            return cast(torch.Tensor, mid_linear(hidden, self.head.weight, self.head.bias, None, 0.0))
         if hidden.shape[0] <= self._head_rows:
             return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         return self.head.forward(hidden)

@@ -24,7 +24,7 @@ from headway.core.ints import next_power_of_2
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.mid_linear.triton import mid_linear_kernel
+from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
@@ -102,7 +102,7 @@ def compile_typed(
         json.dumps(
             {
                 "name": name,
-                "shared": built.metadata.shared,
+                "shared": built.metadata.shared + sum(int(n) for n in re.findall(r"(\d+) bytes smem", report)),
                 "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
                 "copies_before_wait": ptx.partition("griddepcontrol.wait")[0].count("cp.async.cg"),
                 "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
@@ -223,13 +223,13 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "TRAILING": tile.trailing,
         "RING": tile.ring(inputs),
         "BIAS": False,
-        "SILU": silu,
     }
-    types = {"out_ptr": "*fp32"} if kind == "linear_parts" else {}
+    squares = 32 if kind == "mid_gate_up" else 0
+    constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else {"SQUARES": squares, "SILU": silu}
+    types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
+    kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
     copies = tile.w_ahead * tile.wide * tile.block_k // 8 // (32 * tile.num_warps)  # of 16 bytes, by each thread
-    compile_typed(
-        f"mid {kind} {rows} copies {copies}", mid_linear_kernel, constants, types, {"num_warps": tile.num_warps}
-    )
+    compile_typed(f"mid {kind} {rows} copies {copies}", kernel, constants, types, {"num_warps": tile.num_warps})
 
 
 def described(*block: int) -> str:
@@ -270,6 +270,8 @@ def main() -> None:
     compile_mid_linear("mid_gate_up", 256, 6144, 1024)
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("linear_parts", 32, 1024, 2048)
+    compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4))
+    compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide(WIDE)
     compile_wide(NARROW)

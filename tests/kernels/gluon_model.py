@@ -1,13 +1,16 @@
-"""Runs the Gluon kernel of ``mid_linear`` on CPU tensors, asynchronous parts as late as the rules allow.
+"""Runs the Gluon kernels of ``mid_linear`` on CPU tensors, asynchronous parts as late as the rules allow.
 
 No interpreter runs Gluon, so this replaces the language under the kernel's own code. Copies land when they are waited for,
 are seen by other warps after a barrier and by products after a fence; products read their buffers when they are waited for.
-Whoever reads too early or overwrites what is still read gets a ``RaceError``. Layouts mean nothing here.
+Whoever reads too early or overwrites what is still read gets a ``RaceError``. Programs of a cluster are threads: what is
+sent must come after they have met, and counts as read too early until the mailbox was waited for. Layouts mean nothing here.
 """
 
 from __future__ import annotations
 
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -15,6 +18,10 @@ from typing import Any
 import torch
 
 from headway.kernels.mid_linear import triton as module
+
+HELPERS = ("buffers", "multiply", "meet")
+WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
+"""By kernels that may still run."""
 
 
 class RaceError(AssertionError):
@@ -62,11 +69,31 @@ class Later:
     acc: Any
 
 
+class Cluster:
+    """What its programs have in common: a room of floats in each one's shared memory, and a barrier.
+
+    Attributes:
+        sent: (rank, floats from the room's beginning, values).
+    """
+
+    REACH = 1 << 24  # bytes from one program's shared memory to the next one's
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.sent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+
 @dataclass
 class Program:
     """One program's asynchronous state; its methods stand for the language."""
 
     place: tuple[int, ...]
+    cluster: Cluster
+    rank: int
+    room: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    opened: bool = False
+    others_run: bool = False
+    expected: int = 0
     buffers: list[Buffer] = field(default_factory=list)
     open: list[Any] = field(default_factory=list)
     groups: list[list[Any]] = field(default_factory=list)
@@ -136,17 +163,51 @@ class Program:
         at, value, mask = torch.broadcast_tensors(torch.as_tensor(pointer.at), value, mask)
         pointer.flat[at[mask]] = value[mask]
 
+    def make_room(self, size: int, cluster: int) -> int:
+        assert cluster == self.cluster.barrier.parties
+        self.room = torch.full((size // 4,), float("nan"))
+        return 0
+
+    def open_mailbox(self, box: int, expected: torch.Tensor) -> None:
+        assert box == 0 and not self.opened
+        self.opened, self.expected = True, int(expected)
+
+    def meet_others(self) -> None:
+        if not self.opened:
+            raise RaceError("a wait for the cluster without having arrived")
+        self.cluster.barrier.wait()
+        self.others_run = True
+
+    def send(self, places: torch.Tensor, boxes: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> None:
+        if not self.others_run:
+            raise RaceError("something is sent to programs that may not run")
+        some = keep.bool()
+        rank, at = places[some] // Cluster.REACH, places[some] % Cluster.REACH
+        assert bool((boxes[some] == rank * Cluster.REACH).all()), "another program's mailbox counts"
+        assert bool((at % 4 == 0).all()) and bool((at >= 16).all()) and bool((at < 4 * len(self.room)).all())
+        self.cluster.sent.append((rank, at // 4, values[some]))
+        self.cluster.barrier.wait()  # all that anybody sends has arrived, which is what the next one waits for
+
+    def wait_mailbox(self, box: int) -> None:
+        for rank, at, values in self.cluster.sent:
+            mine = rank == self.rank
+            self.room[at[mine]] = values[mine]
+            self.expected -= 4 * int(mine.sum())
+        if self.expected:
+            raise RaceError(f"{self.expected} bytes more were expected than came")
+
     def language(self) -> dict[str, Any]:
         """The names the kernel's module imports or defines, for this program."""
         gl = types.SimpleNamespace(
             program_id=lambda axis: self.place[axis], num_warps=lambda: 4, static_range=range,
             SliceLayout=lambda *_: None, NVMMASharedLayout=lambda *_: None, float32=torch.float32, int64=torch.int64,
             arange=lambda start, end, layout: torch.arange(start, end), expand_dims=torch.unsqueeze,
-            minimum=lambda a, b: torch.minimum(a, torch.as_tensor(b)),
+            minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
             where=lambda keep, a, b: torch.where(torch.as_tensor(keep), a, b),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, reshape=torch.reshape,
             split=lambda pairs: pairs.unbind(-1), convert_layout=lambda value, layout: value,
-            load=lambda pointer: self.read(pointer, None), store=self.store, allocate_shared_memory=self.allocate,
+            load=lambda pointer, mask=None, other=0.0: self.read(pointer, mask), store=self.store, int32=torch.int32,
+            rsqrt=torch.rsqrt, sum=lambda value, axis: value.sum(axis), allocate_shared_memory=self.allocate,
             thread_barrier=self.barrier, constexpr=None,
         )  # fmt: skip
         copies = types.SimpleNamespace(
@@ -156,24 +217,59 @@ class Program:
             "gl": gl, "async_copy": copies, "fence_async_shared": self.fence, "warpgroup_mma": self.multiply,
             "warpgroup_mma_wait": self.wait_products, "gdc_wait": self.gdc_wait, "gdc_launch_dependents": lambda: None,
             "copy_layout": lambda *_: None, "store_layout": lambda *_: None, "product_layout": lambda *_: None,
-            "least": min, "chunk_start": module.chunk_start.fn, "LOG2E": module.LOG2E.value,
+            "squares_layout": lambda *_: None, "least": min, "power_of_2": lambda n: 1 << (n - 1).bit_length(),
+            "chunk_start": module.chunk_start.fn, "LOG2E": module.LOG2E.value, "ROOM_PAD": module.ROOM_PAD.value,
+            "cluster_buffer": self.make_room, "cluster_wait": self.meet_others, "open_mailbox": self.open_mailbox,
+            "place_in": lambda rank, at: rank * Cluster.REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
+            "pull4": lambda at: self.room[at // 4],
         }  # fmt: skip
+
+    def function(self, name: str) -> Any:
+        """A function of the kernels' module, in this program's language."""
+        names = {**vars(module), **self.language()}
+        for other in HELPERS:
+            names[other] = types.FunctionType(getattr(module, other).fn.__code__, names)
+        return types.FunctionType(getattr(module, name).fn.__code__, names)
 
 
 class ModelKernel:
-    """Stands for ``mid_linear_kernel``: [grid](arguments), every program in turn."""
+    """Stands for the kernel ``name``: [grid](arguments), every program or cluster of them in turn."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._arguments = getattr(module, name).arg_names
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def run(
-            x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, *numbers: int, **names: Any
-        ) -> None:
+        def run(*values: Any, **names: Any) -> None:
             del names["num_warps"]
             names["EARLY"] = True
-            flat = x.as_strided((x.storage_offset() + (x.shape[0] - 1) * x.stride(0) + x.shape[1],), (1,), 0)
-            for place in product(*(range(size) for size in grid)):
-                code = module.mid_linear_kernel.fn.__code__
-                kernel = types.FunctionType(code, {**vars(module), **Program(place).language()})
-                pointers = (Pointer(flat, x.storage_offset(), True), Pointer(weight.view(-1)), Pointer(bias.view(-1)))
-                kernel(*pointers, Pointer(out.view(-1)), *numbers, **names)
+            for name, value in zip(self._arguments, values, strict=False):
+                names[name] = _pointer(value, name in WRITTEN_BEFORE) if isinstance(value, torch.Tensor) else value
+            size = names.get("CLUSTER", 1)
+            for first, *others in product(range(0, grid[0], size), *(range(size) for size in grid[1:])):
+                cluster = Cluster(size)
+                with ThreadPoolExecutor(size) as pool:
+                    running = [
+                        pool.submit(self._run, Program((first + rank, *others), cluster, rank), names)
+                        for rank in range(size)
+                    ]
+                errors = [error for error in (each.exception() for each in running) if error is not None]
+                for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+                    raise error
 
         return run
+
+    def _run(self, program: Program, names: dict[str, Any]) -> None:
+        try:
+            program.function(self._name)(**names)
+        except BaseException:
+            program.cluster.barrier.abort()
+            raise
+
+
+def _pointer(tensor: torch.Tensor, is_input: bool) -> Pointer:
+    """To the tensor's first element; its rows may be strided."""
+    if tensor.is_contiguous():
+        return Pointer(tensor.view(-1), 0, is_input)
+    size = tensor.storage_offset() + (tensor.shape[0] - 1) * tensor.stride(0) + tensor.shape[1]
+    return Pointer(tensor.as_strided((size,), (1,), 0), tensor.storage_offset(), is_input)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
     LEAST_ROWS,
@@ -26,7 +26,8 @@ from headway.kernels.testing import assert_close, make_random
 
 SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768), (250, 130, 1024)]
 """(T, N, K), N even for gate and up; programs, products and copies that are not full."""
-KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "linear_parts")
+KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
+EPS = 1e-5
 
 
 @pytest.fixture
@@ -46,11 +47,44 @@ def inputs(shape: tuple[int, int, int], device: str, bias: bool, dtype: torch.dt
     ]
 
 
+def sums(parts: int, x: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of which x's rows are the inputs, so that they have a mean square between 1 / 4 and 4."""
+    each = torch.rand(parts, x.shape[0], generator=torch.Generator().manual_seed(4)) * 4 + 0.1
+    return each.to(x.device) * (x.shape[1] / parts)
+
+
+def adding(
+    shape: tuple[int, int, int], device: str, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residual [T, N] and norm [N]."""
+    rows, outputs, _ = shape
+    residual = make_random(rows, outputs, dtype=dtype, device=device, seed=6)
+    return residual, make_random(outputs, dtype=dtype, device=device, seed=7)
+
+
+def compare_add(
+    op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor, tile: MidTile | None = None
+) -> None:
+    """Against the reference; ``tile``: the op's, if not the table's."""
+    found, expected = residual.clone(), residual.clone()
+    y, squares = op(*arguments, found, norm)
+    assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
+    assert_close(found, expected)
+    follow(found, y, squares, norm, tile or tile_for("mid_add", residual.shape[0], *arguments[1].shape))
+
+
+def follow(residual: torch.Tensor, y: torch.Tensor, squares: torch.Tensor, norm: torch.Tensor, tile: MidTile) -> None:
+    """y and squares are those of the residual as it is now, which is rounded."""
+    assert torch.equal(y, residual * norm)
+    sums = torch.stack([columns.float().square().sum(1) for columns in residual.split(tile.wide, dim=1)])
+    torch.testing.assert_close(squares, sums, atol=1e-4, rtol=1e-4)
+
+
 def test_references_follow_the_formula(device: str) -> None:
     x, weight, bias = inputs((5, 6, 1024), "cpu", True, torch.float32)
     y = F.linear(x, weight, bias)
-    assert_close(mid_linear.reference(x, weight, bias), y)
-    assert_close(mid_gate_up.reference(x, weight, bias), F.silu(y[:, :3]) * y[:, 3:])
+    assert_close(mid_linear.reference(x, weight, bias, None, EPS), y)
+    assert_close(mid_gate_up.reference(x, weight, bias, None, EPS), F.silu(y[:, :3]) * y[:, 3:])
     parts = linear_parts.reference(x, weight, bias)
     assert parts.shape == (tile_for("linear_parts", 5, 6, 1024).splits, 5, 6) and parts.shape[0] > 1
     assert_close(parts.sum(0), y)
@@ -62,7 +96,8 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.mid_linear import launch
     from tests.kernels.gluon_model import ModelKernel
 
-    monkeypatch.setattr(launch, "mid_linear_kernel", ModelKernel())
+    for name in ("mid_linear_kernel", "mid_add_kernel"):
+        monkeypatch.setattr(launch, name, ModelKernel(name))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -71,9 +106,25 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: bool) -> None:
     arguments = inputs(shape, "cpu", bias, torch.float16)
     for op in (mid_linear, mid_gate_up):
-        assert_close(op.implementation("cuda")(*arguments), op.reference(*arguments))
+        for squares in (None, sums(1, arguments[0]), sums(5, arguments[0])):
+            more = [*arguments, squares, EPS]
+            assert_close(op.implementation("cuda")(*more), op.reference(*more))
+    compare_add(mid_add.implementation("cuda"), arguments, *adding(shape, "cpu", torch.float16))
     parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 64, 70])
+def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.kernels.mid_linear import launch
+
+    tile = MidTile(32, 64, 1, 2, 2, 4, cluster=cluster)
+    for module in (reference, launch):
+        monkeypatch.setattr(module, "tile_for", lambda *_: tile)
+    arguments = inputs((rows, 70, 64 * 16), "cpu", True, torch.float16)
+    compare_add(launch.mid_add, arguments, *adding((rows, 70, 0), "cpu", torch.float16), tile)
 
 
 @pytest.mark.usefixtures("modelled")
@@ -116,15 +167,20 @@ def test_long_loops_reuse_their_buffers_in_order(weights: int, activations: int,
 def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype: torch.dtype, hopper: str) -> None:
     arguments = inputs(shape, hopper, bias, dtype)
     for op in (mid_linear, mid_gate_up):
-        found = op.implementation("cuda")(*arguments)
-        assert_close(found, op.reference(*arguments))
-        assert torch.equal(op.implementation("cuda")(*arguments), found), "a moving result would be a race"
+        for parts in (0, 5, 32):
+            more = [*arguments, sums(parts, arguments[0]) if parts else None, EPS]
+            found = op.implementation("cuda")(*more)
+            assert_close(found, op.reference(*more))
+            assert torch.equal(op.implementation("cuda")(*more), found), "a moving result would be a race"
+    compare_add(mid_add.implementation("cuda"), arguments, *adding(shape, hopper, dtype))
     parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
     assert parts.dtype == torch.float32
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
 
 
-TILES = sorted({tile for found in TABLE.values() for tile in found.values()}, key=repr)
+EVERY = [(kind, tile) for (kind, _, _), found in TABLE.items() for tile in found.values()]
+TILES = sorted({tile for kind, tile in EVERY if kind != "mid_add"}, key=repr)
+MEETING = sorted({tile for kind, tile in EVERY if kind == "mid_add"}, key=repr)
 ODD_TILES = [
     MidTile(16, 64, 2, 3, 2, 4),
     MidTile(32, 128, 1, 4, 4, 4),
@@ -161,6 +217,93 @@ def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     for first in (3, rows - 5):
         launch(x[first : first + 5], weight, bias, fewer, tile)
         assert torch.equal(fewer, out[:, first : first + 5])
+
+
+CLUSTERS = [
+    MidTile(16, 64, 1, 3, 2, 4, cluster=2),
+    MidTile(32, 128, 1, 2, 1, 4, cluster=4),
+    MidTile(64, 64, 1, 4, 4, 4, cluster=8),
+    MidTile(128, 64, 1, 5, 3, 8, 64, 1, cluster=2),
+    MidTile(64, 64, 1, 3, 2, 8, 128, cluster=4),
+    MidTile(32, 64, 1, 8, 4, 4),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [*MEETING, *CLUSTERS], ids=repr)
+@pytest.mark.parametrize("rows", [1, 3, 9, 64, 150])
+def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strided rows, the same twice and whatever other rows there are, nothing beside it."""
+    from headway.kernels.mid_linear.launch import launch_add
+
+    monkeypatch.setattr(reference, "tile_for", lambda *_: tile)
+    size = next(size for size in (3072, 14336, 4096) if tile.fits(size))
+    wide, weight, bias = (
+        make_random(rows, size + 64, dtype=torch.bfloat16, device=hopper),
+        *inputs((1, 70, size), hopper, True)[1:],
+    )
+    x, norm = wide[:, 32 : 32 + size], adding((1, 70, 0), hopper)[1]
+
+    def run(first: int, last: int) -> list[torch.Tensor]:
+        count, programs = last - first, tile.programs(70)
+        around = [
+            torch.full((64 + count * 70 + 64,), float("nan"), device=hopper, dtype=torch.bfloat16) for _ in range(2)
+        ]
+        residual, y = (each[64:-64].view(count, 70) for each in around)
+        residual.copy_(adding((rows, 70, 0), hopper)[0][first:last])
+        squares = torch.full((programs + 2, count), float("nan"), device=hopper)
+        launch_add(x[first:last], weight, bias, residual, norm, y, squares[1:-1], tile)
+        assert all(bool(each[:64].isnan().all()) and bool(each[-64:].isnan().all()) for each in around)
+        assert bool(squares[0].isnan().all()) and bool(squares[-1].isnan().all())
+        return [residual.clone(), y.clone(), squares[1:-1].clone()]
+
+    whole = run(0, rows)
+    for one, other in zip(whole, run(0, rows), strict=True):
+        assert torch.equal(one, other), "a moving result would be a race"
+    expected = adding((rows, 70, 0), hopper)[0]
+    mid_add.reference(x, weight, bias, expected, norm)
+    assert_close(whole[0], expected)
+    follow(whole[0], whole[1], whole[2], norm, tile)
+    if rows >= 9:
+        for first in (2, rows - 5):
+            for one, other in zip(run(first, first + 5), whole, strict=True):
+                assert torch.equal(
+                    one, other[..., first : first + 5] if one.shape[-1] == 5 else other[first : first + 5]
+                )
+
+
+@pytest.mark.gpu
+def test_layers_without_a_norm_between_them(hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a decode step has them, in one graph: products that start while those before them still run."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # no fills between them
+    x, weight, _ = inputs((40, 1024, 1024), hopper, False)
+    up = inputs((40, 2048, 1024), hopper, False)[1]
+    start, norm = adding((40, 1024, 1024), hopper)
+    residual, expected, y = start.clone(), start.clone(), x
+    for _ in range(4):
+        z, squares = mid_add.reference(y, weight, None, expected, norm)
+        y = mid_gate_up.reference(z, up, None, squares, EPS)
+
+    def step() -> torch.Tensor:
+        residual.copy_(start)
+        y = x
+        for _ in range(4):
+            z, squares = mid_add(y, weight, None, residual, norm)
+            y = mid_gate_up(z, up, None, squares, EPS)
+        return y
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    first = None
+    for _ in range(20):
+        found.zero_()
+        graph.replay()
+        torch.testing.assert_close(found, y, atol=0.06, rtol=0.06)  # roundings in a row
+        torch.testing.assert_close(residual, expected, atol=0.06, rtol=0.06)
+        first = found.clone() if first is None else first
+        assert torch.equal(found, first)
 
 
 @pytest.mark.gpu
@@ -205,16 +348,18 @@ def test_the_table_has_no_holes() -> None:
         assert used.stop == max(found) + 1 and used.start == (LEAST_ROWS if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
+            assert tile.cluster == 1 or kind == "mid_add"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_shape_has_a_tile(kind: Kind) -> None:
     for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, MAX_ROWS):
         assert rows <= row_bucket(rows)
-        for outputs, size in ((16, 64), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
+        for outputs, size in ((16, 64), (64, 2048), (6144, 1024), (28672, 4096), (4096, 14336), (1024, 3072)):
             tile = tile_for(kind, rows, outputs, size)
             assert tile.fits(size), (rows, outputs, size, tile)
             assert tile.splits == 1 or kind == "linear_parts"
+            assert tile.cluster == 1 or kind == "mid_add"
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:
@@ -227,11 +372,16 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
     assert not MidTile(64, 64, 1, 16, 16, 4).fits(1024), "256 KB"
     assert not MidTile(32, 64, 1, 4, 5, 4).fits(1024), "activations of a chunk whose weights are not there"
     assert not MidTile(16, 64, 1, 4, 4, 16).fits(1024), "products are 8 columns wide"
+    assert not MidTile(16, 64, 1, 4, 4, 4, cluster=3).fits(1024), "K does not divide"
+    assert not MidTile(128, 64, 1, 8, 8, 4, cluster=2).fits(4096), "216 KB, and 34 for a cluster's sums"
 
 
 def test_meta_gives_shapes() -> None:
     x, weight, bias = inputs((20, 64, 2048), "meta", True)
-    assert mid_linear(x, weight, bias).shape == (20, 64)
-    assert mid_gate_up(x, weight, None).shape == (20, 32)
+    assert mid_linear(x, weight, bias, None, 0.0).shape == (20, 64)
+    assert mid_gate_up(x, weight, None, None, 0.0).shape == (20, 32)
+    y, squares = mid_add(x, weight, None, torch.empty(20, 64, device="meta"), bias)
+    assert y.shape == (20, 64) and squares.dtype == torch.float32
+    assert squares.shape == (tile_for("mid_add", 20, 64, 2048).programs(64), 20)
     parts = linear_parts(x, weight, None)
     assert parts.shape == (tile_for("linear_parts", 20, 64, 2048).splits, 20, 64) and parts.dtype == torch.float32

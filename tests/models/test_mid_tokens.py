@@ -7,18 +7,23 @@ import torch
 
 import headway.kernels.linear
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.mid_linear import linear_parts, mid_gate_up, mid_linear, reference
-from headway.kernels.mid_linear.tiles import Kind, MidTile
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
+from headway.kernels.mid_linear.tiles import TABLE, Kind, MidTile
 from headway.models.layers.few_tokens import FewTokens
 from headway.models.layers.mid_tokens import MidTokens, starting_early
 from tests.models.harness import Machine, Row
 from tests.models.tiny import TINY, hf_model, ours
 
-OPS = (mid_linear, mid_gate_up, linear_parts)
+OPS = (mid_linear, mid_gate_up, mid_add, linear_parts)
+KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
 TOKENS = torch.randint(0, 97, (20,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.mark.parametrize("last", [{}, {"linear_parts": 2}, {"mid_linear": 2, "mid_gate_up": 2}], ids=repr)
+@pytest.mark.parametrize(
+    "last",
+    [{}, {"mid_add": 0}, {"mid_add": 2}, {"mid_add": 0, "linear_parts": 2}, {"mid_linear": 2, "mid_gate_up": 2}],
+    ids=repr,
+)
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
 def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode, prefill and mixed batches; ops may end at different numbers of tokens, above 16 none is used here."""
@@ -45,15 +50,26 @@ def test_early_steps_equal_separate_steps(name: str, last: dict[Kind, int], monk
         [Row(1, TOKENS[18:19], 18), Row(2, [5], 3, alive=False), Row(0, TOKENS[:9])],
     ]
     layers = early.model.config.num_layers
-    for count, step in enumerate(steps):
+    wanted_uses = dict.fromkeys((op.name for op in OPS), 0)
+    for count, step in zip((17, 1, 11), steps, strict=True):
         for wanted, found in zip(plain.step(step), early.step(step), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
-        for op in OPS:
-            steps_used = count if op.name not in last else min(count, 1)
-            each = {linear_parts: 2 * layers, mid_gate_up: layers, mid_linear: layers + 1}[
-                op
-            ]  # the output layer is one
-            assert used.get(op.name, 0) == each * steps_used
+        for kind, uses in expected_uses(count, last, layers).items():
+            wanted_uses[kind] += uses
+        assert {kind: used.get(kind, 0) for kind in wanted_uses} == wanted_uses
+
+
+def expected_uses(tokens: int, last: dict[Kind, int], layers: int) -> dict[str, int]:
+    """Runs of each op in a step of so many tokens."""
+    within: dict[Kind, bool] = {kind: tokens <= last.get(kind, 16) for kind in KINDS}
+    meeting = within["mid_add"] and within["mid_linear"] and within["mid_gate_up"]
+    early = meeting or within["linear_parts"]
+    return {
+        "mid_linear": layers * (early and within["mid_linear"]) + within["mid_linear"],  # and the output layer
+        "mid_gate_up": layers * (early and within["mid_gate_up"]),
+        "mid_add": 2 * layers * meeting,
+        "linear_parts": 2 * layers * (within["linear_parts"] and not meeting),
+    }  # fmt: skip
 
 
 def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +79,12 @@ def test_only_half_precision_on_hopper_starts_early(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         runs_gluon.cache_clear()
         assert (starting_early(cuda, torch.bfloat16) is not None) is starts
+        half = starting_early(cuda, torch.float16)
+        assert (half is not None) is starts
+        for (kind, outputs, size), found in TABLE.items():
+            assert half is None or half(kind, outputs, size).stop == (0 if kind == "mid_add" else max(found) + 1), (
+                "beyond float16"
+            )
         assert starting_early(cuda, torch.float32) is None and starting_early(cpu, torch.bfloat16) is None
     runs_gluon.cache_clear()
 

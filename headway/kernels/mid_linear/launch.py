@@ -1,25 +1,41 @@
-"""Launches the kernel of the linear layers for 3 to 256 rows."""
+"""Launches the kernels of the linear layers for 3 to 256 rows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.mid_linear.tiles import MidTile, tile_for
-from headway.kernels.mid_linear.triton import mid_linear_kernel
+from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.triton_early import launch_early
 
 
-def mid_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def mid_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
+) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    launch(x, weight, bias, out, tile_for("mid_linear", x.shape[0], *weight.shape))
+    launch(x, weight, bias, out, tile_for("mid_linear", x.shape[0], *weight.shape), squares, eps)
     return out
 
 
-def mid_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def mid_gate_up(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
+) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch(x, weight, bias, out, tile_for("mid_gate_up", x.shape[0], *weight.shape), silu=True)
+    launch(x, weight, bias, out, tile_for("mid_gate_up", x.shape[0], *weight.shape), squares, eps, silu=True)
     return out
+
+
+def mid_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tile = tile_for("mid_add", x.shape[0], *weight.shape)
+    out = torch.empty(residual.shape, dtype=x.dtype, device=x.device)
+    squares = torch.empty((tile.programs(weight.shape[0]), x.shape[0]), dtype=torch.float32, device=x.device)
+    launch_add(x, weight, bias, residual, norm, out, squares, tile)
+    return out, squares
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -35,24 +51,67 @@ def launch(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     tile: MidTile,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
     *,
     silu: bool = False,
 ) -> None:
     """out [T, N], or f32 [splits, T, N], from x [T, K]."""
     rows, inputs = x.shape
     outputs = out.shape[-1]
-    assert x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype, "activations have 16 bits"
-    assert x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0, "rows begin at 32 bytes"
-    assert weight.shape == ((2 if silu else 1) * outputs, inputs) and weight.is_contiguous() and out.is_contiguous()
-    assert weight.data_ptr() % 16 == 0 and out.data_ptr() % 16 == 0
-    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.fits(inputs), tile
+    _check(x, weight, out, (2 if silu else 1) * outputs, tile)
+    assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.cluster == 1, tile
+    assert squares is None or (squares.shape[1:] == (rows,) and squares.dtype == torch.float32)
+    assert squares is None or squares.is_contiguous()
     if rows == 0:
         return
     block_n = tile.wide // 2 if silu else tile.wide
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
-        x, weight, x if bias is None else bias, out, rows, x.stride(0),
-        N=outputs, K=inputs, ROWS=tile.rows, WIDE=tile.wide, BLOCK_K=tile.block_k, CHUNKS=tile.chunks(inputs),
-        W_AHEAD=tile.w_ahead, X_AHEAD=tile.x_ahead, TRAILING=tile.trailing, RING=tile.ring(inputs),
-        BIAS=bias is not None, SILU=silu,
-        num_warps=tile.num_warps, **launch_early(x.device),
+        x, weight, x if bias is None else bias, out if squares is None else squares, out, rows, x.stride(0), eps,
+        N=outputs, SQUARES=0 if squares is None else squares.shape[0], BIAS=bias is not None, SILU=silu,
+        **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
+
+
+def launch_add(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    out: torch.Tensor,
+    squares: torch.Tensor,
+    tile: MidTile,
+) -> None:
+    """residual [T, N] in place, out [T, N] and squares f32 [programs, T] from x [T, K]."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    _check(x, weight, out, outputs, tile)
+    assert residual.shape == out.shape == (rows, outputs) and residual.is_contiguous() and norm.is_contiguous()
+    assert residual.dtype == norm.dtype == out.dtype == x.dtype and norm.shape == (outputs,) and tile.splits == 1
+    assert (
+        squares.shape == (tile.programs(outputs), rows) and squares.is_contiguous() and squares.dtype == torch.float32
+    )
+    assert residual.data_ptr() % 16 == 0 and norm.data_ptr() % 16 == 0
+    if rows == 0:
+        return
+    mid_add_kernel[(tile.programs(outputs) * tile.cluster, 1, cdiv(rows, tile.rows))](
+        x, weight, x if bias is None else bias, residual, norm, out, squares, rows, x.stride(0),
+        N=outputs, CLUSTER=tile.cluster, BIAS=bias is not None, **_constants(tile, inputs), **launch_early(x.device),
+    )  # fmt: skip
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, outputs: int, tile: MidTile) -> None:
+    """What both kernels ask of their arguments."""
+    assert x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype, "activations have 16 bits"
+    assert x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0, "rows begin at 32 bytes"
+    assert weight.shape == (outputs, x.shape[1]) and weight.is_contiguous() and out.is_contiguous()
+    assert weight.data_ptr() % 16 == 0 and out.data_ptr() % 16 == 0 and tile.fits(x.shape[1]), tile
+
+
+def _constants(tile: MidTile, inputs: int) -> dict[str, Any]:
+    return {
+        "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide, "BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs),
+        "W_AHEAD": tile.w_ahead, "X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "RING": tile.ring(inputs),
+        "num_warps": tile.num_warps,
+    }  # fmt: skip

@@ -9,12 +9,30 @@ from headway.kernels.mid_linear.tiles import tile_for
 from headway.kernels.silu_mul.reference import silu_mul
 
 
-def mid_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x, weight, bias)
+def mid_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    if squares is None:
+        return F.linear(x, weight, bias)
+    scale = torch.rsqrt(squares.sum(0) / x.shape[1] + eps)
+    y = F.linear(x.float(), weight.float()) * scale[:, None]
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def mid_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return silu_mul(F.linear(x, weight, bias))
+def mid_gate_up(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return silu_mul(mid_linear(x, weight, bias, squares, eps))
+
+
+def mid_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of squares over as many columns as the kernel's programs have."""
+    residual.add_(F.linear(x, weight, bias))
+    tile = tile_for("mid_add", x.shape[0], *weight.shape)
+    sums = [columns.float().square().sum(1) for columns in residual.split(tile.wide, dim=1)]
+    return residual * norm, torch.stack(sums)
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -14,14 +14,14 @@ from typing import Literal
 
 from headway.core.ints import cdiv
 
-Kind = Literal["mid_linear", "mid_gate_up", "linear_parts"]
+Kind = Literal["mid_linear", "mid_gate_up", "mid_add", "linear_parts"]
 """The op's name."""
 
-BUCKETS = (8, 16, 32, 64, 128, 192, 256)
+BUCKETS = (4, 8, 16, 32, 64, 128, 192, 256)
 """What the table counts rows in."""
 
 LEAST_ROWS = 3
-"""One and two rows are for the fused layers of ``skinny_linear``, and up to eight where these have no tile for eight."""
+"""One and two rows are for the fused layers of ``skinny_linear``, and three and four where these have no tile for four."""
 
 MAX_ROWS = BUCKETS[-1]
 """Nobody measured more; every block of rows reads all weights from the L2 cache once more."""
@@ -30,6 +30,9 @@ UNROLLED = 48
 """Chunks up to which the kernel's loop is unrolled whole."""
 
 SHARED_LIMIT = 227 * 1024
+
+SCRATCH = 512
+"""Bytes that changes of layout may take beside a program's buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class MidTile:
         num_warps: 4 or 8, and 8 for 128 rows.
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
+        cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
     """
 
     wide: int
@@ -55,10 +59,15 @@ class MidTile:
     num_warps: int
     rows: int = 64
     trailing: int = 0
+    cluster: int = 1
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
-        return inputs // (self.block_k * self.splits)
+        return inputs // (self.block_k * self.splits * self.cluster)
+
+    def programs(self, outputs: int) -> int:
+        """Programs, or clusters of them, that share N = ``outputs``."""
+        return cdiv(outputs, self.wide)
 
     def buffers(self, inputs: int) -> tuple[int, int]:
         """Chunks of weights and of activations that a program has room for."""
@@ -71,21 +80,25 @@ class MidTile:
         even = chunks % weights == 0 and weights % activations == 0
         return weights if chunks > UNROLLED and even else chunks
 
+    def room_bytes(self) -> int:
+        """Where a program's share of a cluster's sums arrives: f32 rows, 8 more than ``wide`` apart."""
+        return 16 + 4 * self.rows * (self.wide + 8) if self.cluster > 1 else 0
+
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
-        return 2 * self.block_k * (weights * self.wide + activations * self.rows)
+        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
 
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
-        whole = inputs % (self.block_k * self.splits) == 0
+        whole = inputs % (self.block_k * self.splits * self.cluster) == 0
         columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
         return (
             whole
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
             and columns >= 8
-            and self.shared_bytes(inputs) <= SHARED_LIMIT
+            and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
 
 
@@ -93,13 +106,24 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
     {
         # Qwen3-0.6B
         ("mid_linear", 4096, 1024): {
-            16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(32, 128, 1, 4, 4, 4), 64: MidTile(32, 128, 1, 4, 4, 4),
-            128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8), 256: MidTile(128, 128, 1, 4, 2, 8),
+            8: MidTile(32, 128, 1, 4, 4, 4), 16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4),
+            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8),
+            256: MidTile(128, 128, 1, 4, 2, 8),
         },
         ("mid_gate_up", 6144, 1024): {
-            16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4), 64: MidTile(64, 128, 1, 8, 4, 4),
-            128: MidTile(64, 64, 1, 10, 6, 8, 128, 1), 192: MidTile(64, 64, 1, 5, 3, 8, 128),
-            256: MidTile(64, 64, 1, 5, 3, 8, 128),
+            8: MidTile(64, 128, 1, 8, 4, 4), 16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4),
+            64: MidTile(64, 64, 1, 8, 8, 4), 128: MidTile(64, 64, 1, 10, 6, 8, 128, 1),
+            192: MidTile(64, 64, 1, 5, 3, 8, 128), 256: MidTile(64, 64, 1, 5, 3, 8, 128),
+        },
+        ("mid_add", 1024, 2048): {
+            8: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 16: MidTile(64, 64, 1, 4, 4, 4, cluster=8),
+            32: MidTile(64, 64, 1, 8, 8, 4, cluster=4), 64: MidTile(32, 64, 1, 16, 16, 4, cluster=2),
+            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
+        },
+        ("mid_add", 1024, 3072): {
+            8: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 16: MidTile(128, 64, 1, 6, 6, 8, cluster=8),
+            32: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
+            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),
@@ -110,26 +134,34 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
             128: MidTile(32, 128, 2, 12, 2, 4, 64, 1), 192: MidTile(64, 64, 2, 8, 5, 4), 256: MidTile(64, 64, 2, 8, 5, 4),
         },
         ("mid_linear", 151936, 1024): {
-            8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4), 32: MidTile(128, 64, 1, 2, 2, 4),
-            64: MidTile(128, 128, 1, 4, 3, 4),
+            4: MidTile(128, 64, 1, 2, 2, 4), 8: MidTile(128, 64, 1, 2, 2, 4), 16: MidTile(128, 64, 1, 2, 2, 4),
+            32: MidTile(128, 64, 1, 2, 2, 4), 64: MidTile(128, 128, 1, 4, 3, 4),
         },
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
-            8: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 16: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
-            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1),
+            4: MidTile(64, 64, 1, 15, 7, 4), 8: MidTile(64, 64, 1, 15, 7, 4), 16: MidTile(64, 64, 1, 15, 7, 4),
+            32: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 15, 7, 4),
         },
         ("mid_gate_up", 28672, 4096): {
-            8: MidTile(128, 64, 1, 3, 3, 8), 16: MidTile(128, 64, 1, 6, 6, 8, 64, 1),
-            32: MidTile(128, 64, 1, 6, 6, 8, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1),
+            4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 6, 6, 4, 64, 1), 16: MidTile(128, 64, 1, 6, 6, 4, 64, 1),
+            32: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 3, 3, 8),
+        },
+        ("mid_add", 4096, 4096): {
+            8: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2), 16: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2),
+            32: MidTile(32, 64, 1, 15, 15, 4), 64: MidTile(32, 64, 1, 15, 15, 4),
+        },
+        ("mid_add", 4096, 14336): {
+            8: MidTile(64, 64, 1, 15, 7, 4, cluster=2), 16: MidTile(64, 64, 1, 15, 7, 4, cluster=2),
+            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
         },
         ("linear_parts", 4096, 4096): {
-            8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4), 32: MidTile(32, 64, 1, 15, 15, 4),
-            64: MidTile(32, 64, 1, 15, 15, 4),
+            4: MidTile(32, 64, 1, 15, 15, 4), 8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4),
+            32: MidTile(32, 64, 1, 15, 15, 4), 64: MidTile(32, 64, 1, 15, 15, 4),
         },
         ("mid_linear", 128256, 4096): {32: MidTile(128, 64, 1, 2, 2, 4, 64, 1), 64: MidTile(128, 64, 1, 2, 2, 4, 64, 1)},
         ("linear_parts", 4096, 14336): {
-            8: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 16: MidTile(64, 64, 2, 13, 13, 4), 32: MidTile(64, 64, 2, 13, 13, 4),
-            64: MidTile(64, 64, 2, 12, 12, 4, 64, 1),
+            4: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 8: MidTile(128, 64, 4, 5, 5, 4, 64, 1), 16: MidTile(64, 64, 2, 13, 13, 4),
+            32: MidTile(64, 64, 2, 13, 13, 4), 64: MidTile(64, 64, 2, 12, 12, 4, 64, 1),
         },
     }
 )  # fmt: skip
@@ -163,14 +195,16 @@ def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
 
 
 def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
-    """32 weight rows a program, or 64 with several blocks of rows, and enough splits that most processors have one."""
+    """32 weight rows a program, or 64 with several blocks of rows or clusters, and enough parts of K that most processors have
+    one."""
     blocks = cdiv(rows, 64)
-    wide = 32 if blocks == 1 else 64
+    wide = 32 if blocks == 1 and kind != "mid_add" else 64
     splits = 1
-    if kind == "linear_parts":
+    if kind in ("linear_parts", "mid_add"):
         while splits < 8 and cdiv(outputs, wide) * blocks * splits < 96 and inputs % (128 * splits) == 0:
             splits *= 2
     chunks = inputs // (64 * splits)
-    if chunks > UNROLLED:
-        return MidTile(wide, 64, splits, 7, 3, 4)
-    return MidTile(wide, 64, splits, min(chunks, 512 // wide), min(chunks, 5), 4)
+    ahead = (7, 3) if chunks > UNROLLED else (min(chunks, 512 // wide), min(chunks, 5))
+    if kind == "mid_add":
+        return MidTile(wide, 64, 1, *ahead, 4, cluster=splits)
+    return MidTile(wide, 64, splits, *ahead, 4)

@@ -1,9 +1,12 @@
-"""Gluon kernel of the linear layers for 3 to 256 rows: weights are in shared memory before the activations come.
+"""Gluon kernels of the linear layers for 3 to 256 rows: weights are in shared memory before the activations come.
 
-A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its ``splits``. It starts
-copying its first ``W_AHEAD`` chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to
-read the activations from the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup
-product a chunk. With several blocks of rows each reads the weights: they run together, one from memory, others from the cache.
+A program owns ``WIDE`` weight rows and ``ROWS`` rows of activations, over the whole of K or one of its parts. It starts copying
+its first ``W_AHEAD`` chunks of weights, then waits for the kernel before it (see ``triton_early``); what is left is to read the
+activations from the L2 cache, which every program does, ``X_AHEAD`` chunks in flight, and to multiply, one warpgroup product a
+chunk. With several blocks of rows each reads the weights: they run together, one from memory, others from the cache.
+
+``mid_add_kernel`` has the parts of K in a cluster of programs: each pushes its sums into the shared memory of the programs that
+finish them, every program some of the rows. Parts are added in their order, whichever comes first.
 
 This is Gluon, Triton's lower-level language: Triton itself copies nothing to shared memory ahead of the loop that reads it.
 """
@@ -18,7 +21,19 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from headway.kernels.triton_cluster import (
+    cluster_buffer,
+    cluster_wait,
+    open_mailbox,
+    place_in,
+    pull4,
+    send2,
+    wait_mailbox,
+)
+
 LOG2E = gl.constexpr(1.4426950408889634)
+ROOM_PAD = gl.constexpr(8)
+"""Floats between two rows of sums that were pushed, so that the rows of a warp's store lie in different banks."""
 
 
 @gluon.constexpr_function
@@ -29,10 +44,11 @@ def copy_layout(block_k, warps):
 
 
 @gluon.constexpr_function
-def store_layout(width, warps):
-    """Threads over [ROWS, width], each 8 neighbours of a row."""
-    lanes = min(32, width // 8)
-    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
+def store_layout(rows, width, warps):
+    """Threads over [rows, width], each 8 neighbours of a row, or 4 where that is enough for all."""
+    each = 8 if rows * width >= 256 * warps else 4
+    lanes = min(32, width // each)
+    return gl.BlockedLayout([1, each], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -43,8 +59,21 @@ def product_layout(rows, wide, warps):
 
 
 @gluon.constexpr_function
+def squares_layout(parts, rows, warps):
+    """Threads over [parts, rows]: neighbours of a part, and other parts where warps are left over."""
+    across = min(warps, rows // 32)
+    down = warps // across if parts > 16 else 1
+    return gl.BlockedLayout([parts // down, 1], [1, 32], [down, warps // down], [1, 0])
+
+
+@gluon.constexpr_function
 def least(a, b):
     return min(a, b)
+
+
+@gluon.constexpr_function
+def power_of_2(n):
+    return 1 << (n - 1).bit_length()
 
 
 @gluon.jit
@@ -53,67 +82,25 @@ def chunk_start(chunk, turn, CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr):
     return (chunk + turn) % CHUNKS * BLOCK_K
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
-def mid_linear_kernel(
-    x_ptr,  # [T, K]
-    weight_ptr,  # [N, K], for SILU [2 * N, K]
-    bias_ptr,  # [N] or [2 * N] when BIAS
-    out_ptr,  # [T, N], or f32 [splits, T, N]
-    num_rows,
-    x_stride,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    ROWS: gl.constexpr,
-    WIDE: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    W_AHEAD: gl.constexpr,
-    X_AHEAD: gl.constexpr,
-    TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
-    RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
-    BIAS: gl.constexpr,
-    SILU: gl.constexpr,
-    EARLY: gl.constexpr,
-):
-    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS."""
-    if EARLY:
-        gdc_launch_dependents()
-    WARPS: gl.constexpr = gl.num_warps()
-    COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
-    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
+@gluon.jit
+def buffers(like_ptr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, BLOCK_K: gl.constexpr):
+    """``COUNT`` buffers [HEIGHT, BLOCK_K] in shared memory, as products want them."""
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    PAIR: gl.constexpr = 2 if SILU else 1
-    BLOCK_N: gl.constexpr = WIDE // PAIR
-    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
-    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
-    first = gl.program_id(0) * BLOCK_N
-    split = gl.program_id(1)
-    turn = gl.program_id(0) % CHUNKS
-    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
-    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
-    keep_w = gl.expand_dims(wide < WIDE, 1)
-    unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
-    weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
-    start_row = gl.program_id(2) * ROWS
-    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-    x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
-    keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
-    weights = ()
-    for _ in gl.static_range(W_BUFFERS):
-        weights = weights + (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [WIDE, BLOCK_K], SHARED),)  # noqa: RUF005
-    xs = ()
-    for _ in gl.static_range(X_BUFFERS):
-        xs = xs + (gl.allocate_shared_memory(x_ptr.dtype.element_ty, [ROWS, BLOCK_K], SHARED),)  # noqa: RUF005
-    for i in gl.static_range(W_AHEAD):
-        async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
-    async_copy.commit_group()
-    if EARLY:
-        gdc_wait()
-    for i in gl.static_range(X_AHEAD):
-        async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
-        async_copy.commit_group()
+    made = ()
+    for _ in gl.static_range(COUNT):
+        made = made + (gl.allocate_shared_memory(like_ptr.dtype.element_ty, [HEIGHT, BLOCK_K], SHARED),)  # noqa: RUF005
+    return made
 
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+
+@gluon.jit
+def multiply(
+    xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc,
+    CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr, W_AHEAD: gl.constexpr, X_AHEAD: gl.constexpr,
+    TRAILING: gl.constexpr, RING: gl.constexpr,
+):  # fmt: skip
+    """acc and the products of all chunks, of which the first X_AHEAD and W_AHEAD are being copied."""
+    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
+    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
     for ring in range(CHUNKS // RING):  # once when all chunks are unrolled
         for j in gl.static_range(RING):
             chunk = ring * RING + j
@@ -135,7 +122,79 @@ def mid_linear_kernel(
                 async_copy.async_copy_global_to_shared(weights[(j + W_AHEAD) % W_BUFFERS], weight_at + start, mask=keep)
             async_copy.commit_group()
         acc = warpgroup_mma_wait(0, deps=[acc])
+    return acc
 
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def mid_linear_kernel(
+    x_ptr,  # [T, K]
+    weight_ptr,  # [N, K], for SILU [2 * N, K]
+    bias_ptr,  # [N] or [2 * N] when BIAS
+    squares_ptr,  # f32 [SQUARES, T]
+    out_ptr,  # [T, N], or f32 [splits, T, N]
+    num_rows,
+    x_stride,
+    eps,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    ROWS: gl.constexpr,
+    WIDE: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    W_AHEAD: gl.constexpr,
+    X_AHEAD: gl.constexpr,
+    TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
+    RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
+    SQUARES: gl.constexpr,  # 0 when x is used as it is
+    BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    EARLY: gl.constexpr,
+):
+    """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS."""
+    if EARLY:
+        gdc_launch_dependents()
+    WARPS: gl.constexpr = gl.num_warps()
+    COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
+    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
+    PAIR: gl.constexpr = 2 if SILU else 1
+    BLOCK_N: gl.constexpr = WIDE // PAIR
+    first = gl.program_id(0) * BLOCK_N
+    split = gl.program_id(1)
+    turn = gl.program_id(0) % CHUNKS
+    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
+    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
+    keep_w = gl.expand_dims(wide < WIDE, 1)
+    unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
+    weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
+    start_row = gl.program_id(2) * ROWS
+    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
+    keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
+    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
+    xs = buffers(x_ptr, least(X_AHEAD + 1 + TRAILING, CHUNKS), ROWS, BLOCK_K)
+    for i in gl.static_range(W_AHEAD):
+        async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
+    async_copy.commit_group()
+    if EARLY:
+        gdc_wait()
+    if SQUARES > 0:
+        PARTS: gl.constexpr = power_of_2(SQUARES)
+        OVER: gl.constexpr = squares_layout(PARTS, ROWS, WARPS)
+        part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
+        of_row = start_row + gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
+        keep_part = (part < SQUARES) & (of_row < num_rows)
+        squares = gl.load(squares_ptr + part * num_rows + of_row, mask=keep_part, other=0.0)
+    for i in gl.static_range(X_AHEAD):
+        async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
+        async_copy.commit_group()
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    if SQUARES > 0:  # while the activations are on their way
+        scale = gl.convert_layout(gl.rsqrt(gl.sum(squares, axis=0) / K + eps), gl.SliceLayout(1, ACC))
+    acc = multiply(
+        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
+    )
+    if SQUARES > 0:
+        acc *= gl.expand_dims(scale, 1)
     if BIAS:
         wide_bias = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
         unit_bias = gl.minimum(first + wide_bias // PAIR, N - 1)
@@ -147,9 +206,124 @@ def mid_linear_kernel(
         gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
         silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
         y = (silu * up).to(dtype)
-    STORE: gl.constexpr = store_layout(BLOCK_N, WARPS)
+    STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, WARPS)
     y = gl.convert_layout(y, STORE)
     row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
     col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
     keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
     gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
+
+
+@gluon.jit
+def meet(
+    acc, box, rank, num_rows,
+    ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr, ACC: gl.constexpr, SHARE: gl.constexpr,
+):  # fmt: skip
+    """The sums of the cluster's parts acc [ROWS, WIDE], those of rows rank, rank + CLUSTER and so on: [ROWS / CLUSTER, WIDE].
+
+    ``box``: 16 bytes of this program's shared memory and the room behind it; ``num_rows``: of acc that mean something. Others
+    are not sent.
+    """
+    PITCH: gl.constexpr = WIDE + ROOM_PAD
+    HEIGHT: gl.constexpr = ROWS // CLUSTER
+    room = box + 16
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    col = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
+    theirs = place_in(row % CLUSTER, box + 0 * row)
+    places = gl.expand_dims(theirs + (16 + 4 * PITCH * (rank * HEIGHT + row // CLUSTER)), 1) + gl.expand_dims(
+        4 * col, 0
+    )
+    none = gl.expand_dims(0 * col, 0)
+    send2(places, gl.expand_dims(theirs, 1) + none, acc, gl.expand_dims((row < num_rows).to(gl.int32), 1) + none)
+    wait_mailbox(box)
+    mine = gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, SHARE))
+    place = gl.expand_dims(room + 4 * PITCH * mine, 1) + gl.expand_dims(
+        4 * gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE)), 0
+    )
+    total = pull4(place)
+    for part in gl.static_range(1, CLUSTER):
+        total += pull4(place + 4 * PITCH * HEIGHT * part)
+    return total
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def mid_add_kernel(
+    x_ptr,  # [T, K]
+    weight_ptr,  # [N, K]
+    bias_ptr,  # [N] when BIAS
+    residual_ptr,  # [T, N], read and written
+    norm_ptr,  # [N]
+    out_ptr,  # [T, N]
+    squares_ptr,  # f32 [programs over N, T]
+    num_rows,
+    x_stride,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    ROWS: gl.constexpr,
+    WIDE: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    W_AHEAD: gl.constexpr,
+    X_AHEAD: gl.constexpr,
+    TRAILING: gl.constexpr,  # as in mid_linear_kernel
+    RING: gl.constexpr,
+    CLUSTER: gl.constexpr,
+    BIAS: gl.constexpr,
+    EARLY: gl.constexpr,
+):
+    """Grid: programs over N times CLUSTER parts of CHUNKS * BLOCK_K inputs each, 1, programs over T."""
+    if EARLY:
+        gdc_launch_dependents()
+    WARPS: gl.constexpr = gl.num_warps()
+    COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
+    ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
+    SHARE: gl.constexpr = store_layout(ROWS // CLUSTER, WIDE, WARPS)
+    rank = gl.program_id(0) % CLUSTER
+    tile = gl.program_id(0) // CLUSTER
+    turn = tile % CHUNKS
+    start_row = gl.program_id(2) * ROWS
+    if CLUSTER > 1:
+        box = cluster_buffer(16 + 4 * ROWS * (WIDE + ROOM_PAD), CLUSTER)
+        finished = (gl.minimum(num_rows - start_row, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
+        open_mailbox(box, finished * (CLUSTER * WIDE * 4))
+    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + rank * (CHUNKS * BLOCK_K)
+    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
+    keep_w = gl.expand_dims(wide < WIDE, 1)
+    weight_at = weight_ptr + gl.expand_dims(gl.minimum(tile * WIDE + wide, N - 1).to(gl.int64) * K, 1) + lane
+    token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
+    keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
+    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
+    xs = buffers(x_ptr, least(X_AHEAD + 1 + TRAILING, CHUNKS), ROWS, BLOCK_K)
+    for i in gl.static_range(W_AHEAD):
+        async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
+    async_copy.commit_group()
+    row = start_row + rank + CLUSTER * gl.arange(0, ROWS // CLUSTER, layout=gl.SliceLayout(1, SHARE))
+    col = tile * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE))
+    norm = gl.load(norm_ptr + col, mask=col < N, other=0.0).to(gl.float32)
+    if CLUSTER > 1:
+        cluster_wait()
+    if EARLY:
+        gdc_wait()
+    for i in gl.static_range(X_AHEAD):
+        async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
+        async_copy.commit_group()
+    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
+    at = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+    residual = gl.load(residual_ptr + at, mask=keep, other=0.0)
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    acc = multiply(
+        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
+    )
+    if CLUSTER > 1:
+        total = meet(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
+    else:
+        total = gl.convert_layout(acc, SHARE)
+    if BIAS:
+        total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    narrow = (residual.to(gl.float32) + total.to(dtype).to(gl.float32)).to(dtype)
+    gl.store(residual_ptr + at, narrow, mask=keep)
+    sums = gl.where(keep, narrow.to(gl.float32), 0.0)  # what the residual holds now, rounding included
+    gl.store(out_ptr + at, (sums * gl.expand_dims(norm, 0)).to(dtype), mask=keep)
+    gl.store(squares_ptr + tile * num_rows + row, gl.sum(sums * sums, axis=1), mask=row < num_rows)
