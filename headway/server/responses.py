@@ -14,7 +14,7 @@ from starlette.types import Scope
 from headway.core.errors import HeadwayError
 from headway.core.outputs import RequestOutput
 from headway.core.params import StructuredOutputsParams
-from headway.server.errors import ApiError, as_api_error, refuse
+from headway.server.errors import ApiError, as_api_error, named, refuse
 from headway.server.messages import input_messages
 from headway.server.protocol import ResponsesRequest, TextOptions
 from headway.server.report import Usage, new_id
@@ -55,23 +55,26 @@ class ResponseJob:
         form = text_form(body.text)
         if form is not None and body.structured_outputs is not None:
             raise refuse("give either structured_outputs or text.format, not both", "structured_outputs")
-        self._params = sampling_params(
-            service.defaults,
-            body,
-            n=1,
-            max_tokens=body.max_output_tokens,
-            structured_outputs=form or structured(body.structured_outputs, None),
-        )
+        self._names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        if form is not None:
+            self._names["structured_outputs"] = "text.format"
+        wanted = form or structured(body.structured_outputs, None)
+        with named(self._names):
+            self._params = sampling_params(
+                service.defaults, body, n=1, max_tokens=body.max_output_tokens, structured_outputs=wanted
+            )
         self._messages = input_messages(body.instructions, body.input)
         self._usage = Usage()
         self._id, self._item, self._created = new_id("resp_"), new_id("msg_"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
-        prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
-        outputs = self._service.generate([prompt], self._params, salt=self._body.cache_salt, special=False, final=final)
-        async for _, output in outputs:
-            self._usage.take(0, output)
-            yield output
+        with named(self._names):
+            prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
+            salt = self._body.cache_salt
+            outputs = self._service.generate([prompt], self._params, salt=salt, special=False, final=final)
+            async for _, output in outputs:
+                self._usage.take(0, output)
+                yield output
 
     async def whole(self) -> Response:
         """The answer in one piece."""

@@ -89,7 +89,14 @@ def test_streamed_events_come_in_order(client: TestClient) -> None:
 )
 def test_what_is_not_served_is_refused(client: TestClient, field: str, value: Any) -> None:
     error = error_of(client.post(PATH, json={"input": "x", field: value}))
-    assert field.removesuffix("_output_tokens") in str(error["param"]) + error["message"]
+    assert str(error["param"]).startswith(field) and "array` of length" not in error["message"]
+
+
+def test_a_prompt_that_is_too_long_or_a_schema_that_is_none(client: TestClient) -> None:
+    error = error_of(client.post(PATH, json={"input": "x" * 9000}))
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "no such"}}
+    assert error_of(client.post(PATH, json={"input": "x", "text": {"format": form}}))["param"] == "text.format"
 
 
 def test_tokenize_and_detokenize(client: TestClient) -> None:
