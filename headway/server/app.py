@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -77,6 +78,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     _add_information(app, service)
     metrics.install(app, llm, settings)
     page.install(app, llm, settings)
+    for route in [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]:
+        app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)  # as many checks ask
     end_tracing = tracing.install(app, llm, settings)
     _add_errors(app)
     app.add_middleware(Door, settings=settings, lifecycle=lifecycle)
@@ -153,7 +156,6 @@ def _add_information(app: FastAPI, service: Service) -> None:
         ("/version", version),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
-        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # as many health checks ask
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,8 +13,6 @@ from headway.server.messages import for_template, tools_for_template
 from headway.server.protocol import DetokenizeRequest, TokenizeRequest
 from headway.server.service import Service
 from headway.server.sse import encode
-
-MAX_ID: Final = 2**31 - 1
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -54,7 +51,9 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await service.body.read(request, DetokenizeRequest)
     service.check_model(body.model)
     tokenizer = service.need_tokenizer()
-    if any(not 0 <= token <= MAX_ID for token in body.tokens):
-        raise refuse(f"token ids are integers from 0 to {MAX_ID}", "tokens")
+    size = service.info.vocab_size
+    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise refuse(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
     return Response(encode({"prompt": text}), media_type="application/json")

@@ -121,6 +121,7 @@ def test_tokenize_and_detokenize(client: TestClient) -> None:
         ("/tokenize", {"prompt": "x", "tools": []}),
         ("/tokenize", {"prompt": [1]}),
         ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [97, 257]}),
         ("/detokenize", {"tokens": [2**40]}),
         ("/detokenize", {"tokens": "abc"}),
     ],
