@@ -8,8 +8,6 @@ rows in such a step are treated as prompts of one token.
 from __future__ import annotations
 
 from headway.runner.graphs import Shape, StepGraphs
-from headway.runner.split_step import Replayed
-from headway.sampling.sampler import Variant
 
 SMALL = (
     *((tokens, 16) for tokens in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)),
@@ -57,7 +55,3 @@ class PrefillGraphs(StepGraphs):
         """Full steps differ in what sizes their grids alone: one of them will do."""
         full = [shape for shape in self.shapes if shape[0] > LARGEST_SMALL]
         return [shape for shape in super()._rehearsed() if shape not in full[1:]]
-
-    def replay(self, shape: Shape, variant: Variant) -> Replayed:
-        """Queue a step."""
-        return self._split[shape].replay(variant)
