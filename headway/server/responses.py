@@ -50,6 +50,7 @@ class ResponseJob:
         self._body = body
         self._scope = scope
         self._model = service.check_common(body)
+        service.check_stream(body)
         if body.background:
             raise refuse("background: answers are not kept; wait for this one, or stream it", "background")
         form = text_form(body.text)
@@ -164,7 +165,7 @@ class ResponseJob:
             "metadata": body.metadata or {},
             "model": self._model,
             "output": [] if text is None else [self._message(status, text)],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": self._params.temperature,

@@ -85,11 +85,20 @@ def test_streamed_events_come_in_order(client: TestClient) -> None:
         ("text", {"verbosity": "low"}),
         ("conversation", "c"),
         ("max_output_tokens", 0),
+        ("stream_options", {"include_obfuscation": False}),
     ],
 )
 def test_what_is_not_served_is_refused(client: TestClient, field: str, value: Any) -> None:
     error = error_of(client.post(PATH, json={"input": "x", field: value}))
     assert str(error["param"]).startswith(field) and "array` of length" not in error["message"]
+
+
+def test_what_the_client_said_of_streams_and_calls_is_kept(client: TestClient) -> None:
+    options = {"include_obfuscation": False}
+    last = typed_events(client, input="x", stream_options=options, parallel_tool_calls=False)[-1]
+    assert last["response"]["parallel_tool_calls"] is False
+    asked = client.post(PATH, json={"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}})
+    assert error_of(asked)["param"] == "stream_options.include_obfuscation"
 
 
 def test_a_prompt_that_is_too_long_or_a_schema_that_is_none(client: TestClient) -> None:
