@@ -23,7 +23,7 @@ from headway.server.errors import ApiError, as_api_error
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.metrics_source import shared_source
 from headway.server.responses import responses
-from headway.server.service import ClientGoneError, Service
+from headway.server.service import GONE, ClientGoneError, Service, log_error
 from headway.server.settings import ServerSettings
 from headway.server.throughput import ThroughputLog
 from headway.server.tokens import detokenize, tokenize
@@ -161,17 +161,19 @@ def _add_information(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI) -> None:
     """Every error leaves in OpenAI's form; unexpected ones are the door's."""
 
-    async def known(_: Request, error: Exception) -> Response:
+    async def known(request: Request, error: Exception) -> Response:
         answer = as_api_error(error)
         if answer is None:
             raise error
+        log_error(request.scope, answer.code)
         return answer.response()
 
     async def http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
-    async def gone(_: Request, __: Exception) -> Response:
+    async def gone(request: Request, _: Exception) -> Response:
+        log_error(request.scope, GONE)
         return Response(status_code=499)  # nobody reads it; the log does
 
     app.add_exception_handler(ApiError, known)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
 T = TypeVar("T")
+GONE: Final = "client_gone"
 NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
@@ -231,3 +232,10 @@ def log_usage(scope: Scope, prompt_tokens: int, completion_tokens: int, finish: 
     fields = scope.get(LOG_FIELDS)
     if fields is not None:
         fields |= {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "finish": finish}
+
+
+def log_error(scope: Scope, code: str | None) -> None:
+    """How the request's log line says that it did not end well: a stream's status was sent before."""
+    fields = scope.get(LOG_FIELDS)
+    if fields is not None and code is not None:
+        fields["error"] = code
