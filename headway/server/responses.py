@@ -147,7 +147,8 @@ class ResponseJob:
         if text is not None:
             usage = {
                 "input_tokens": self._usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": self._usage.cached_tokens},
+                # Clients' types want the second; writing to the cache is free here.
+                "input_tokens_details": {"cached_tokens": self._usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": self._usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._usage.prompt_tokens + self._usage.completion_tokens,

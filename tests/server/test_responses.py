@@ -32,7 +32,7 @@ def test_a_response(client: TestClient) -> None:
     assert (answer["status"], answer["object"], answer["store"]) == ("completed", "response", False)
     [message] = answer["output"]
     assert message["content"][0]["text"] == "hello" and message["role"] == "assistant"
-    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 2}
+    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
     assert answer["usage"]["output_tokens"] == 6 and answer["metadata"] == {"a": "b"}
 
 
