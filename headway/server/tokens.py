@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.api.async_llm import LONG_TEXT_CHARS
+from headway.api.inputs import LONG_TEXT_CHARS
 from headway.server.errors import refuse
 from headway.server.messages import for_template, tools_for_template
 from headway.server.protocol import DetokenizeRequest, TokenizeRequest
