@@ -37,13 +37,15 @@ async def tokenize(service: Service, request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise refuse(f"{name} goes with messages", name)
         text, special = body.prompt or "", body.add_special_tokens is not False
-    if len(text) > LONG_TEXT_CHARS:
-        ids = await asyncio.to_thread(tokenizer.encode, text, special)
-    else:
+
+    def answer() -> bytes:
         ids = tokenizer.encode(text, special)
-    names = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids, "token_strs": names}
-    return Response(encode(answer), media_type="application/json")
+        names = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+        limit = service.info.max_model_len
+        return encode({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
+
+    content = await asyncio.to_thread(answer) if len(text) > LONG_TEXT_CHARS else answer()
+    return Response(content, media_type="application/json")
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -52,8 +54,8 @@ async def detokenize(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     tokenizer = service.need_tokenizer()
     size = service.info.vocab_size
-    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise refuse(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "tokens")
+    for token in (min(body.tokens, default=0), max(body.tokens, default=0)):
+        if not 0 <= token < size:
+            raise refuse(f"token id {token} is outside of the vocabulary (0 to {size - 1})", "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
     return Response(encode({"prompt": text}), media_type="application/json")

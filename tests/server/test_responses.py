@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -120,6 +121,21 @@ def test_tokenize_and_detokenize(client: TestClient) -> None:
     assert bare["tokens"] == [97] and bare["token_strs"] is None
     assert client.post("/detokenize", json={"tokens": [97, 0xE2, 0x82, 0xAC]}).json() == {"prompt": "a€"}
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+def test_long_texts_are_read_in_a_thread(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = client.app.state.service.tokenizer  # type: ignore[attr-defined]
+    threads: set[str] = set()
+    name = tokenizer.token_text
+
+    def named(token: int) -> str:
+        threads.add(threading.current_thread().name)
+        return str(name(token))
+
+    monkeypatch.setattr(tokenizer, "token_text", named)
+    answer = client.post("/tokenize", json={"prompt": "x" * 10_000, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["token_strs"]) == 10_001
+    assert all(thread.startswith("asyncio_") for thread in threads), "millions of names would stop all streams"
 
 
 @pytest.mark.parametrize(
