@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
-from headway.api.inputs import Door, Prompt, default_params
+from headway.api.inputs import LONG_TEXT_CHARS, Door, Prompt, default_params
 from headway.api.output_processor import OpenRequest, OutputProcessor
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
@@ -33,8 +33,6 @@ COMPILING_THREADS = 4
 WOKEN_AT_ONCE = 16
 """Consumers that run between two looks of the event loop at its sockets. A new request takes some ten of them until its first
 token is sent, each of which would last as long as it takes to write to all streams."""
-LONG_TEXT_CHARS = 4000
-"""Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
 
 
 class _Hub:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from headway.api.structured.door import StructuredDoor, Teach
     from headway.api.tokenizer import Tokenizer
 
+LONG_TEXT_CHARS = 4000
+"""Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
+CHARS_A_TOKEN = 32
+"""Of a text with more characters for each token that fits, the head is tokenised first: it may tell that all is too long."""
 MAX_BAD_WORDS_SEQUENCES = 256
 MAX_BAD_WORDS_TOKENS = 2048
 """Most token sequences, and tokens in all of them, that one request's ``bad_words`` may come to."""
@@ -222,6 +226,7 @@ class Door:
     def _check_prompt_ids(self, ids: Sequence[object]) -> None:
         if not ids:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
+        self._check_fits(len(ids))
         size = self.info.vocab_size
         # A loop over Python integers is a tenth of the time of a prefill; it runs only to name the culprit.
         if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:  # type: ignore[type-var,operator]
@@ -237,6 +242,16 @@ class Door:
             raise InvalidRequestError("skip_tokenizer_init is set: the prompt must be token ids, not text", "prompt")
         if not text:
             raise InvalidRequestError("the prompt is empty; give at least one character", "prompt")
+        most = self.info.max_model_len
+        head = text[: most * CHARS_A_TOKEN]
+        if len(head) < len(text):
+            length = len(self.tokenizer.encode(head, add_special_tokens=False))
+            if length > 2 * most:
+                raise InvalidRequestError(
+                    f"the first {len(head)} of the prompt's {len(text)} characters are {length} tokens, but at most "
+                    f"{most - 1} fit: max_model_len is {most}; shorten the prompt or raise max_model_len",
+                    "prompt",
+                )
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         self._check_prompt_ids(ids)
         return ids
@@ -265,16 +280,19 @@ class Door:
                     f"{name} must be at most {most}, got {asked}; start the engine with a larger max_logprobs", name
                 )
 
+    def _check_fits(self, num_tokens: int) -> None:
+        limit = self.info.max_model_len
+        if num_tokens >= limit:
+            raise InvalidRequestError(
+                f"the prompt has {num_tokens} tokens, but at most {limit - 1} fit: max_model_len is {limit} and at least "
+                f"one token has to be generated; shorten the prompt or raise max_model_len",
+                "prompt",
+            )
+
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int:
         """max_tokens cut to the room that the prompt leaves."""
         limit = self.info.max_model_len
         room = limit - len(ids)
-        if room < 1:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens, but at most {limit - 1} fit: max_model_len is {limit} and at least "
-                f"one token has to be generated; shorten the prompt or raise max_model_len",
-                "prompt",
-            )
         if params.min_tokens > room:
             raise InvalidRequestError(
                 f"min_tokens={params.min_tokens} does not fit: the prompt has {len(ids)} tokens "

@@ -27,6 +27,8 @@ from headway.core.errors import InvalidRequestError, ModelError
 from headway.weights.gguf_file import GgufHeader, end_token_ids, read_header
 from headway.weights.source import locate
 
+LONG_CALL: Final = 4000
+"""From so many characters or ids on the library is asked for a batch of one: only those calls let other threads run."""
 TAIL: Final = 16
 """Ids of the prompt's end a stream needs as context: enough for any unfinished character and a word before it."""
 
@@ -87,14 +89,21 @@ class Tokenizer:
             InvalidRequestError: the text is not valid Unicode (lone surrogates).
         """
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < LONG_CALL:
+                found = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                [found] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = found.ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"text is not valid Unicode: {error}") from error
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``ids``. Unknown ids give nothing; bytes that are no UTF-8 give U+FFFD."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) < LONG_CALL:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def new_stream(self, prompt_ids_tail: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
         """A stream for one completion.

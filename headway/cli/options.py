@@ -38,11 +38,14 @@ _SAMPLING_FIELDS: Final = (
 """Those that make sense for text on a terminal."""
 
 
-def human_int(text: str | int) -> int:
-    """An integer, also as 25.6k (decimal) or 32K (binary), as vLLM reads them; typer passes defaults as they are."""
-    if isinstance(text, int):
+def human_int(text: object) -> int:
+    """An integer, also as 25.6k (decimal) or 32K (binary), as vLLM reads them.
+
+    Typer passes defaults as they are, and a file's values are such: they may be anything.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    found = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
+    found = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kmgKMG]?)", str(text).strip())
     if found is None:
         raise typer.BadParameter(f"{text!r} is not an integer (32768, 25.6k and 32K are)")
     value = float(found[1]) * _SUFFIXES.get(found[2], 1)
@@ -51,9 +54,9 @@ def human_int(text: str | int) -> int:
     return int(found[1]) if not found[2] and "." not in found[1] else int(value)
 
 
-def run_ahead(text: str | int) -> int | str:
+def run_ahead(text: object) -> int | str:
     """An integer or "auto"."""
-    return text if text == "auto" else human_int(text)
+    return "auto" if text == "auto" else human_int(text)
 
 
 def field_help(cls: type) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -104,10 +105,11 @@ def run(sockets: Sockets) -> int:
                 core.shutdown()
 
 
-def _watch(leash: socket.socket) -> None:
-    """Die with the parent, whatever the main thread is doing."""
+def _watch(leash: socket.socket, folder: str) -> None:
+    """Die with the parent, whatever the main thread is doing, and clear away what it has left."""
     with contextlib.suppress(OSError):
         leash.recv(1)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -117,7 +119,7 @@ def main(folder: str, leash_fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leash = socket.socket(fileno=leash_fd)
     leash.set_inheritable(False)
-    threading.Thread(target=_watch, args=(leash,), name="headway-leash", daemon=True).start()
+    threading.Thread(target=_watch, args=(leash, folder), name="headway-leash", daemon=True).start()
     sockets = Sockets(folder)
     try:
         return run(sockets)

@@ -102,6 +102,10 @@ class StepGraphs:
             self._capture(shape)
             on_shape(shape)
 
+    def replay(self, shape: Shape, variant: Variant) -> Replayed:
+        """Queue a step of a captured shape."""
+        return self._split[shape].replay(variant)
+
     def _capture(self, shape: Shape) -> None:
         front = partial(self._front, *shape)
         whole = self._whole_variants(shape)
@@ -132,13 +136,9 @@ class DecodeGraphs(StepGraphs):
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         return (*WHOLE_STEP_VARIANTS, WITH_LOGPROBS) if shape[1] <= LOGPROB_ROWS else WHOLE_STEP_VARIANTS
 
-    def bucket_for(self, num_rows: int, num_edits: int) -> int | None:
-        """The smallest bucket that holds the rows, or None. A bucket's graph applies at most as many edits as it has rows."""
-        for bucket, *_ in self.shapes:
-            if bucket >= num_rows and bucket >= num_edits:
-                return bucket
+    def shape_for(self, num_rows: int, num_edits: int) -> Shape | None:
+        """The smallest shape that holds the rows, or None. A shape's graph applies at most as many edits as it has rows."""
+        for shape in self.shapes:
+            if shape[1] >= num_rows and shape[1] >= num_edits:
+                return shape
         return None
-
-    def replay(self, bucket: int, variant: Variant) -> Replayed:
-        """Queue a decode step."""
-        return self._split[bucket, bucket].replay(variant)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs
-from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
 
 FEW_ROWS = 16
@@ -65,7 +64,3 @@ class PrefillGraphs(StepGraphs):
         """Full steps differ in what sizes their grids alone: one of them will do."""
         full = [shape for shape in self.shapes if shape[0] > LARGEST_SMALL]
         return [shape for shape in super()._rehearsed() if shape not in full[1:]]
-
-    def replay(self, shape: Shape, variant: Variant) -> Replayed:
-        """Queue a step."""
-        return self._split[shape].replay(variant)

@@ -23,7 +23,7 @@ from headway.kernels.sample import RANDOM
 from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
-from headway.runner.graphs import DecodeGraphs
+from headway.runner.graphs import DecodeGraphs, StepGraphs
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.runner.split_step import Replayed
@@ -316,15 +316,14 @@ class ModelRunner:
         decode, prefill = self._graphs, self._prefill_graphs
         if decode is None or prefill is None:
             return None
+        graphs: StepGraphs
         if plan.num_decode_rows == plan.num_rows:
-            bucket = decode.bucket_for(plan.num_rows, num_edits)
-            return None if bucket is None else (decode.replay(bucket, variant), bucket)
-        shape = prefill.shape_for(num_tokens, plan.num_rows, int(plan.query_lens.max()))
-        if shape is None:
-            return None
-        if num_edits > max_edits(*shape[:2]):
-            self._edit_first(num_edits)
-        return prefill.replay(shape, variant), shape[1]
+            graphs, shape = decode, decode.shape_for(plan.num_rows, num_edits)
+        else:
+            graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, int(plan.query_lens.max()))
+            if shape is not None and num_edits > max_edits(*shape[:2]):
+                self._edit_first(num_edits)
+        return None if shape is None else (graphs.replay(shape, variant), shape[1])
 
     def decode_logits(self, num_rows: int, max_edits: int) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a decode step of ``num_rows`` padded rows, as graphs capture it: edits, unpack, forward, logits."""

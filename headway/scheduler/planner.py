@@ -63,6 +63,7 @@ class Planner:
 
     def build(self, step: int) -> tuple[StepPlan, Rows] | None:
         """The next step and its rows, or None when nothing can run now."""
+        self.settle()
         draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
         preemptions = self._life.num_preemptions
         ready = self._reserve_lagging(draft) if self._life.running.lagging else []

@@ -61,17 +61,16 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Ends a request silently, in whatever state; False when the id is not open."""
-        self._planner.settle()
-        request = self._life.open.get(request_id)
+        life = self._settled
+        request = life.open.get(request_id)
         if request is None:
             return False
-        self._life.finish(request)
+        life.finish(request)
         return True
 
     def fail(self, request_id: str, message: str) -> RequestUpdate | None:
         """Ends a request with an error; None when the id is not open."""
-        self._planner.settle()
-        request = self._life.open.get(request_id)
+        request = self._settled.open.get(request_id)
         return None if request is None else self._collector.fail(request, message)
 
     def provide_mask(self, request_id: str, mask: Int32s) -> None:
@@ -87,7 +86,6 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run before another result is applied or request added."""
-        self._planner.settle()
         built = self._planner.build(self._next_step)
         if built is None:
             return None
@@ -119,10 +117,15 @@ class Scheduler:
         if next(reversed(self._launched), None) != plan.step:
             raise HeadwayError(f"step {plan.step} is not the newest in flight; only that one can be discarded")
         rows = self._launched.pop(plan.step)
-        self._planner.settle()
         # Its prefill rows had their blocks named, and nothing was written there.
-        self._life.kv.forget_prefixes()
+        self._settled.kv.forget_prefixes()
         return [u for u in (self.fail(request_id, message) for request_id in rows.ids) if u is not None]
+
+    @property
+    def _settled(self) -> Lifecycle:
+        """The requests' state, with what the newest step left to be done behind its launch."""
+        self._planner.settle()
+        return self._life
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -137,14 +140,14 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The fields the scheduler knows; a draining request counts as running. The engine fills in the others."""
-        self._planner.settle()
+        life = self._settled
         return EngineStats(
-            num_running=len(self._life.running) + self._life.num_draining,
-            num_waiting=len(self._life.waiting),
-            kv_cache_usage=self._life.kv.usage,
+            num_running=len(life.running) + life.num_draining,
+            num_waiting=len(life.waiting),
+            kv_cache_usage=life.kv.usage,
             prefix_cache_queries=self._planner.cache_queries,
             prefix_cache_hits=self._planner.cache_hits,
-            num_preemptions=self._life.num_preemptions,
+            num_preemptions=life.num_preemptions,
             num_steps=self._next_step,
             prompt_tokens=self._collector.prompt_tokens,
             generation_tokens=self._collector.generation_tokens,
@@ -155,5 +158,4 @@ class Scheduler:
 
         With no request open this means: every block is free or cached, every slot free, every count zero.
         """
-        self._planner.settle()
-        self._life.check()
+        self._settled.check()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -22,7 +23,7 @@ from headway.server.errors import ApiError, as_api_error
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.metrics_source import shared_source
 from headway.server.responses import responses
-from headway.server.service import ClientGoneError, Service
+from headway.server.service import GONE, ClientGoneError, Service, log_error
 from headway.server.settings import ServerSettings
 from headway.server.throughput import ThroughputLog
 from headway.server.tokens import detokenize, tokenize
@@ -77,6 +78,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     _add_information(app, service)
     metrics.install(app, llm, settings)
     page.install(app, llm, settings)
+    for route in [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]:
+        app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)  # as many checks ask
     end_tracing = tracing.install(app, llm, settings)
     _add_errors(app)
     app.add_middleware(Door, settings=settings, lifecycle=lifecycle)
@@ -153,23 +156,24 @@ def _add_information(app: FastAPI, service: Service) -> None:
         ("/version", version),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
-        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)  # as many health checks ask
 
 
 def _add_errors(app: FastAPI) -> None:
     """Every error leaves in OpenAI's form; unexpected ones are the door's."""
 
-    async def known(_: Request, error: Exception) -> Response:
+    async def known(request: Request, error: Exception) -> Response:
         answer = as_api_error(error)
         if answer is None:
             raise error
+        log_error(request.scope, answer.code)
         return answer.response()
 
     async def http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
-    async def gone(_: Request, __: Exception) -> Response:
+    async def gone(request: Request, _: Exception) -> Response:
+        log_error(request.scope, GONE)
         return Response(status_code=499)  # nobody reads it; the log does
 
     app.add_exception_handler(ApiError, known)

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from headway.core.outputs import CompletionOutput, RequestOutput
 from headway.server.call_reader import Arguments, CallStart, Content, Piece
-from headway.server.errors import refuse
+from headway.server.errors import named, refuse
 from headway.server.messages import for_template
 from headway.server.protocol import ChatRequest
 from headway.server.report import Usage, chat_logprobs, new_id, prompt_logprobs
@@ -113,7 +113,15 @@ class ChatJob:
             own["logprobs"] = body.top_logprobs or 0
         self._logprobs = bool(body.logprobs) or body.logprob_token_ids is not None
         own["structured_outputs"] = self._plan.structured or structured(body.structured_outputs, body.response_format)
-        self._params = sampling_params(service.defaults, body, **own)
+        form = "tools" if self._plan.structured is not None else "response_format"
+        self._names = {
+            "prompt": "messages",
+            "max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+            "logprobs": "top_logprobs",
+            "structured_outputs": form if body.structured_outputs is None else "structured_outputs",
+        }
+        with named(self._names):
+            self._params = sampling_params(service.defaults, body, **own)
         self._messages = for_template(body.messages)
         self._usage = Usage()
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
@@ -131,8 +139,9 @@ class ChatJob:
         outputs = self._service.generate(
             [prompt], self._params, salt=body.cache_salt, special=bool(body.add_special_tokens), final=final
         )
-        async for _, output in outputs:
-            yield output
+        with named(self._names):
+            async for _, output in outputs:
+                yield output
 
     def _turn(self) -> Turn:
         return Turn(self._plan.parser(), self._plan.mode == "named", self._plan.single)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from headway.api.inputs import Prompt
 from headway.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from headway.server.errors import refuse
+from headway.server.errors import named, refuse
 from headway.server.fields import REFUSED
 from headway.server.protocol import CompletionRequest
 from headway.server.report import CompletionLogprobs, Usage, new_id, prompt_logprobs
@@ -63,7 +63,7 @@ class CompletionJob:
         if body.best_of not in (None, body.n or 1):
             raise refuse(f"best_of: {REFUSED['best_of']}", "best_of", "unsupported_parameter")
         if body.max_tokens is not None:
-            own: dict[str, Any] = {"max_tokens": max(body.max_tokens, 1)}
+            own: dict[str, Any] = {"max_tokens": 1 if self._empty else body.max_tokens}
         else:
             own = {"max_tokens": max(service.defaults.max_tokens or 16, body.min_tokens or 0)}
         if body.logprobs is not None:
@@ -74,15 +74,19 @@ class CompletionJob:
         if self._logprobs or self._echo:
             service.need_tokenizer()
         own["structured_outputs"] = structured(body.structured_outputs, body.response_format)
+        self._names = {} if body.structured_outputs is not None else {"structured_outputs": "response_format"}
         self._params = sampling_params(service.defaults, body, **own)
         self._usage = Usage()
         self._id, self._created = new_id("cmpl-"), int(time.time())
 
-    def _outputs(self, final: bool) -> Any:
+    async def _outputs(self, final: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
         special = self._body.add_special_tokens is not False
-        return self._service.generate(
+        outputs = self._service.generate(
             self._prompts, self._params, salt=self._body.cache_salt, special=special, final=final
         )
+        with named(self._names):
+            async for each in outputs:
+                yield each
 
     def _taken(self, number: int, output: RequestOutput) -> None:
         """Count it; with max_tokens 0 the one token the engine had to make is left out."""

@@ -10,11 +10,16 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headway.server.errors import ApiError
+
 HEADER_SECONDS: Final = 30.0
 """How long a connection may take to send a whole request head, however it drips in."""
 MAX_HEADER_BYTES: Final = 64 * 1024
 KEEP_ALIVE_SECONDS: Final = 15
 WRITE_CHUNK: Final = "headway.write_chunk"
+NO_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+)
 
 
 class Connection(H11Protocol):
@@ -54,6 +59,13 @@ class Connection(H11Protocol):
             self._cancel()
         elif self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; uvicorn does it in plain text. Behind an answer that has begun nothing can be said."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = ApiError(400, "this is no valid HTTP/1.1 request", None, "http").json()
+            self.transport.write(NO_HTTP % (len(body), body))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()

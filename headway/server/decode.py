@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-from typing import Any, Final, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from headway.server.errors import ApiError, refuse
-from headway.server.fields import REFUSED
+from headway.server.fields import ONLY_EMPTY, REFUSED
 
 BODY_SECONDS: Final = 60.0
 """How long a client may take to send its body."""
@@ -39,6 +40,10 @@ class Body:
         if media != "application/json":
             # Other types can be sent by any web page without asking the browser first.
             raise ApiError(415, f"the body must be application/json, got {media or 'no Content-Type'!r:.80}")
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            message = f"bodies are not decompressed: send it as it is, without Content-Encoding: {coding:.80}"
+            raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
         return self.decode(await self._bytes(request), kind)
 
     async def _bytes(self, request: Request) -> bytes:
@@ -128,7 +133,8 @@ def _wrong(message: str, kind: type[msgspec.Struct]) -> ApiError:
     if unknown is not None:
         name = unknown[1]
         param = f"{path}.{name}" if path else name
-        return refuse(f"{param}: {_advice(name, kind, top=not path)}", param, "unknown_parameter")
+        code = "unsupported_parameter" if name in REFUSED else "unknown_parameter"
+        return refuse(f"{param}: {_advice(name, kind, top=not path)}", param, code)
     missing = re.search(r"missing required field `([^`]*)`", text)
     if missing is not None:
         param = f"{path}.{missing[1]}" if path else missing[1]
@@ -136,6 +142,13 @@ def _wrong(message: str, kind: type[msgspec.Struct]) -> ApiError:
     last = re.split(r"[.\[]", path)[-1]
     if text.startswith("Expected `null`") and last in REFUSED:
         return refuse(f"{path} is not served: {REFUSED[last]}", path, "unsupported_parameter")
+    if text == "Expected `array` of length <= 0":
+        return refuse(f"{path}: not served: {ONLY_EMPTY[path]}", path, "unsupported_parameter")
+    word = re.fullmatch(r"Invalid enum value '(.*)'", text, re.DOTALL)
+    if word is not None:
+        more = f" ({REFUSED[word[1]]})" if word[1] in REFUSED else ""
+        known = ", ".join(allowed_words(kind, path))
+        return refuse(f"{path}: {word[1]!r:.80} is none of {known}{more}", path, "invalid_value")
     return refuse(f"{path}: {text}" if path else text, path or None)
 
 
@@ -146,6 +159,34 @@ def _advice(name: str, kind: type[msgspec.Struct], top: bool) -> str:
     return (
         f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; nobody would honour it, leave it out"
     )
+
+
+def allowed_words(kind: type[msgspec.Struct], path: str) -> list[str]:
+    """The words that a field may be, by its path in the body, as in ``messages[0].role``."""
+    kinds: list[Any] = [kind]
+    for step in re.findall(r"\w+", path):
+        kinds = [inner for each in kinds for inner in _inside(each, step)]
+    return [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+
+
+def _inside(kind: Any, step: str) -> list[Any]:
+    """The types, without Annotated and Union, of a member of a struct or an item of a list."""
+    if get_origin(kind) is list:
+        found = get_args(kind)[0]
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        found = get_type_hints(kind, include_extras=True).get(step)
+    else:
+        return []
+    return _members(found)
+
+
+def _members(kind: Any) -> list[Any]:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _members(get_args(kind)[0])
+    if origin in (Union, UnionType):
+        return [member for each in get_args(kind) for member in _members(each)]
+    return [kind]
 
 
 __all__ = ["Body", "ClientDisconnect"]

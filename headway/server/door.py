@@ -9,6 +9,7 @@ import os
 import time
 from email.utils import formatdate
 from typing import Any, Final
+from urllib.parse import unquote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ RAW_SEND: Final = "headway.send"
 LOG_FIELDS: Final = "headway.log"
 """Where the scope holds what the log line shall say beside path and status."""
 REQUEST_ID: Final = "headway.request_id"
+LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Door:
@@ -52,6 +54,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
+        take_absolute_form(scope)
         request_id = f"req-{os.urandom(16).hex()}"
         fields: dict[str, Any] = {}
         scope[RAW_SEND], scope[LOG_FIELDS], scope[REQUEST_ID] = send, fields, request_id
@@ -103,14 +106,21 @@ class Door:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why this request may not go on, from its headers alone."""
-        if scope["path"] == OPEN_PATH:
-            return None
         authorization = host = b""
+        names = set()
         for name, value in scope["headers"]:
+            names.add(name)
             if name == b"authorization":
                 authorization = value
             elif name == b"host":
                 host = value
+        if names >= LENGTHS:
+            # A proxy that believes the other one would take part of the body for a request of its own (smuggling).
+            return ApiError(
+                400, "Content-Length and Transfer-Encoding contradict each other", None, "http", {"Connection": "close"}
+            )
+        if scope["path"] == OPEN_PATH:
+            return None
         if self._hosts and _host_name(host) not in self._hosts:
             return ApiError(
                 403, "this Host header is not served; start the server with --allowed-hosts to allow it", None, "host"
@@ -152,6 +162,17 @@ class Door:
                 **fields,
             }
         )
+
+
+def take_absolute_form(scope: Scope) -> None:
+    """Make path and Host header of a target with scheme and host, which a server must accept (RFC 9112, 3.2.2)."""
+    scheme, found, rest = scope.get("raw_path", b"").partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return
+    host, _, path = rest.partition(b"/")
+    scope["raw_path"] = b"/" + path
+    scope["path"] = unquote("/" + path.decode("latin-1"))
+    scope["headers"] = [(b"host", host), *((name, value) for name, value in scope["headers"] if name != b"host")]
 
 
 def _digest(key: bytes) -> bytes:

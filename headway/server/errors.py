@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -72,6 +73,23 @@ def refuse(message: str, param: str | None = None, code: str | None = None) -> A
     return ApiError(400, message, param, code)
 
 
+@contextlib.contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about SamplingParams' fields leave under the names that the client has used for them.
+
+    Args:
+        names: parameter of an InvalidRequestError -> field of the request; others keep theirs.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        name = names.get(error.parameter or "")
+        if name is None or name == error.parameter:
+            raise
+        text, old = str(error), f"{error.parameter}"
+        raise InvalidRequestError(name + text[len(old) :] if text.startswith(old) else text, name) from error
+
+
 def shutting_down() -> ApiError:
     """The answer while draining."""
     return ApiError(503, "the server is shutting down; ask another one", None, "shutting_down", {"Retry-After": "1"})
@@ -82,7 +100,7 @@ def as_api_error(error: BaseException) -> ApiError | None:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
-        too_long = "max_model_len" in str(error) and error.parameter == "prompt"
+        too_long = "max_model_len" in str(error) and error.parameter in ("prompt", "messages", "input")
         return refuse(str(error), error.parameter, "context_length_exceeded" if too_long else None)
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), None, "request_failed")

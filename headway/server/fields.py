@@ -28,6 +28,10 @@ REFUSED: Final = {
     "audio": _TEXT_ONLY,
     "input_audio": _TEXT_ONLY,
     "image_url": _TEXT_ONLY,
+    "input_image": _TEXT_ONLY,
+    "video_url": _TEXT_ONLY,
+    "file": _TEXT_ONLY,
+    "input_file": _TEXT_ONLY,
     "prediction": "predicted outputs are not served; leave it out",
     "reasoning_effort": "use chat_template_kwargs if the model's template has such a switch",
     "reasoning": "use chat_template_kwargs of /v1/chat/completions if the model's template has such a switch",
@@ -49,8 +53,19 @@ REFUSED: Final = {
     "prompt": "this route takes messages or input, and no stored prompts",
     "background": "answers are not kept; wait for this one, or stream it",
     "max_tool_calls": "built-in tools are not served; leave it out",
+    "prompt_cache_retention": "how long a prefix is kept is not promised; leave it out",
+    "prompt_cache_options": "every prefix is cached while there is room; leave it out, or use cache_salt",
+    "prompt_cache_breakpoint": "every prefix is cached while there is room; leave it out, or use cache_salt",
+    "moderation": "answers are not moderated; leave it out",
+    "context_management": "conversations are not kept; send the whole of it as input",
 }
-"""Field -> what to do instead, for the error message."""
+"""Field (or kind of content) -> what to do instead, for the error message."""
+
+ONLY_EMPTY: Final = {
+    "tools": "this route calls no tools; use /v1/chat/completions",
+    "include": "nothing more can be included; leave it out",
+}
+"""Fields of /v1/responses that only an empty list is taken for -> what to do instead."""
 
 HARMLESS: Final = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier")
 """Accepted and without effect here: they name callers or ask a hosted service to keep, route or bill something.

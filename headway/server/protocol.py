@@ -216,6 +216,12 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+class ResponsesStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The one that /v1/responses has."""
+
+    include_obfuscation: bool | None = None
+
+
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The form of the answer."""
 
@@ -229,6 +235,7 @@ class ResponsesRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Any], Meta(max_length=0)] | None = None

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from headway.core.errors import HeadwayError
 from headway.core.outputs import RequestOutput
 from headway.core.params import StructuredOutputsParams
-from headway.server.errors import ApiError, as_api_error, refuse
+from headway.server.errors import ApiError, as_api_error, named, refuse
 from headway.server.messages import input_messages
 from headway.server.protocol import ResponsesRequest, TextOptions
 from headway.server.report import Usage, new_id
@@ -50,28 +50,32 @@ class ResponseJob:
         self._body = body
         self._scope = scope
         self._model = service.check_common(body)
+        service.check_stream(body)
         if body.background:
             raise refuse("background: answers are not kept; wait for this one, or stream it", "background")
         form = text_form(body.text)
         if form is not None and body.structured_outputs is not None:
             raise refuse("give either structured_outputs or text.format, not both", "structured_outputs")
-        self._params = sampling_params(
-            service.defaults,
-            body,
-            n=1,
-            max_tokens=body.max_output_tokens,
-            structured_outputs=form or structured(body.structured_outputs, None),
-        )
+        self._names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        if form is not None:
+            self._names["structured_outputs"] = "text.format"
+        wanted = form or structured(body.structured_outputs, None)
+        with named(self._names):
+            self._params = sampling_params(
+                service.defaults, body, n=1, max_tokens=body.max_output_tokens, structured_outputs=wanted
+            )
         self._messages = input_messages(body.instructions, body.input)
         self._usage = Usage()
         self._id, self._item, self._created = new_id("resp_"), new_id("msg_"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
-        prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
-        outputs = self._service.generate([prompt], self._params, salt=self._body.cache_salt, special=False, final=final)
-        async for _, output in outputs:
-            self._usage.take(0, output)
-            yield output
+        with named(self._names):
+            prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
+            salt = self._body.cache_salt
+            outputs = self._service.generate([prompt], self._params, salt=salt, special=False, final=final)
+            async for _, output in outputs:
+                self._usage.take(0, output)
+                yield output
 
     async def whole(self) -> Response:
         """The answer in one piece."""
@@ -143,7 +147,8 @@ class ResponseJob:
         if text is not None:
             usage = {
                 "input_tokens": self._usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": self._usage.cached_tokens},
+                # Clients' types want the second; writing to the cache is free here.
+                "input_tokens_details": {"cached_tokens": self._usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": self._usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._usage.prompt_tokens + self._usage.completion_tokens,
@@ -161,7 +166,7 @@ class ResponseJob:
             "metadata": body.metadata or {},
             "model": self._model,
             "output": [] if text is None else [self._message(status, text)],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": self._params.temperature,

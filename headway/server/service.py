@@ -19,7 +19,7 @@ from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
 from headway.server.errors import ApiError, refuse
 from headway.server.lifecycle import Lifecycle
-from headway.server.protocol import PromptSampling, Sampling
+from headway.server.protocol import PromptSampling, ResponsesRequest, Sampling
 from headway.server.settings import ServerSettings
 from headway.server.templates import Templates
 from headway.server.throughput import ThroughputLog
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
 T = TypeVar("T")
+GONE: Final = "client_gone"
 NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
@@ -87,9 +88,9 @@ class Service:
         return self.check_model(body.model)
 
     @staticmethod
-    def check_stream(body: PromptSampling) -> None:
+    def check_stream(body: PromptSampling | ResponsesRequest) -> None:
         """Raises ApiError for what goes only with a stream, or never with one."""
-        if body.stream and body.prompt_logprobs is not None:
+        if body.stream and isinstance(body, PromptSampling) and body.prompt_logprobs is not None:
             raise refuse(NO_STREAM, "prompt_logprobs")
         if body.stream_options is not None and not body.stream:
             raise refuse("stream_options needs stream: true", "stream_options")
@@ -231,3 +232,10 @@ def log_usage(scope: Scope, prompt_tokens: int, completion_tokens: int, finish: 
     fields = scope.get(LOG_FIELDS)
     if fields is not None:
         fields |= {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "finish": finish}
+
+
+def log_error(scope: Scope, code: str | None) -> None:
+    """How the request's log line says that it did not end well: a stream's status was sent before."""
+    fields = scope.get(LOG_FIELDS)
+    if fields is not None and code is not None:
+        fields["error"] = code

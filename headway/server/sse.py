@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from headway.server.connection import WRITE_CHUNK
 from headway.server.door import RAW_SEND
 from headway.server.errors import ApiError, as_api_error
-from headway.server.service import ClientGoneError, time_limit, until_gone
+from headway.server.service import GONE, ClientGoneError, log_error, time_limit, until_gone
 
 DONE: Final = b"data: [DONE]\n\n"
 HEADERS: Final = (
@@ -54,8 +54,10 @@ class EventStream(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGoneError):
+        try:
             await until_gone(receive, self._run(scope, receive, send))
+        except ClientGoneError:
+            log_error(scope, GONE)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
@@ -77,6 +79,7 @@ class EventStream(Response):
                 known = as_api_error(error)
                 if known is None:
                     raise
+                log_error(scope, known.code)
                 if started:
                     await send({"type": "http.response.body", "body": _sorry(known) + self._last, "more_body": False})
                 else:

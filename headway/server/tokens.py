@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.api.async_llm import LONG_TEXT_CHARS
+from headway.api.inputs import LONG_TEXT_CHARS
 from headway.server.errors import refuse
 from headway.server.messages import for_template, tools_for_template
 from headway.server.protocol import DetokenizeRequest, TokenizeRequest
 from headway.server.service import Service
 from headway.server.sse import encode
-
-MAX_ID: Final = 2**31 - 1
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -40,13 +37,15 @@ async def tokenize(service: Service, request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise refuse(f"{name} goes with messages", name)
         text, special = body.prompt or "", body.add_special_tokens is not False
-    if len(text) > LONG_TEXT_CHARS:
-        ids = await asyncio.to_thread(tokenizer.encode, text, special)
-    else:
+
+    def answer() -> bytes:
         ids = tokenizer.encode(text, special)
-    names = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids, "token_strs": names}
-    return Response(encode(answer), media_type="application/json")
+        names = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+        limit = service.info.max_model_len
+        return encode({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
+
+    content = await asyncio.to_thread(answer) if len(text) > LONG_TEXT_CHARS else answer()
+    return Response(content, media_type="application/json")
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -54,7 +53,9 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await service.body.read(request, DetokenizeRequest)
     service.check_model(body.model)
     tokenizer = service.need_tokenizer()
-    if any(not 0 <= token <= MAX_ID for token in body.tokens):
-        raise refuse(f"token ids are integers from 0 to {MAX_ID}", "tokens")
+    size = service.info.vocab_size
+    for token in (min(body.tokens, default=0), max(body.tokens, default=0)):
+        if not 0 <= token < size:
+            raise refuse(f"token id {token} is outside of the vocabulary (0 to {size - 1})", "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, False)
     return Response(encode({"prompt": text}), media_type="application/json")

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from headway.api.inputs import Door, default_params, mix64, params_list, prompt_list
+from headway.api.inputs import CHARS_A_TOKEN, Door, default_params, mix64, params_list, prompt_list
 from headway.core.errors import InvalidRequestError, UnknownParameterError
 from headway.core.params import SamplingParams
 from tests.api.fakes import ByteTokenizer
@@ -73,6 +73,25 @@ def test_a_long_prompt_is_told_its_length_and_the_limit() -> None:
     with pytest.raises(InvalidRequestError, match=r"40 tokens, but at most 31 fit: max_model_len is 32"):
         door().prepare([1] * 40, SamplingParams())
     assert door().prepare([1] * 31, SamplingParams()).children[0].params.max_tokens == 1
+
+
+def test_of_a_text_that_is_far_too_long_only_the_head_is_tokenised() -> None:
+    class Watched(ByteTokenizer):
+        longest = 0
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.longest = max(self.longest, len(text))
+            return super().encode(text.replace("_", ""), add_special_tokens)
+
+    tokenizer = Watched()
+    careful = Door(model_info(max_model_len=32), cast(Any, tokenizer), 0)
+    with pytest.raises(
+        InvalidRequestError, match=r"100000 characters .* at most 31 fit: max_model_len is 32"
+    ) as caught:
+        careful.prepare("x" * 100_000, SamplingParams())
+    assert caught.value.parameter == "prompt" and tokenizer.longest <= 32 * CHARS_A_TOKEN
+    text = "_" * 100_000 + "x"  # many characters, few tokens
+    assert careful.prepare(text, SamplingParams()).prompt_token_ids == [1, ord("x")]
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 22), (5, 5), (22, 22), (23, 22), (10**6, 22)])

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.api.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer, merges_of
 from headway.api.text_stream import byte_alphabet
-from headway.api.tokenizer import Tokenizer, from_gguf, load_tokenizer
+from headway.api.tokenizer import LONG_CALL, Tokenizer, from_gguf, load_tokenizer
 from headway.core.errors import InvalidRequestError, ModelError, UnsupportedModelError
 from tests.api.tiny_tokenizers import BYTE, CONTROL, NORMAL, byte_level_metadata, header, sentencepiece_metadata
 
@@ -154,8 +154,36 @@ def test_token_bytes_and_text() -> None:
 
 
 def test_lone_surrogates_are_the_requests_fault() -> None:
-    with pytest.raises(InvalidRequestError, match="Unicode"):
-        byte_level().encode("\ud800")
+    for text in ("\ud800", "\ud800" * LONG_CALL):
+        with pytest.raises(InvalidRequestError, match="Unicode"):
+            byte_level().encode(text)
+
+
+class Watched:
+    """A backend that notes which of its methods are called."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.append(name)
+        return getattr(self.backend, name)
+
+
+def test_long_texts_let_other_threads_run() -> None:
+    """The library keeps the interpreter's lock in ``encode`` and ``decode``: a text of megabytes would stop every stream."""
+    backend = byte_level().backend
+    watched = Watched(backend)
+    tokenizer = Tokenizer(watched)  # type: ignore[arg-type]
+    text = TEXTS[0] * LONG_CALL
+    ids = backend.encode(text).ids
+    watched.called.clear()
+    assert tokenizer.encode(text) == ids and tokenizer.decode(ids) == text
+    assert watched.called == ["encode_batch_fast", "decode_batch"]
+    watched.called.clear()
+    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
+    assert watched.called == ["encode", "decode"]
 
 
 # --- sentencepiece ----------------------------------------------------------------------------------------------------

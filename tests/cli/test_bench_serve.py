@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headway.cli.bench import metrics
-from headway.cli.bench.datasets import arrivals, make_items
+from headway.cli.bench.datasets import arrivals, make_items, rates
+from headway.cli.bench.flags import repeated
 from headway.cli.bench.load import Plan, Planned, Record, run
 from headway.cli.bench.serve_args import ServeArgs
 from headway.cli.main import app
@@ -280,15 +281,78 @@ def test_the_clock_starts_when_all_is_ready(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_arrivals_come_from_the_seed() -> None:
-    times = arrivals(50.0, 1.0, 4000, 7)
-    assert times == arrivals(50.0, 1.0, 4000, 7) != arrivals(50.0, 1.0, 4000, 8)
+    times = arrivals([50.0] * 4000, 1.0, 7)
+    assert times == arrivals([50.0] * 4000, 1.0, 7) != arrivals([50.0] * 4000, 1.0, 8)
     assert times == sorted(times)
     assert times[-1] == pytest.approx(80)
-    assert arrivals(math.inf, 1.0, 3, 7) == [0, 0, 0]
+    assert arrivals([math.inf] * 3, 1.0, 7) == [0, 0, 0]
     gaps = np.diff([0, *times])
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)  # Poisson
-    even = np.diff([0, *arrivals(50.0, 100.0, 4000, 7)])
+    even = np.diff([0, *arrivals([50.0] * 4000, 100.0, 7)])
     assert even.std() / even.mean() == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("strategy", ["linear", "exponential"])
+def test_the_rate_grows(strategy: str) -> None:
+    ramp = {"ramp_up_strategy": strategy, "ramp_up_start_rps": 10.0, "ramp_up_end_rps": 90.0}
+    found = rates(ServeArgs(num_prompts=4000, **ramp))  # type: ignore[arg-type]
+    assert (
+        found == sorted(found) and found[0] == pytest.approx(10, rel=0.01) and found[-1] == pytest.approx(90, rel=0.01)
+    )
+    middle = 50 if strategy == "linear" else 30
+    assert found[2000] == pytest.approx(middle, rel=0.01)
+    times = arrivals(found, 1.0, 7)
+    assert times[-1] == pytest.approx(sum(1 / rate for rate in found))
+    gaps = np.diff([0, *times])
+    assert 1 / gaps[:200].mean() == pytest.approx(10, rel=0.3) and 1 / gaps[-200:].mean() == pytest.approx(90, rel=0.3)
+    assert rates(ServeArgs(num_prompts=3, request_rate=5.0)) == [5.0] * 3
+
+
+def test_a_result_with_its_requests_a_label_and_notes(tmp_path: Path) -> None:
+    with serving() as server:
+        command = (
+            "--num-prompts", "3", "--input-len", "4", "--output-len", "2", "--label", "night", "--save-detailed",
+            "--append-result", "--metadata", "gpu=H200", "tp=1", "--ramp-up-strategy", "linear", "--ramp-up-start-rps",
+            "100", "--ramp-up-end-rps", "1000", "--top-p", "0.9", "--top-k", "5", "--logprobs", "2", "--served-model-name",
+            "other", "--model", "shown", "--goodput", "ttft:60000", "e2el:60000",
+        )  # fmt: skip
+        for _ in range(2):
+            result = bench("--base-url", server.url, "--result-filename", str(tmp_path / "r"), *command)
+            assert result.exit_code == 0, result.output
+    one, two = map(json.loads, (tmp_path / "r").read_text().splitlines())
+    assert one.keys() == two.keys() and (one["label"], one["gpu"], one["tp"]) == ("night", "H200", "1")
+    assert (one["model_id"], one["ramp_up_strategy"], one["ramp_up_end_rps"]) == ("shown", "linear", 1000)
+    assert one["generated_texts"] == ["xxx"] * 3 and one["errors"] == [""] * 3
+    assert one["input_lens"] == [7] * 3 and one["output_lens"] == [3] * 3
+    assert len(one["ttfts"]) == 3 and [len(gaps) for gaps in one["itls"]] == [2] * 3
+    sent = server.requests[-1]
+    assert (sent["model"], sent["top_p"], sent["top_k"], sent["logprobs"]) == ("other", 0.9, 5, 2)
+    assert len(sent["prompt"]) == 4 and sent["max_tokens"] == 2
+
+
+def test_values_in_a_row_belong_to_their_option() -> None:
+    words = ["--goodput", "a:1", "b:2", "--port", "1", "--goodput", "c:3", "--header=X=1", "--header", "Y=2", "Z=3"]
+    assert repeated(words, ("--goodput", "--header")) == [
+        "--goodput", "a:1", "--goodput", "b:2", "--port", "1", "--goodput", "c:3", "--header=X=1", "--header", "Y=2",
+        "--header", "Z=3",
+    ]  # fmt: skip
+
+
+def test_conversations_of_sharegpt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("headway.api.tokenizer.load_tokenizer", lambda name: ByteTokenizer())
+    file = tmp_path / "conversations.json"
+    turns = [("question one", "an answer"), ("hm", "too short a question"), ("too short an answer", "no"), ("alone",)]
+    turns += [("x" * 1100, "too long a question"), ("question two", "another answer")]
+    rows = [{"id": "1", "conversations": [{"from": "human", "value": text} for text in pair]} for pair in turns]
+    file.write_text(json.dumps(rows))
+    options: dict[str, Any] = {"dataset_name": "sharegpt", "dataset_path": file, "tokenizer": "t", "num_prompts": 3}
+    items = make_items(ServeArgs(**options))
+    assert {(item.prompt, item.output_len) for item in items} == {("question one", 10), ("question two", 15)}
+    assert {item.output_len for item in make_items(ServeArgs(**options, output_len=7))} == {7}
+    for text in ("[]", "{", '[{"conversations": 1}]', '["x"]'):
+        file.write_text(text)
+        with pytest.raises(ConfigError):
+            make_items(ServeArgs(**options))
 
 
 def test_random_prompts() -> None:
@@ -351,7 +415,12 @@ def test_a_wrong_file_of_prompts(line: str, message: str, tmp_path: Path) -> Non
         {"percentile_metrics": "ttft,foo"}, {"metric_percentiles": "101"}, {"metric_percentiles": "x"},
         {"endpoint": "v1"}, {"extra_body": "{"}, {"extra_body": "[]"}, {"header": ["a"]}, {"goodput": ["itl:4"]},
         {"goodput": ["ttft"]}, {"base_url": "x://y"}, {"max_concurrency": 1, "num_workers": 2},
-        {"random_input_len": 0},
+        {"random_input_len": 0}, {"metadata": ["a"]}, {"ramp_up_strategy": "sudden"}, {"ramp_up_start_rps": 1.0},
+        {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0},
+        {"ramp_up_strategy": "linear", "ramp_up_start_rps": 2.0, "ramp_up_end_rps": 1.0},
+        {"ramp_up_strategy": "exponential", "ramp_up_start_rps": 0.0, "ramp_up_end_rps": 1.0},
+        {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 2.0, "request_rate": 1.0},
+        {"dataset_name": "sharegpt", "dataset_path": Path("x")},
     ],
 )  # fmt: skip
 def test_wrong_options(arguments: dict[str, Any]) -> None:

@@ -175,6 +175,17 @@ def test_an_image_is_built_from_pinned_layers_and_keeps_no_caches(path: Path) ->
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_names_its_torch(path: Path) -> None:
+    """Another release brings another Triton, and kernels that nobody tried."""
+    lines = instructions(path)
+    [version] = [rest.partition("=")[2] for name, rest in lines if name == "ARG" and rest.startswith("TORCH_VERSION=")]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    [install] = [i for i, (name, rest) in enumerate(lines) if name == "RUN" and '"torch==$TORCH_VERSION"' in rest]
+    [ours] = [i for i, (name, rest) in enumerate(lines) if name == "RUN" and "/wheels/*.whl" in rest]
+    assert install < ours, "or the wheel's range would choose"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_what_an_image_writes_goes_into_its_volume(path: Path) -> None:
     """The root file system may be read-only, as in the Kubernetes example."""
     last = dict(instructions(path))

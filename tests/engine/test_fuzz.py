@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.tiny_grammars import LOOP, PATTERN, automaton
-from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.engine.tiny_llama import EOS, KV_BLOCK_BYTES
 
 NUM_REQUESTS = 2000
 POOL_BLOCKS = 20
@@ -20,6 +20,11 @@ EMPTIES_A_GRAMMAR = ("ignore_eos", "min_tokens", "stop_token_ids", "allowed_toke
 
 
 def random_params(rng: random.Random) -> dict[str, Any]:
+    """Sampling parameters under which there is always a token to draw.
+
+    ``allowed_token_ids`` that others might empty are left out after everything is drawn: seeds without any keep their
+    scenario, and in one with some nothing else changes.
+    """
     params: dict[str, Any] = {"max_tokens": rng.randrange(1, 14), "temperature": rng.choice([0.0, 0.0, 0.7, 1.5])}
     choices: list[dict[str, Any]] = [
         {"top_k": rng.randrange(1, 30)},
@@ -38,7 +43,17 @@ def random_params(rng: random.Random) -> dict[str, Any]:
     ]
     for choice in rng.sample(choices, rng.randrange(0, 4)):
         params |= choice
+    if "allowed_token_ids" in params and not certain_tokens(params):
+        del params["allowed_token_ids"]
     return params
+
+
+def certain_tokens(params: dict[str, Any]) -> set[int]:
+    """What is left of ``allowed_token_ids`` whatever was drawn before."""
+    ends: list[int] = []
+    if params.get("min_tokens"):
+        ends = params["stop_token_ids"] + ([] if params.get("ignore_eos") else EOS)
+    return {*params["allowed_token_ids"]} - {*ends} - {words[-1] for words in params.get("bad_words_ids", ())}
 
 
 def random_request(rng: random.Random, index: int) -> Any:
@@ -53,6 +68,14 @@ def random_request(rng: random.Random, index: int) -> Any:
             "max_tokens": min(rng.randrange(1, 20), CONTEXT - len(prompt)),
         }
     return request(str(index), prompt, seed=rng.getrandbits(64), **params)
+
+
+def test_random_demands_leave_a_token_to_draw() -> None:
+    rng = random.Random(0)
+    drawn = [random_params(rng) for _ in range(20_000)]
+    asked = [params for params in drawn if "allowed_token_ids" in params]
+    assert len(asked) > 1000 and all(certain_tokens(params) for params in asked)
+    assert any(len(certain_tokens(params)) < len(params["allowed_token_ids"]) for params in asked)
 
 
 @pytest.mark.parametrize(("depth", "seed"), [(0, 1), (2, 2), (4, 3)])

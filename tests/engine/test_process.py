@@ -159,6 +159,7 @@ def test_the_engine_dies_with_its_parent() -> None:
         script.communicate("")
         ready, _, _ = select.select([handle], [], [], 60)
         assert ready, "the engine process outlived its parent"
+        assert not os.path.exists(folder), "its sockets outlived both"
     finally:
         os.close(handle)
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway.core.messages import AddRequest
-from headway.runner.graphs import DecodeGraphs
+from headway.runner.graphs import DecodeGraphs, Shape
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from tests.engine.harness import request
 from tests.engine.test_depths import close
@@ -52,9 +52,9 @@ def test_grammars_give_the_tokens_of_the_cpu(
     replayed: list[Variant] = []
     replay = DecodeGraphs.replay
 
-    def watched(self: DecodeGraphs, bucket: int, variant: Variant) -> Any:
+    def watched(self: DecodeGraphs, shape: Shape, variant: Variant) -> Any:
         replayed.append(variant)
-        return replay(self, bucket, variant)
+        return replay(self, shape, variant)
 
     truth = run(engine(tiny_model, device="cpu", run_ahead=0), batch())
     monkeypatch.setattr(DecodeGraphs, "replay", watched)

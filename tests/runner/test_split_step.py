@@ -9,7 +9,7 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import LOGPROB_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs
+from headway.runner.graphs import LOGPROB_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, Shape
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import Variant
@@ -114,9 +114,9 @@ def test_few_logprobs_of_few_rows_take_one_graph(most_rows: int, monkeypatch: py
     with simulated(2, run_ahead=2) as (core, _, _):
         split = _count_replays(monkeypatch)
 
-        def counted(self: DecodeGraphs, bucket: int, variant: Variant) -> Replayed:
+        def counted(self: DecodeGraphs, shape: Shape, variant: Variant) -> Replayed:
             before = len(split)
-            done = replay_decode(self, bucket, variant)
+            done = replay_decode(self, shape, variant)
             assert done.variant == Variant(0, FILTERED, 5) or variant.max_logprobs < 0
             in_two.append(len(split) > before)
             return done

@@ -129,6 +129,49 @@ def test_what_cannot_be_honoured_is_refused(client: TestClient, body: dict[str, 
     assert str(error_of(client.post(PATH, json=body))["param"]).startswith(param)
 
 
+BAD_SCHEMA = {"type": "no such"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (said("x", max_tokens=0), "max_tokens"),
+        (said("x", max_completion_tokens=0), "max_completion_tokens"),
+        (said("x", logprobs=True, top_logprobs=9), "top_logprobs"),
+        (said("x" * 9000), "messages"),
+        (said("x", structured_outputs={"json": BAD_SCHEMA}), "structured_outputs"),
+        (
+            said("x", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": BAD_SCHEMA}}),
+            "response_format",
+        ),
+        (
+            said("x", tools=[{"function": {"name": "f", "parameters": BAD_SCHEMA}}], tool_choice="required"),
+            "tools",
+        ),
+    ],
+)
+def test_an_error_names_the_field_as_the_client_does(client: TestClient, body: dict[str, Any], param: str) -> None:
+    error = error_of(client.post(PATH, json=body))
+    assert error["param"] == param
+    assert param in error["message"] or error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": [{"role": "robot", "content": "x"}]}, ["'robot'", "system, developer, user, assistant, tool"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, ["text only"]),
+        (said("x", tool_choice="maybe"), ["'maybe'", "none, auto, required"]),
+        (said("x", service_tier="flex"), ["auto, default"]),
+        (said("x", response_format={"type": "xml"}), ["text, json_object, json_schema"]),
+        (said("x", prompt_cache_retention="24h"), ["not promised"]),
+    ],
+)
+def test_an_error_says_what_would_be_right(client: TestClient, body: dict[str, Any], words: list[str]) -> None:
+    message = error_of(client.post(PATH, json=body))["message"]
+    assert all(word in message for word in words), message
+
+
 def test_a_tool_call(client: TestClient) -> None:
     [choice] = ask(client, f"Let me see. {CALL}", tools=[WEATHER])["choices"]
     assert choice["finish_reason"] == "tool_calls"

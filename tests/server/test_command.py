@@ -88,6 +88,9 @@ def test_a_config_file_and_the_command_line_over_it(serve: Serve, tmp_path: Path
         ("a: [", "config"),
         ("!!python/object/apply:os.system ['true']", "config"),
         ("port: many", "many"),
+        ("port: [1, 2]", "[1, 2]"),
+        ("port: 1.5", "whole number"),
+        ("port: true", "True"),
         ("port: 99999", "port"),
     ],
 )

@@ -107,6 +107,20 @@ def test_echo_alone_scores_a_prompt(client: TestClient) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("limit", [-1, 0, 2**31])
+def test_a_limit_that_is_none(client: TestClient, limit: int) -> None:
+    error = error_of(client.post("/v1/completions", json={"prompt": "x", "max_tokens": limit}))
+    assert error["param"] == "max_tokens"
+
+
+def test_a_schema_is_blamed_under_the_name_it_came_by(client: TestClient) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such"}}}
+    for body in ({"response_format": schema}, {"structured_outputs": {"json": {"type": "no such"}}}):
+        [field] = body
+        error = error_of(client.post("/v1/completions", json={"prompt": "x", **body}))
+        assert error["param"] == field and error["message"].startswith(f"{field}: json: type 'no such'")
+
+
 def test_logprobs(client: TestClient) -> None:
     [choice] = ask(client, prompt="b€", logprobs=1, max_tokens=3)["choices"]
     logprobs = choice["logprobs"]

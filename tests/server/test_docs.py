@@ -1,4 +1,4 @@
-"""The examples of docs/server.md work as they stand, and its lists are true."""
+"""The examples of docs/server.md and the README work as they stand, and the lists of the former are true."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
     for command in re.split(r"\n(?=curl)", block.strip())
 ]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS += [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("curl")
+]
+
+
+def test_both_pages_show_curl() -> None:
+    assert any("max_completion_tokens" in command and "Hello!" in command for command in COMMANDS)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

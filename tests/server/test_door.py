@@ -68,7 +68,7 @@ def test_what_the_server_says_of_itself(make_client: MakeClient) -> None:
     assert models["object"] == "list" and models["data"] == [client.get("/v1/models/parrot").json()]
     assert models["data"][0]["max_model_len"] == MAX_LEN
     assert error_of(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
-    for path in ("/health", "/ready", "/version", "/v1/models"):
+    for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/parrot", "/metrics", "/live", "/"):
         head = client.head(path)
         assert head.status_code == 200 and not head.content, "health checks often ask by HEAD"
 
@@ -168,6 +168,14 @@ def test_bodies_have_a_longest_length(make_client: MakeClient) -> None:
 def test_bodies_any_web_page_could_send_are_refused(make_client: MakeClient, media: str) -> None:
     answer = make_client().post(PATH, content=b'{"prompt": "x"}', headers={"Content-Type": media})
     assert "application/json" in error_of(answer, 415)["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
+def test_packed_bodies_are_refused_not_misread(make_client: MakeClient, coding: str) -> None:
+    client = make_client()
+    answer = client.post(PATH, json={"prompt": "x"}, headers={"Content-Encoding": coding})
+    assert coding in error_of(answer, 415)["message"] and answer.headers["accept-encoding"] == "identity"
+    assert client.post(PATH, json={"prompt": "x"}, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 def test_unknown_routes_and_methods(make_client: MakeClient) -> None:

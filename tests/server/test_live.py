@@ -81,6 +81,7 @@ def test_a_client_that_leaves_ends_its_request(server: Live, stream: bool) -> No
         reset(connection)
     assert is_free(server)
     assert not any('"finish":"length"' in line for line in server.lines[lines:]), "none ran to its end"
+    assert sum('"error":"client_gone"' in line for line in server.lines[lines:]) == SLOTS, "whatever the status"
     with server.client() as client:
         assert client.get("/health").status_code == 200
 
@@ -399,4 +400,6 @@ def test_a_request_may_not_take_longer_than_its_time() -> None:
             lines = [line for line in stream.iter_lines() if line]
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         assert lines[-1] == "data: [DONE]" and len(lines) > 3
+        live.wait_for("status=504 .*error=timeout")
+        live.wait_for("status=200 .*error=timeout")
         assert is_free(live)

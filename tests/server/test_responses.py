@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_response(client: TestClient) -> None:
     assert (answer["status"], answer["object"], answer["store"]) == ("completed", "response", False)
     [message] = answer["output"]
     assert message["content"][0]["text"] == "hello" and message["role"] == "assistant"
-    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 2}
+    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
     assert answer["usage"]["output_tokens"] == 6 and answer["metadata"] == {"a": "b"}
 
 
@@ -85,11 +86,27 @@ def test_streamed_events_come_in_order(client: TestClient) -> None:
         ("text", {"verbosity": "low"}),
         ("conversation", "c"),
         ("max_output_tokens", 0),
+        ("stream_options", {"include_obfuscation": False}),
     ],
 )
 def test_what_is_not_served_is_refused(client: TestClient, field: str, value: Any) -> None:
     error = error_of(client.post(PATH, json={"input": "x", field: value}))
-    assert field.removesuffix("_output_tokens") in str(error["param"]) + error["message"]
+    assert str(error["param"]).startswith(field) and "array` of length" not in error["message"]
+
+
+def test_what_the_client_said_of_streams_and_calls_is_kept(client: TestClient) -> None:
+    options = {"include_obfuscation": False}
+    last = typed_events(client, input="x", stream_options=options, parallel_tool_calls=False)[-1]
+    assert last["response"]["parallel_tool_calls"] is False
+    asked = client.post(PATH, json={"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}})
+    assert error_of(asked)["param"] == "stream_options.include_obfuscation"
+
+
+def test_a_prompt_that_is_too_long_or_a_schema_that_is_none(client: TestClient) -> None:
+    error = error_of(client.post(PATH, json={"input": "x" * 9000}))
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "no such"}}
+    assert error_of(client.post(PATH, json={"input": "x", "text": {"format": form}}))["param"] == "text.format"
 
 
 def test_tokenize_and_detokenize(client: TestClient) -> None:
@@ -106,6 +123,21 @@ def test_tokenize_and_detokenize(client: TestClient) -> None:
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
+def test_long_texts_are_read_in_a_thread(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = client.app.state.service.tokenizer  # type: ignore[attr-defined]
+    threads: set[str] = set()
+    name = tokenizer.token_text
+
+    def named(token: int) -> str:
+        threads.add(threading.current_thread().name)
+        return str(name(token))
+
+    monkeypatch.setattr(tokenizer, "token_text", named)
+    answer = client.post("/tokenize", json={"prompt": "x" * 10_000, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["token_strs"]) == 10_001
+    assert all(thread.startswith("asyncio_") for thread in threads), "millions of names would stop all streams"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -114,6 +146,7 @@ def test_tokenize_and_detokenize(client: TestClient) -> None:
         ("/tokenize", {"prompt": "x", "tools": []}),
         ("/tokenize", {"prompt": [1]}),
         ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [97, 257]}),
         ("/detokenize", {"tokens": [2**40]}),
         ("/detokenize", {"tokens": "abc"}),
     ],

@@ -15,7 +15,7 @@ from headway.device.sim import HostSyncError, InvariantError, RaceError
 from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
 from headway.engine.host_grammars import HostGrammars, Next
-from headway.runner.graphs import DecodeGraphs
+from headway.runner.graphs import DecodeGraphs, Shape
 from headway.runner.prefill_graphs import PrefillGraphs
 from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
@@ -115,11 +115,11 @@ def test_a_graph_applies_more_edits_than_its_step_has_rows(
 ) -> None:
     """A row that lags takes the last block; the older row needs one too, preempts it, and is alone with the edits of both."""
     seen: list[tuple[int, int]] = []
-    bucket_for = DecodeGraphs.bucket_for
+    shape_for = DecodeGraphs.shape_for
 
-    def watched(self: DecodeGraphs, num_rows: int, num_edits: int) -> int | None:
+    def watched(self: DecodeGraphs, num_rows: int, num_edits: int) -> Shape | None:
         seen.append((num_rows, num_edits))
-        return bucket_for(self, num_rows, num_edits)
+        return shape_for(self, num_rows, num_edits)
 
     ready = HostGrammars.ready
 
@@ -127,7 +127,7 @@ def test_a_graph_applies_more_edits_than_its_step_has_rows(
         wait(self._pending)  # masks come from a thread; the sizes below need each at once
         return ready(self)
 
-    monkeypatch.setattr(DecodeGraphs, "bucket_for", watched)
+    monkeypatch.setattr(DecodeGraphs, "shape_for", watched)
     monkeypatch.setattr(HostGrammars, "ready", complete)
     older, newer = ([*range(length)] for length in lengths)
     grammar = host_grammar("grammar", 'start: item+\nitem: "a" item "b" | "q" | "z"')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from headway.cli.bench.anchors.command import anchors
+from headway.cli.bench.flags import spread
 from headway.cli.bench.offline import latency, throughput
 from headway.cli.bench.online import serve
 
@@ -13,5 +14,5 @@ bench = typer.Typer(
 )
 bench.command("throughput")(throughput)
 bench.command("latency")(latency)
-bench.command("serve")(serve)
+bench.command("serve", cls=spread("--goodput", "--header", "--metadata"))(serve)
 bench.command("anchors")(anchors)

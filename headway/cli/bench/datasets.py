@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headway.cli.bench.serve_args import ServeArgs
+from headway.cli.bench.serve_args import SAMPLING, ServeArgs
 from headway.core.errors import ConfigError
 
 TEXT_ATTEMPTS: Final = 10
+SHAREGPT_LEAST, SHAREGPT_PROMPT, SHAREGPT_BOTH = 4, 1024, 2048
+"""Tokens a turn must have, a prompt may have, and both turns together may have: vLLM's choice of conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def make_items(args: ServeArgs) -> list[Item]:
         "random": _random,
         "prefix_repetition": _prefix_repetition,
         "custom": _custom,
+        "sharegpt": _sharegpt,
     }
     return makers[args.dataset_name](args, rng)
 
@@ -99,6 +102,32 @@ def _prefix_repetition(args: ServeArgs, rng: random.Random) -> list[Item]:
         items.append(vocabulary.item(rng, ids or vocabulary.ids(rng, 1), args.prefix_repetition_output_len))
     rng.shuffle(items)
     return items
+
+
+def _sharegpt(args: ServeArgs, rng: random.Random) -> list[Item]:
+    """The first two turns of conversations, a prompt and its answer, whose length is what is asked for."""
+    from headway.api.tokenizer import load_tokenizer
+
+    assert args.dataset_path is not None and args.tokenizer is not None
+    try:
+        found = json.loads(args.dataset_path.read_text(encoding="utf-8"))
+        pairs = [[turn["value"] for turn in each["conversations"][:2]] for each in found]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--dataset-path {args.dataset_path} is no list of conversations: {error!r}") from None
+    pairs = [pair for pair in pairs if len(pair) == 2 and all(isinstance(text, str) for text in pair)]
+    rng.shuffle(pairs)
+    tokenizer, items = load_tokenizer(args.tokenizer), list[Item]()
+    for prompt, answer in pairs:
+        if len(items) == args.num_prompts:
+            break
+        length = len(tokenizer.encode(prompt))
+        output_len = args.sharegpt_output_len or len(tokenizer.encode(answer))
+        short = args.sharegpt_output_len is None and output_len < SHAREGPT_LEAST
+        if not short and SHAREGPT_LEAST <= length <= SHAREGPT_PROMPT and length + output_len <= SHAREGPT_BOTH:
+            items.append(Item(prompt, length, output_len))
+    if not items:
+        raise ConfigError(f"--dataset-path {args.dataset_path} holds no conversation of fitting length")
+    return [items[i % len(items)] for i in range(args.num_prompts)]
 
 
 def _custom(args: ServeArgs, rng: random.Random) -> list[Item]:
@@ -133,20 +162,31 @@ def _custom_item(args: ServeArgs, number: int, line: str) -> Item:
     return Item(prompt, len(prompt) if is_ids else None, output_len)
 
 
-def arrivals(rate: float, burstiness: float, count: int, seed: int) -> list[float]:
+def rates(args: ServeArgs) -> list[float]:
+    """Requests per second at which each request is sent: one rate, or one that grows from request to request."""
+    start, end, count = args.ramp_up_start_rps, args.ramp_up_end_rps, args.num_prompts
+    if args.ramp_up_strategy is None or start is None or end is None:
+        return [args.request_rate] * count
+    shares = [(i + 0.5) / count for i in range(count)]
+    if args.ramp_up_strategy == "linear":
+        return [start + (end - start) * share for share in shares]
+    return [start * (end / start) ** share for share in shares]
+
+
+def arrivals(rates: list[float], burstiness: float, seed: int) -> list[float]:
     """Seconds after the start at which each request is sent.
 
     Gaps follow a gamma distribution of shape ``burstiness`` and mean ``1 / rate``; as in vLLM they are then scaled so that
-    the last one arrives at ``count / rate``, which keeps runs of one rate comparable whatever the seed drew.
+    the last one arrives when the rates say, which keeps runs of one rate comparable whatever the seed drew.
     """
-    if rate == float("inf"):
-        return [0.0] * count
+    if float("inf") in rates:
+        return [0.0] * len(rates)
     rng = random.Random(f"arrivals {seed}")
     times, now = [], 0.0
-    for _ in range(count):
+    for rate in rates:
         now += rng.gammavariate(burstiness, 1.0 / (rate * burstiness))
         times.append(now)
-    scale = count / rate / now if now > 0 else 1.0
+    scale = sum(1.0 / rate for rate in rates) / now if now > 0 else 1.0
     return [time * scale for time in times]
 
 
@@ -154,9 +194,9 @@ def request_body(args: ServeArgs, model: str, item: Item) -> bytes:
     """The JSON that is posted for ``item``."""
     limit = "max_completion_tokens" if args.is_chat else "max_tokens"
     body: dict[str, Any] = {
-        "model": model,
+        "model": args.served_model_name or model,
         limit: item.output_len,
-        "temperature": args.temperature,
+        **{name: value for name in SAMPLING if (value := getattr(args, name)) is not None},
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -164,6 +204,8 @@ def request_body(args: ServeArgs, model: str, item: Item) -> bytes:
         body["messages"] = [{"role": "user", "content": item.prompt}]
     else:
         body["prompt"] = item.prompt
+    if args.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": args.logprobs} if args.is_chat else {"logprobs": args.logprobs}
     if args.ignore_eos:
         body["ignore_eos"] = True
     return json.dumps({**body, **args.extra()}).encode()

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+from typer.core import TyperCommand
+
 
 def takes(cls: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: a command whose only parameter is an instance of the dataclass ``cls`` gets an option for each field."""
@@ -34,6 +36,30 @@ def takes(cls: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
         return run
 
     return decorate
+
+
+def spread(*options: str) -> type[TyperCommand]:
+    """A command whose repeatable ``options`` take several values in a row, as argparse's do: ``--goodput ttft:9 tpot:2``."""
+
+    class Spread(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return super().parse_args(ctx, repeated(args, options))
+
+    return Spread
+
+
+def repeated(args: list[str], options: tuple[str, ...]) -> list[str]:
+    """``args`` with an option of ``options`` before each of its values."""
+    found: list[str] = []
+    option, first = "", False
+    for word in args:
+        if word.startswith("-"):
+            option, first = (word, True) if word in options else ("", False)
+        elif option:
+            found += [] if first else [option]
+            first = False
+        found.append(word)
+    return found
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:

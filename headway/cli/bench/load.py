@@ -38,6 +38,7 @@ class Plan(msgspec.Struct, array_like=True):
         url, path, headers: of the server's endpoint.
         max_concurrency: most requests open at once; None for no limit.
         timeout: seconds after which a request has failed.
+        keep_texts: whether records shall hold the answers.
     """
 
     url: str
@@ -46,6 +47,7 @@ class Plan(msgspec.Struct, array_like=True):
     requests: list[Planned]
     max_concurrency: int | None
     timeout: float
+    keep_texts: bool = False
 
 
 class Record(msgspec.Struct, array_like=True):
@@ -59,6 +61,7 @@ class Record(msgspec.Struct, array_like=True):
         prompt_tokens: as the server's usage says.
         counted: output_tokens is the server's word.
         error: why it failed.
+        text: the answer, where the plan keeps it.
     """
 
     index: int
@@ -72,6 +75,7 @@ class Record(msgspec.Struct, array_like=True):
     prompt_tokens: int | None = None
     counted: bool = False
     error: str | None = None
+    text: str = ""
 
 
 class LoadResult(msgspec.Struct, array_like=True):
@@ -118,10 +122,11 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class _Call:
     """Follows one answer."""
 
-    __slots__ = ("_last", "_refusal", "_splitter", "_tokens", "done", "record", "usage")
+    __slots__ = ("_keeps_text", "_last", "_refusal", "_splitter", "_tokens", "done", "record", "usage")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, keeps_text: bool) -> None:
         self.record = record
+        self._keeps_text = keeps_text
         self._splitter = EventSplitter()
         self._refusal = b""
         self._last = self._tokens = 0.0
@@ -157,6 +162,8 @@ class _Call:
             record.itl.append(now - self._last)
         self._last = now
         record.num_chunks += 1
+        if self._keeps_text:
+            record.text += _text(chunk.choices[0])
         token_ids = chunk.choices[0].token_ids
         self._tokens += 1 if token_ids is None else len(token_ids)
 
@@ -183,6 +190,10 @@ def _brings_tokens(choice: _Choice) -> bool:
     delta = choice.delta
     opening = delta is not None and delta.role is not None and not (delta.content or delta.reasoning_content)
     return not opening or bool(choice.token_ids) or choice.finish_reason is not None
+
+
+def _text(choice: _Choice) -> str:
+    return choice.text or (choice.delta.content if choice.delta is not None else None) or ""
 
 
 def quieten() -> None:
@@ -225,7 +236,7 @@ async def _send(client: HttpClient, plan: Plan, planned: Planned, record: Record
     request = client.address.request("POST", plan.path, client.headers, planned.body)
     async with gate:
         record.start = perf_counter()
-        call = _Call(record)
+        call = _Call(record, plan.keep_texts)
         try:
             async with asyncio.timeout(plan.timeout):
                 parser = await client.exchange(request, call.take)

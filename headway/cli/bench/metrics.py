@@ -81,6 +81,18 @@ def figures(records: list[Record], prompt_tokens: list[int | None], begin: float
     return found
 
 
+def detailed(records: list[Record], prompt_tokens: list[int | None]) -> dict[str, list[Any]]:
+    """What is written of each request, under vLLM's names; times in seconds, failed requests with what they got."""
+    return {
+        "input_lens": [record.prompt_tokens or prompt_tokens[record.index] or 0 for record in records],
+        "output_lens": [record.output_tokens for record in records],
+        "ttfts": [record.ttft for record in records],
+        "itls": [record.itl for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.error or "" for record in records],
+    }
+
+
 def latencies(good: list[Record]) -> dict[str, list[float]]:
     """Metric -> milliseconds, one a request (ITL: one a gap)."""
     return {
@@ -109,7 +121,8 @@ def _lag_ms(records: list[Record], settings: Settings) -> float:
     """How late requests were sent, 99th percentile; a limit on concurrency holds them back on purpose: then 0."""
     import numpy as np
 
-    if settings.max_concurrency is not None or settings.request_rate == float("inf") or not records:
+    at_once = len({record.due for record in records}) < 2
+    if settings.max_concurrency is not None or at_once:
         return 0.0
     return float(np.percentile([(record.start - record.due) * 1e3 for record in records], 99))
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import typer
 
 from headway.cli.bench import metrics
-from headway.cli.bench.datasets import Item, arrivals, make_items, request_body
+from headway.cli.bench.datasets import Item, arrivals, make_items, rates, request_body
 from headway.cli.bench.flags import takes
 from headway.cli.bench.load import LoadResult, Plan, Planned, run
 from headway.cli.bench.serve_args import ServeArgs
@@ -38,7 +38,7 @@ def serve(args: ServeArgs) -> None:
     typer.echo(metrics.block(found, settings_of(args)))
     for note in metrics.warnings(found, args.num_workers):
         typer.echo(f"headway: {note}", err=True)
-    if args.save_result:
+    if args.save_result or args.append_result:
         typer.echo(f"wrote {save(args, found)}", err=True)
     if found["failed"]:
         raise typer.Exit(1)
@@ -76,7 +76,7 @@ async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
         errors = [record.error for record in result.records if record.error is not None]
         if errors:
             raise RequestFailedError(f"{len(errors)} of {args.num_warmups} warm-up requests failed: {errors[0]}")
-    times = arrivals(args.request_rate, args.burstiness, len(items), args.seed)
+    times = arrivals(rates(args), args.burstiness, args.seed)
     planned = [Planned(i, time, body) for i, (time, body) in enumerate(zip(times, bodies))]
     _allow_sockets(len(planned) if args.max_concurrency is None else args.max_concurrency)
     result = await _run_load(args, planned, show and not args.disable_tqdm)
@@ -89,14 +89,20 @@ def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult)
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": args.backend,
         "endpoint_type": args.backend,
+        "label": args.label,
         "model_id": model,
         "tokenizer_id": args.tokenizer,
         "num_prompts": len(items),
+        **args.notes(),
         "request_rate": rate,
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
     }
+    if args.ramp_up_strategy is not None:
+        found |= {name: getattr(args, name) for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")}
     found |= metrics.figures(result.records, [item.num_tokens for item in items], result.begin, settings_of(args))
+    if args.save_detailed:
+        found["detailed"] = metrics.detailed(result.records, [item.num_tokens for item in items])
     found["client_cpu_seconds"] = result.cpu_seconds
     found["client_busy"] = result.cpu_seconds / max(found["duration"] * args.num_workers, 1e-9)
     return found
@@ -151,7 +157,7 @@ async def _until_ready(args: ServeArgs, attempt: Callable[[], Awaitable[None]], 
 
 def _plan(args: ServeArgs, requests: list[Planned], max_concurrency: int | None) -> Plan:
     url, timeout = str(args.address()), float(args.request_timeout_sec)
-    return Plan(url, args.path, args.headers(), requests, max_concurrency, timeout)
+    return Plan(url, args.path, args.headers(), requests, max_concurrency, timeout, args.save_detailed)
 
 
 async def _run_load(args: ServeArgs, planned: list[Planned], show: bool) -> LoadResult:
@@ -197,10 +203,12 @@ def _allow_sockets(count: int) -> None:
 
 
 def save(args: ServeArgs, found: dict[str, Any]) -> Path:
-    """Write the figures; gives the file's path."""
+    """Write the figures; gives the file's path. Lines that are added hold one result each."""
     model = str(found["model_id"]).rstrip("/").split("/")[-1]
-    default = f"{args.backend}-{found['request_rate']}qps-{model}-{found['date']}.json"
+    default = f"{args.label or args.backend}-{found['request_rate']}qps-{model}-{found['date']}.json"
     path = (args.result_dir or Path()) / (args.result_filename or default)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    written = {name: value for name, value in found.items() if name != "detailed"} | found.get("detailed", {})
+    with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
+        file.write(json.dumps(written, indent=None if args.append_result else 1) + "\n")
     return path

@@ -17,7 +17,12 @@ from headway.core.errors import ConfigError
 
 BACKENDS: Final = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Backend -> its endpoint. "vllm" is another word for "openai"."""
-DATASETS: Final = ("random", "prefix_repetition", "custom")
+DATASETS: Final = ("random", "prefix_repetition", "custom", "sharegpt")
+FILES: Final = ("custom", "sharegpt")
+SAMPLING: Final = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+RAMPS: Final = ("linear", "exponential")
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -27,6 +32,14 @@ def _int(text: str) -> Any:
 
 def _words(text: str) -> list[str]:
     return text.replace(",", " ").split()
+
+
+def _pairs(flag: str, texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise ConfigError(f"{flag} is NAME=VALUE; got {name!r}")
+    return {name: value for name, _, value in pairs}
 
 
 @dataclass(kw_only=True)
@@ -41,13 +54,19 @@ class ServeArgs:
     port: Annotated[int, _int("The server's port.")] = 8000
     endpoint: Annotated[str | None, typer.Option(help="Path; default: the backend's.")] = None
     model: Annotated[str | None, typer.Option(help="Name in the requests; default: the server's first model.")] = None
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name in the requests, if --model shall only name the result.")
+    ] = None
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder, GGUF file or hub name; random prompts are then text, not token ids.")
     ] = None
     dataset_name: Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}.")] = "random"
     dataset_path: Annotated[
-        Path | None, typer.Option(help='For custom: a file of lines {"prompt": ..., "output_tokens": N}.')
+        Path | None,
+        typer.Option(help='custom: lines {"prompt": ..., "output_tokens": N}; sharegpt: a JSON list of conversations.'),
     ] = None
+    input_len: Annotated[int | None, _int("Another name of --random-input-len.")] = None
+    output_len: Annotated[int | None, _int("Tokens to generate, whatever the data set.")] = None
     num_prompts: Annotated[int, _int("Requests.")] = 1000
     random_input_len: Annotated[int, _int("random: prompt length.")] = 1024
     random_output_len: Annotated[int, _int("random: tokens to generate.")] = 128
@@ -61,16 +80,29 @@ class ServeArgs:
     prefix_repetition_num_prefixes: Annotated[int, _int("prefix_repetition: different prefixes.")] = 10
     prefix_repetition_output_len: Annotated[int, _int("prefix_repetition: tokens to generate.")] = 128
     custom_output_len: Annotated[int, _int("custom: tokens to generate where the line does not say.")] = 256
+    sharegpt_output_len: Annotated[int | None, _int("sharegpt: tokens to generate; default: as long as it was.")] = None
     request_rate: Annotated[float, typer.Option(help="Requests per second; inf sends all at once.")] = math.inf
     burstiness: Annotated[
         float, typer.Option(help="Shape of the gamma distribution of gaps: 1 Poisson, less in bursts, more evenly.")
     ] = 1.0
+    ramp_up_strategy: Annotated[
+        str | None, typer.Option(help=f"The rate grows over the run: {' or '.join(RAMPS)}; instead of --request-rate.")
+    ] = None
+    ramp_up_start_rps: Annotated[float | None, typer.Option(help="Requests per second at the start.")] = None
+    ramp_up_end_rps: Annotated[float | None, typer.Option(help="Requests per second at the end.")] = None
     max_concurrency: Annotated[int | None, _int("Most requests open at once.")] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past the end-of-sequence token.")] = False
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    top_p: Annotated[float | None, typer.Option(help="Sent if given.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Sent if given.")] = None
+    min_p: Annotated[float | None, typer.Option(help="Sent if given.")] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="Sent if given.")] = None
+    frequency_penalty: Annotated[float | None, typer.Option(help="Sent if given.")] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help="Sent if given.")] = None
+    logprobs: Annotated[int | None, _int("Log-probabilities per token to ask for.")] = None
     extra_body: Annotated[str | None, typer.Option(help="JSON object added to every request.")] = None
     header: Annotated[
-        list[str], typer.Option(help="NAME=VALUE sent with every request; repeatable. $OPENAI_API_KEY is sent if set.")
+        list[str], typer.Option(help="NAME=VALUE ... sent with every request. $OPENAI_API_KEY is sent if set.")
     ] = field(default_factory=list)
     seed: Annotated[int, _int("Of prompts and arrivals.")] = 0
     num_warmups: Annotated[int, _int("Requests before measuring.")] = 0
@@ -82,9 +114,19 @@ class ServeArgs:
     ] = "ttft,tpot,itl"
     metric_percentiles: Annotated[str, typer.Option(help="Percentiles to show; commas between.")] = "99"
     goodput: Annotated[
-        list[str], typer.Option(help='Milliseconds that make a request good: "ttft:200 tpot:20"; repeatable.')
+        list[str], typer.Option(help="Milliseconds that make a request good, as in ttft:200 tpot:20.")
     ] = field(default_factory=list)
     save_result: Annotated[bool, typer.Option("--save-result", help="Write the figures as JSON.")] = False
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="Write lengths, times, texts and errors of each request, too.")
+    ] = False
+    append_result: Annotated[
+        bool, typer.Option("--append-result", help="Add a line to the file instead of replacing it.")
+    ] = False
+    label: Annotated[str | None, typer.Option(help="Kept with the result, and first in its file's name.")] = None
+    metadata: Annotated[list[str], typer.Option(help="KEY=VALUE ... kept with the result.")] = field(
+        default_factory=list
+    )
     result_dir: Annotated[Path | None, typer.Option(help="Folder for it; default: the current one.")] = None
     result_filename: Annotated[str | None, typer.Option(help="Its name; default: backend, rate, model and time.")] = (
         None
@@ -92,12 +134,21 @@ class ServeArgs:
     disable_tqdm: Annotated[bool, typer.Option("--disable-tqdm", help="No progress bar.")] = False
 
     def __post_init__(self) -> None:
+        self._spread_lengths()
         self._check_choices()
         self._check_numbers()
         self.address()
         self.extra()
         self.headers()
         self.limits_ms()
+        self.notes()
+
+    def _spread_lengths(self) -> None:
+        if self.input_len is not None:
+            self.random_input_len = self.input_len
+        if self.output_len is not None:
+            self.random_output_len = self.prefix_repetition_output_len = self.output_len
+            self.custom_output_len = self.sharegpt_output_len = self.output_len
 
     def _check_choices(self) -> None:
         for name, value, known in (
@@ -106,9 +157,11 @@ class ServeArgs:
         ):
             if value not in known:
                 raise ConfigError(f"--{name} must be one of {', '.join(known)}; got {value!r}")
-        if (self.dataset_name == "custom") != (self.dataset_path is not None):
-            raise ConfigError("--dataset-path goes with --dataset-name custom, which needs it")
-        made = self.dataset_name != "custom"
+        made = self.dataset_name not in FILES
+        if made != (self.dataset_path is None):
+            raise ConfigError(f"--dataset-path goes with --dataset-name {' or '.join(FILES)}, which need it")
+        if self.dataset_name == "sharegpt" and self.tokenizer is None:
+            raise ConfigError("--dataset-name sharegpt needs --tokenizer: conversations are chosen by their lengths")
         if self.is_chat and made and self.tokenizer is None:
             raise ConfigError(
                 "chat requests are text, and random text of a given length needs --tokenizer; "
@@ -128,7 +181,7 @@ class ServeArgs:
             "random_vocab_size": 2, "prefix_repetition_prefix_len": 0, "prefix_repetition_suffix_len": 0,
             "prefix_repetition_num_prefixes": 1, "prefix_repetition_output_len": 1, "custom_output_len": 1,
             "max_concurrency": 1, "num_warmups": 0, "ready_check_timeout_sec": 0, "request_timeout_sec": 1,
-            "num_workers": 1, "port": 1,
+            "num_workers": 1, "port": 1, "sharegpt_output_len": 1, "logprobs": 0,
         }  # fmt: skip
         for name, low in least.items():
             value = getattr(self, name)
@@ -139,10 +192,28 @@ class ServeArgs:
         for name, real in (("request-rate", self.request_rate), ("burstiness", self.burstiness)):
             if not real > 0:
                 raise ConfigError(f"--{name} must be greater than 0; got {real}")
+        self._check_ramp()
         if self.dataset_name == "random" and self.random_prefix_len + self.random_input_len < 1:
             raise ConfigError("--random-input-len and --random-prefix-len together must be at least 1")
         if self.max_concurrency is not None and self.max_concurrency < self.num_workers:
             raise ConfigError("--max-concurrency must be at least --num-workers, among whom it is divided")
+
+    def _check_ramp(self) -> None:
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        if self.ramp_up_strategy is None:
+            if start is not None or end is not None:
+                raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps go with --ramp-up-strategy")
+            return
+        if self.ramp_up_strategy not in RAMPS:
+            raise ConfigError(f"--ramp-up-strategy must be {' or '.join(RAMPS)}; got {self.ramp_up_strategy!r}")
+        if self.request_rate != math.inf:
+            raise ConfigError("--request-rate cannot go with --ramp-up-strategy, which sets the rate")
+        least = 0.0 if self.ramp_up_strategy == "linear" else 1e-9
+        if start is None or end is None or not least <= start <= end < math.inf or not end > 0:
+            raise ConfigError(
+                "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, which is not less; "
+                "exponential growth begins above 0"
+            )
 
     @property
     def is_chat(self) -> bool:
@@ -183,12 +254,12 @@ class ServeArgs:
 
     def headers(self) -> dict[str, str]:
         """Those of every request, the API key included."""
-        pairs = [text.partition("=") for text in self.header]
-        for name, equals, _ in pairs:
-            if not name or not equals:
-                raise ConfigError(f"--header is NAME=VALUE; got {name!r}")
         key = os.environ.get("OPENAI_API_KEY")
-        return ({"Authorization": f"Bearer {key}"} if key else {}) | {name: value for name, _, value in pairs}
+        return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs("--header", self.header)
+
+    def notes(self) -> dict[str, str]:
+        """``--metadata`` by key."""
+        return _pairs("--metadata", self.metadata)
 
     def limits_ms(self) -> dict[str, float]:
         """``--goodput`` as metric -> milliseconds."""
