@@ -39,8 +39,8 @@ def _row_kernel(values, out, floor, target, vocab, MASS: tl.constexpr):  # type:
     for index in range(vocab):
         top = tl.maximum(top, tl.load(values + index))
     low = order_key(tl.load(floor))
-    tl.store(out, float_of_key(row_key(values, vocab, 1.0, top, low, tl.load(target), MASS, 4, 32)))
-    tl.store(out + 1, row_mass(values, vocab, 1.0, top, tl.load(floor), 32))
+    tl.store(out, float_of_key(row_key((values,), vocab, 1.0, top, low, tl.load(target), MASS, 4, 32)))
+    tl.store(out + 1, row_mass((values,), vocab, 1.0, top, tl.load(floor), 32))
 
 
 @triton.jit
