@@ -49,7 +49,11 @@ def paged_attention(
             launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
             return out
         tile = choose_overlap(q, k_cache, num_decode_rows, row_slots.shape[0], max_query_len)
-        if tile is None:
+        if (
+            tile is None and num_decode_rows
+        ):  # no graph has them, and tensor descriptors would cost the host more than is won
+            launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+        elif tile is None:
             launch_short(q, k_cache, v_cache, out, spans, scale, num_decode_rows)
         else:
             launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, num_decode_rows, max_query_len, tile)
