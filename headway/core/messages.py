@@ -20,7 +20,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     Attributes:
         request_id: unique among open requests; made by us, never by a client.
         prompt_token_ids: at least one id, each below the vocabulary size.
-        params: checked; ``max_tokens`` is set and prompt + max_tokens <= max_model_len.
+        params: checked; ``max_tokens`` is set and prompt + max_tokens <= max_model_len. Nobody changes them from here on.
         seed: 64-bit seed of this completion's random draws.
         eos_token_ids: the model's end-of-sequence tokens (empty with ignore_eos).
         bad_words_token_ids: ``params.bad_words`` as token sequences.

@@ -156,6 +156,7 @@ def clustered(ptx: str) -> str:
 def with_rooms(ptx: str, shared: int) -> tuple[str, int]:
     """``ptx`` with a place for each of its rooms behind ``shared`` bytes, and the bytes of both.
 
+    Triton names a compiled kernel by its source, of which this is no part: whoever changes it changes ``room_asm``, too.
     Static shared memory would lie in front of Triton's, whose buffers then were no longer aligned, and Triton does not
     count it when it asks for more than 48 KB.
     """

@@ -20,8 +20,8 @@ MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
 """Width of the device's stop table: end-of-sequence tokens first, then the request's own."""
 
 
-_AT_ADMISSION = [SlotEdit("num_tokens", ints(0)), SlotEdit("num_computed", ints(0))]
-"""What only the admission knows: the first of the single values."""
+_AT_ADMISSION = (SlotEdit("num_tokens", ints(0)), SlotEdit("num_computed", ints(0)))
+"""What only the admission knows: the first of the single values, which ``write`` fills in."""
 
 
 class Prepared(NamedTuple):
@@ -82,7 +82,7 @@ class AdmissionWriter:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""
         request, slot = admission.request, admission.slot
         tables, values, rows = self._prepared[request.request_id]
-        values[0] = len(admission.token_ids)
+        values[0] = len(admission.token_ids)  # in the order of _AT_ADMISSION
         values[1] = admission.num_computed
         base, stride = self._places.get(tables) or self._find_places(tables)
         packed.scatter(base + stride * slot, values)

@@ -27,8 +27,8 @@ WHOLE_STEP_VARIANTS = (
     Variant(GRAMMAR_EDIT, RANDOM),
     Variant(GRAMMAR_EDIT, FILTERED),
 )
-"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p; the latter two with
-grammars. From few to many flags: a step takes the first that does all it needs."""
+"""Sampling variants with a graph of the whole step: greedy, random, random with top-k/top-p/min-p or any with penalties; the
+latter two with grammars. From few to many flags: a step takes the first that does all it needs."""
 
 WITH_LOGPROBS = Variant(0, FILTERED, FEW_LOGPROBS)
 LOGPROB_ROWS = 64

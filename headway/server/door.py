@@ -170,6 +170,8 @@ def take_absolute_form(scope: Scope) -> None:
     if not found or scheme.lower() not in (b"http", b"https"):
         return
     host, _, path = rest.partition(b"/")
+    if not host or b"@" in host:  # no such target exists, or one with a password (RFC 9110, 4.2): not found
+        return
     scope["raw_path"] = b"/" + path
     scope["path"] = unquote("/" + path.decode("latin-1"))
     scope["headers"] = [(b"host", host), *((name, value) for name, value in scope["headers"] if name != b"host")]

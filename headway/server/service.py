@@ -237,5 +237,5 @@ def log_usage(scope: Scope, prompt_tokens: int, completion_tokens: int, finish: 
 def log_error(scope: Scope, code: str | None) -> None:
     """How the request's log line says that it did not end well: a stream's status was sent before."""
     fields = scope.get(LOG_FIELDS)
-    if fields is not None and code is not None:
-        fields["error"] = code
+    if fields is not None:
+        fields["error"] = code or "invalid_request"

@@ -78,6 +78,7 @@ class EventStream(Response):
             except Exception as error:
                 known = as_api_error(error)
                 if known is None:
+                    log_error(scope, "internal")
                     raise
                 log_error(scope, known.code)
                 if started:

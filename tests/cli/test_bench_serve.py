@@ -331,6 +331,7 @@ def test_a_result_with_its_requests_a_label_and_notes(tmp_path: Path) -> None:
 
 
 def test_values_in_a_row_belong_to_their_option() -> None:
+    assert repeated(["--goodput=a:1", "b:2"], ("--goodput",)) == ["--goodput=a:1", "--goodput", "b:2"]
     words = ["--goodput", "a:1", "b:2", "--port", "1", "--goodput", "c:3", "--header=X=1", "--header", "Y=2", "Z=3"]
     assert repeated(words, ("--goodput", "--header")) == [
         "--goodput", "a:1", "--goodput", "b:2", "--port", "1", "--goodput", "c:3", "--header=X=1", "--header", "Y=2",
@@ -415,7 +416,9 @@ def test_a_wrong_file_of_prompts(line: str, message: str, tmp_path: Path) -> Non
         {"percentile_metrics": "ttft,foo"}, {"metric_percentiles": "101"}, {"metric_percentiles": "x"},
         {"endpoint": "v1"}, {"extra_body": "{"}, {"extra_body": "[]"}, {"header": ["a"]}, {"goodput": ["itl:4"]},
         {"goodput": ["ttft"]}, {"base_url": "x://y"}, {"max_concurrency": 1, "num_workers": 2},
-        {"random_input_len": 0}, {"metadata": ["a"]}, {"ramp_up_strategy": "sudden"}, {"ramp_up_start_rps": 1.0},
+        {"random_input_len": 0}, {"metadata": ["a"]}, {"metadata": ["a=1"]}, {"save_detailed": True},
+        {"metadata": ["detailed=1"], "save_result": True}, {"input_len": 7, "dataset_name": "prefix_repetition"},
+        {"ramp_up_strategy": "sudden"}, {"ramp_up_start_rps": 1.0},
         {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0},
         {"ramp_up_strategy": "linear", "ramp_up_start_rps": 2.0, "ramp_up_end_rps": 1.0},
         {"ramp_up_strategy": "exponential", "ramp_up_start_rps": 0.0, "ramp_up_end_rps": 1.0},

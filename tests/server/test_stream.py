@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from headway import AsyncLLM
-from headway.core.errors import RequestFailedError
+from headway.core.errors import InvalidRequestError, RequestFailedError
 from headway.server.app import build_app
+from headway.server.door import LOG_FIELDS
 from headway.server.settings import ServerSettings
 from headway.server.sse import EventStream
 from tests.server.parrot import SLOTS
@@ -157,3 +159,24 @@ def test_an_unforeseen_failure_cuts_the_stream() -> None:
 
     with pytest.raises(KeyError):
         run_stream(events())
+
+
+@pytest.mark.parametrize(
+    ("failure", "logged"), [(InvalidRequestError("no token is left"), "invalid_request"), (ValueError("?"), "internal")]
+)
+def test_a_stream_that_fails_midway_is_logged_as_failed(failure: Exception, logged: str) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        raise failure
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(_: Message) -> None:
+        pass
+
+    fields: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        asyncio.run(EventStream(events(), 0)({"type": "http", LOG_FIELDS: fields}, receive, send))
+    assert fields["error"] == logged

@@ -54,7 +54,8 @@ def repeated(args: list[str], options: tuple[str, ...]) -> list[str]:
     option, first = "", False
     for word in args:
         if word.startswith("-"):
-            option, first = (word, True) if word in options else ("", False)
+            name, equals, _ = word.partition("=")
+            option, first = (name, not equals) if name in options else ("", False)
         elif option:
             found += [] if first else [option]
             first = False

@@ -93,7 +93,6 @@ def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult)
         "model_id": model,
         "tokenizer_id": args.tokenizer,
         "num_prompts": len(items),
-        **args.notes(),
         "request_rate": rate,
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
@@ -208,7 +207,8 @@ def save(args: ServeArgs, found: dict[str, Any]) -> Path:
     default = f"{args.label or args.backend}-{found['request_rate']}qps-{model}-{found['date']}.json"
     path = (args.result_dir or Path()) / (args.result_filename or default)
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = {name: value for name, value in found.items() if name != "detailed"} | found.get("detailed", {})
+    detailed = found["detailed"] if args.save_detailed else {}
+    written = args.notes() | {name: value for name, value in found.items() if name != "detailed"} | detailed
     with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
         file.write(json.dumps(written, indent=None if args.append_result else 1) + "\n")
     return path

@@ -24,6 +24,12 @@ SAMPLING: Final = (
 )  # fmt: skip
 RAMPS: Final = ("linear", "exponential")
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
+OWN_NAMES: Final = frozenset((
+    "date", "backend", "endpoint_type", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
+    "max_concurrency", "duration", "last_start", "completed", "failed", "errors", "detailed", "input_lens", "output_lens",
+    "ttfts", "itls", "generated_texts",
+))  # fmt: skip
+"""Of what a result says itself."""
 
 
 def _int(text: str) -> Any:
@@ -145,6 +151,8 @@ class ServeArgs:
 
     def _spread_lengths(self) -> None:
         if self.input_len is not None:
+            if self.dataset_name != "random":
+                raise ConfigError("--input-len is of --dataset-name random; other prompts have lengths of their own")
             self.random_input_len = self.input_len
         if self.output_len is not None:
             self.random_output_len = self.prefix_repetition_output_len = self.output_len
@@ -171,6 +179,8 @@ class ServeArgs:
             if metric not in METRICS:
                 raise ConfigError(f"--percentile-metrics must be of {', '.join(METRICS)}; got {metric!r}")
         self.percentiles()
+        if (self.save_detailed or self.metadata) and not (self.save_result or self.append_result):
+            raise ConfigError("--save-detailed and --metadata go into a file: add --save-result or --append-result")
         path = self.endpoint
         if path is not None and not path.startswith("/"):
             raise ConfigError(f"--endpoint begins with a slash; got {path!r}")
@@ -259,7 +269,10 @@ class ServeArgs:
 
     def notes(self) -> dict[str, str]:
         """``--metadata`` by key."""
-        return _pairs("--metadata", self.metadata)
+        notes = _pairs("--metadata", self.metadata)
+        for name in OWN_NAMES & set(notes):
+            raise ConfigError(f"--metadata {name}: the result has a figure of that name; choose another")
+        return notes
 
     def limits_ms(self) -> dict[str, float]:
         """``--goodput`` as metric -> milliseconds."""

@@ -54,9 +54,8 @@ def grammar_advance_kernel(
         after = following_state(table, after, three, walks, num_states, num_classes, table_ints, CLASS_INTS)
         walks = (i - 1 < length) & (after != 0)
         after = following_state(table, after, last, walks, num_states, num_classes, table_ints, CLASS_INTS)
-    wait_for_inputs(
-        EARLY
-    )  # only the results come from the kernel before, which has let this one start behind its own wait
+    # Only the results come from the kernel before, which has let this one start behind its own wait.
+    wait_for_inputs(EARLY)
     result = results + ring * ring_stride + 4 * row
     if (on != 0) & (tl.load(result, mask=known, other=0) != 0):
         finish = tl.load(result + 2)

@@ -83,9 +83,8 @@ def grammar_mask_kernel(
     for nth in range(tl.program_id(1), tl.max(number, 0), tl.num_programs(1)):
         mine = on & (number == nth + 1)
         row = tl.max(tl.where(mine, index, 0), 0).to(tl.int64)
-        slot = tl.max(tl.where(mine, slot_of, 0), 0).to(
-            tl.int64
-        )  # not loaded again: that would be one more wait in the chain
+        # Not loaded again: that would be one more wait in the chain.
+        slot = tl.max(tl.where(mine, slot_of, 0), 0).to(tl.int64)
         num_states = tl.load(grammar_info + 3 * slot)
         num_classes = tl.load(grammar_info + 3 * slot + 1)
         accepting = tl.load(grammar_info + 3 * slot + 2)

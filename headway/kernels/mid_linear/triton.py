@@ -104,9 +104,8 @@ def multiply(
     for ring in range(CHUNKS // RING):  # once when all chunks are unrolled
         for j in gl.static_range(RING):
             chunk = ring * RING + j
-            if j > TRAILING and (
-                RING < CHUNKS or j + X_AHEAD < CHUNKS
-            ):  # an earlier product's buffers are filled anew below
+            # An earlier product's buffers are filled anew below.
+            if j > TRAILING and (RING < CHUNKS or j + X_AHEAD < CHUNKS):
                 acc = warpgroup_mma_wait(TRAILING, deps=[acc])
             async_copy.wait_group(X_AHEAD - 1)
             gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite

@@ -33,7 +33,8 @@ class Turn:
 class EarlyTile:
     """``num_warps`` times 16 keys a tile, ``stages`` tiles in shared memory.
 
-    ``residents``: programs a processor, for which rows are split while there are fewer.
+    ``residents``: programs a processor, for which rows are split while there are fewer. ``cluster``: splits of a row that meet
+    in shared memory; 1: in the L2 cache. ``registers``: of a thread at most; None: as many as the compiler wants.
     """
 
     num_warps: int
@@ -47,8 +48,8 @@ def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
     """The tile for rows x KV heads = ``programs`` of ``group`` queries a KV head, on ``sms`` processors.
 
     What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
-    of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters. At one row half as many
-    programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2).
+    of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters at one row. There half
+    as many programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2).
     """
     if 8 * programs <= sms:
         return EarlyTile(4, 1, 1.94, 8) if group <= 2 else EarlyTile(4, 1)

@@ -49,9 +49,8 @@ def paged_attention(
             launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
             return out
         tile = choose_overlap(q, k_cache, num_decode_rows, row_slots.shape[0], max_query_len)
-        if (
-            tile is None and num_decode_rows
-        ):  # no graph has them, and tensor descriptors would cost the host more than is won
+        # No graph has decode rows beside prompts: tensor descriptors would cost the host more than the device wins.
+        if tile is None and num_decode_rows:
             launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
         elif tile is None:
             launch_short(q, k_cache, v_cache, out, spans, scale, num_decode_rows)

@@ -16,7 +16,8 @@ sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top
 
 Penalties come first. Repetition (Keskar et al. 2019, CTRL, as in Hugging Face): the logit x of a token of the prompt or the
 output becomes x / r if x > 0 else x * r. Then frequency and presence (OpenAI): x - frequency * times - presence * (times > 0),
-over generated tokens. They are part of the draw, so that no float32 copy of the logits is made for them.
+over generated tokens. They are part of the draw, so that no float32 copy of the logits is made for them. Triton's kernel
+multiplies by 1 / r, rounded twice.
 
 temperature < 1e-5: the largest logit, lowest index on ties. Else x = logit / temperature and every filter is a
 threshold on x, so that ties are kept together:

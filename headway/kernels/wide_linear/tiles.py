@@ -5,8 +5,9 @@ tokens, a full step, over seconds and with the clock that the card's power allow
 with 384 to 1536 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
 Nothing is tuned while serving.
 
-Fewer tokens than ``FULL_TOKENS`` are for steps that are replayed as graphs: launches with tensor descriptors cost the host 400
-to 570 us a layer, more than the device takes. 2048 tokens would gain 10 us a layer on the device (170 -> 160).
+Below ``FULL_TOKENS`` they are for as many tokens as steps have that are replayed as graphs: launched one by one, with tensor
+descriptors, a layer costs the host 400 to 570 us, more than it takes the device. A step without a graph (prompt
+log-probabilities, graphs off) pays that. 2048 tokens would gain 10 us a layer on the device (170 -> 160).
 """
 
 from __future__ import annotations

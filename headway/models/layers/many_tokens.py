@@ -99,8 +99,8 @@ def within(counts: Counts, tokens: int) -> bool:
 def pays(batch: StepBatch) -> bool:
     """Whether wide products do, where they are fast: not beside decode rows, unless the step is a full one.
 
-    Graphs call all rows prompts, so a smaller step with decode rows is launched kernel by kernel, and wide products cost the
-    host more; one of decode rows alone has an attention that reads the projections as they are.
+    Graphs call all rows prompts, so a smaller step with decode rows is surely launched kernel by kernel, and wide products cost
+    the host more; one of decode rows alone has an attention that reads the projections as they are.
     """
     return batch.num_decode_rows == 0 or len(batch.input_ids) >= FULL_TOKENS
 

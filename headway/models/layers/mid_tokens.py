@@ -60,6 +60,7 @@ class MidTokens:
         self._out_rows, self._down_rows = rows("linear_parts", *out), rows("linear_parts", *down)
         all_four = (rows("mid_add", *out), rows("mid_add", *down), self._qkv_rows, self._gate_up_rows)
         self._meeting_rows = range(max(found.start for found in all_four), min(found.stop for found in all_four))
+        assert next_norm.eps == post_norm.eps, "both norms of a layer have the configuration's eps"
         used = [found for found in (self._meeting_rows, self._out_rows, self._down_rows) if found]
         self.tokens = range(min(found.start for found in used), max(found.stop for found in used)) if used else range(0)
 
