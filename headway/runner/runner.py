@@ -39,6 +39,8 @@ NO_LIST = (0, 0)  # position, length
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
+BETWEEN_TOKENS = 2048
+"""Of a step that is too large for a small graph and not a full one: it may run on kernels that neither of these uses."""
 SHORT_PROMPT = 1024
 """Tokens; a rehearsal fills a step with such prompts as well as with a single one."""
 
@@ -416,11 +418,16 @@ class ModelRunner:
             short = min(num_tokens, SHORT_PROMPT)
             few = min(num_rows, cdiv(num_tokens, short))
             # Long prompts may run on other kernels than short ones, many more than few, and those beside decode rows on more.
-            kinds = ((1, 0, num_tokens), (few, 0, short), (num_rows, mixed, num_tokens), (num_rows, 0, num_tokens))
-            for rows, decode_rows, longest in dict.fromkeys(kinds):
+            between = min(num_tokens, BETWEEN_TOKENS)
+            kinds = (
+                (between, 1, 0, between), (between, num_rows, min(num_rows, between) - 1, between),
+                (num_tokens, 1, 0, num_tokens), (num_tokens, few, 0, short), (num_tokens, num_rows, mixed, num_tokens),
+                (num_tokens, num_rows, 0, num_tokens),
+            )  # fmt: skip
+            for tokens, rows, decode_rows, longest in dict.fromkeys(kinds):
                 batch = self._buffers.unpack(
                     self._packed,
-                    num_tokens=num_tokens,
+                    num_tokens=tokens,
                     num_rows=rows,
                     num_decode_rows=decode_rows,
                     max_query_len=longest,
