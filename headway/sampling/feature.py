@@ -9,7 +9,7 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.core.plan import Floats, Int32s
-from headway.state.slots import SlotArena, Table
+from headway.state.slots import SlotArena
 
 
 class SlotEdit(NamedTuple):
@@ -54,8 +54,3 @@ class Tables(NamedTuple):
     arena: SlotArena
     num_slots: int
     vocab_size: int
-
-
-def flag_tables(*names: str) -> list[Table]:
-    """int32 tables of width 1."""
-    return [Table(name) for name in names]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from headway.kernels.sample import RANDOM
-from headway.runner.prefill_graphs import FULL_ROWS, SMALL, PrefillGraphs, prefill_shapes
+from headway.kernels.wide_linear.tiles import GRAPH_TOKENS
+from headway.runner.prefill_graphs import FULL_ROWS, LARGEST_SMALL, SMALL, PrefillGraphs, prefill_shapes
 from headway.sampling.sampler import Variant
 
 
@@ -24,6 +25,10 @@ def test_shapes_fit_the_engine() -> None:
         shapes = prefill_shapes(max_tokens, max_rows)
         assert len(set(shapes)) == len(shapes)
         assert all(tokens <= max_tokens and rows <= max_rows and most <= tokens for tokens, rows, most in shapes)
+
+
+def test_products_of_small_steps_end_where_small_graphs_do() -> None:
+    assert GRAPH_TOKENS == LARGEST_SMALL + 1 == max(tokens for tokens, _ in SMALL) + 1
 
 
 @pytest.mark.parametrize(
