@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.triton_math import float_of_key, order_key
+from headway.kernels.triton_math import comparable, float_of_key, order_key
 
 
 @triton.jit
@@ -42,8 +42,7 @@ def penalised(x, line, token, mask):
             times = (count & 32767).to(tl.float32)
             x = tl.where(count != 0, x * tl.where(x > 0, line[4], line[3]), x)
             x = tl.where(times > 0, tl.fma(times, tl.zeros_like(x) - line[5], x) - line[6], x)
-    x += 0.0
-    return tl.where(x == x, x, float("-inf"))
+    return comparable(x)
 
 
 @triton.jit

@@ -10,10 +10,16 @@ import triton.language as tl
 
 
 @triton.jit
-def load_logits(ptr, mask):
-    """f32 logits; NaN and masked-off lanes are -inf, -0.0 is 0.0."""
-    x = tl.load(ptr, mask=mask, other=float("-inf")).to(tl.float32) + 0.0
+def comparable(x):
+    """f32 logits that ``order_key`` takes: NaN is -inf, -0.0 is 0.0."""
+    x = x.to(tl.float32) + 0.0
     return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def load_logits(ptr, mask):
+    """``comparable`` f32 logits; masked-off lanes are -inf."""
+    return comparable(tl.load(ptr, mask=mask, other=float("-inf")))
 
 
 @triton.jit
