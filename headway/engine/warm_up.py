@@ -104,22 +104,20 @@ class WarmUp:
         """
         if not runner.device.compiles_kernels:
             return
-        from headway.kernels.triton_precompile import (  # late: not every machine has Triton
-            compile_kernels,
-            launches_noted,
-        )
+        from headway.kernels.triton_precompile import compiling, launches_noted  # late: not every machine has Triton
 
-        with self._times.phase("rehearsal"), launches_noted() as kernels, runner.shortened():
-            runner.rehearse(num_tokens, num_rows)
-            _rehearse_steps(runner, sampling)
-        if not kernels:
-            return
-        start = time.perf_counter()
-        bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
-        with self._times.phase("kernels"), bar as advance:
-            self._hashing.join()
-            compiled = compile_kernels(kernels, advance, self._compiler)
-        logger.info("%d kernels in %.1f s, %d compiled", len(kernels), time.perf_counter() - start, compiled)
+        with compiling(self._compiler, self._hashing.join) as compilation:
+            with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.shortened():
+                runner.rehearse(num_tokens, num_rows)
+                _rehearse_steps(runner, sampling)
+            if not compilation.num_kernels:
+                return
+            start = time.perf_counter()
+            bar = progress_bar(compilation.num_kernels, "compiling kernels", show=self._progress)
+            with self._times.phase("kernels"), bar as advance:
+                compilation.finish(advance)
+        seconds, kernels = time.perf_counter() - start, compilation.num_kernels
+        logger.info("%d kernels, another %.1f s, %d compiled", kernels, seconds, compilation.num_compiled)
 
 
 def _hash_compiler() -> None:

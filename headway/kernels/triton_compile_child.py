@@ -14,7 +14,7 @@ import os
 import selectors
 import threading
 import time
-from collections import deque
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class Worker:
 def serve(requests: int, answers: int, launcher_cls: Any) -> None:
     """Read jobs from the file descriptor ``requests`` until its end; write about those that are done to ``answers``."""
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    waiting: deque[tuple[int, dict[str, Any]]] = deque()
+    waiting: list[tuple[int, int, dict[str, Any]]] = []  # the longest first
     workers: dict[int, Worker] = {}  # by what they say
     idle: list[Worker] = []
     partial = b""
@@ -167,13 +167,16 @@ def serve(requests: int, answers: int, launcher_cls: Any) -> None:
                 if not data:
                     return
                 *lines, partial = (partial + data).split(b"\n")
-                waiting.extend(json.loads(line) for line in lines)
+                for line in lines:
+                    number, job = json.loads(line)
+                    heappush(waiting, (-job["size"], number, job))
             while waiting and (idle or len(workers) < most):
                 if not idle:
                     idle.append(Worker(launcher_cls))
                     workers[idle[0].said] = idle[0]
                     selector.register(idle[0].said, selectors.EVENT_READ)
-                idle.pop().begin(*waiting.popleft())
+                _, number, job = heappop(waiting)
+                idle.pop().begin(number, job)
 
 
 def main() -> None:
