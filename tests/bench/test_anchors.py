@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from headway.cli.bench.anchors import command, context, gate, generation, profiled, server, startup, structured
 from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, find_model
-from headway.cli.bench.anchors.profiled import Event, Measured
+from headway.cli.bench.anchors.profiled import Event, Profiled, Timed
 from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.main import app
@@ -271,12 +271,12 @@ def test_figures_of_a_profile() -> None:
         ]
         events += [Event("host", "cudaGraphLaunch", at, 5.0), Event("host", "cudaEventSynchronize", at, 40.0)]
     events.append(Event("host", "cudaStreamSynchronize", 150.0, 3.0))
-    found = profiled.figures(Measured(100.0, 60.0, 1.0, 2, 40.0, events), True)
+    found = profiled.figures(Timed(100.0, 60.0), Profiled(2, 1.0, 40.0, events), True)
     assert found == {
         "busy_pct": 80.0, "kernels_per_step": 2.0, "host_us_per_step": 60.0, "host_waits_per_step": 0.5,
         "h2d_per_step": 1.0, "d2h_per_step": 1.0, "kernel_over_floor": 2.0,
     }  # fmt: skip
-    assert profiled.figures(Measured(100.0, 60.0, 0.0, 2, None, []), False) == {"host_us_per_step": 60.0}
+    assert profiled.figures(Timed(100.0, 60.0), Profiled(2, 0.0, None, []), False) == {"host_us_per_step": 60.0}
 
 
 def test_records_of_the_profiler_are_sorted() -> None:
