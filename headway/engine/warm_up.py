@@ -12,6 +12,7 @@ import torch
 from headway.core.errors import OutOfMemoryError
 from headway.core.log import logger
 from headway.core.params import MAX_LOGPROB_TOKEN_IDS
+from headway.core.switches import PREFILL_GRAPHS, is_on
 from headway.device.base import Device
 from headway.engine.sizes import Sizes
 from headway.kernels.compiler_process import CompilerProcess
@@ -139,5 +140,5 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:
     config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs)
+    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs) if is_on(PREFILL_GRAPHS) else []
     return decode, PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli.bench.anchors import command, context, gate, generation, profiled, server, startup, structured
+from headway.cli.bench.anchors import (
+    ablations,
+    command,
+    context,
+    gate,
+    generation,
+    profiled,
+    server,
+    startup,
+    structured,
+)
 from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, find_model
 from headway.cli.bench.anchors.profiled import Event, Profiled, Timed
 from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
@@ -145,16 +156,21 @@ def _not_here(module: Any) -> Any:
     return measured
 
 
-def test_ablations(model: Path, tmp_path: Path) -> None:
-    result, report = measure(
-        model, tmp_path, "--ablations", "--only", "*depth0*", "--only", "*no_*bs1", "--only", "*eager_prefill_ttft*"
-    )
+def test_ablations(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ablations._variant
+    wanted = [word for name in ("*depth0*", "*no_*bs1", "*eager_prefill_ttft*") for word in ("--only", name)]
+    seen = []
+    monkeypatch.setattr(ablations, "_variant", lambda *given: (seen.append(dict(os.environ)), plain(*given)))
+    result, report = measure(model, tmp_path, "--ablations", *wanted)
     assert result.exit_code == 0, result.output
     rows = by_name(report)
     assert rows["tiny.ablation_depth0_itl_ms_bs2"]["status"] == "measured"
     assert rows["tiny.ablation_no_graphs_itl_ms_bs1"]["status"] == "measured"
-    assert "no engine argument" in rows["tiny.ablation_no_fused_linears_itl_ms_bs1"]["note"]
-    assert "no engine argument" in rows["tiny.ablation_eager_prefill_ttft_ms"]["note"]
+    assert rows["tiny.ablation_no_fused_layers_itl_ms_bs1"]["status"] == "measured"
+    assert rows["tiny.ablation_eager_prefill_ttft_ms"]["status"] == "measured"
+    switches = ("HEADWAY_EARLY_LAUNCH", "HEADWAY_FUSED_LAYERS", "HEADWAY_PREFILL_GRAPHS")
+    off = [[name for name in switches if name in environment] for environment in seen]
+    assert sorted(off) == sorted([[], [], *([name] for name in switches)]), "each variant switches off one technique"
 
 
 def test_pooling_is_reported_as_not_served(tmp_path: Path) -> None:
