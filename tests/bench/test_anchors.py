@@ -160,7 +160,12 @@ def test_ablations(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     plain = ablations._variant
     wanted = [word for name in ("*depth0*", "*no_*bs1", "*eager_prefill_ttft*") for word in ("--only", name)]
     seen = []
-    monkeypatch.setattr(ablations, "_variant", lambda *given: (seen.append(dict(os.environ)), plain(*given)))
+
+    def watched(*given: Any) -> None:
+        seen.append(dict(os.environ))
+        plain(*given)
+
+    monkeypatch.setattr(ablations, "_variant", watched)
     result, report = measure(model, tmp_path, "--ablations", *wanted)
     assert result.exit_code == 0, result.output
     rows = by_name(report)
@@ -227,7 +232,15 @@ def test_the_table() -> None:
     assert not table.wants("b") and table.wants("b", "c")
     table.refuse_all("red")
     assert all(row.ours is None for row in table.rows())
-    report = {"card": "x", "date": "d", "commit": "c", "versions": {}, "num_runs": 1, "command": "h"}
+    report = {
+        "card": "x",
+        "date": "d",
+        "commit": "c",
+        "versions": {},
+        "num_runs": 1,
+        "command": "h",
+        "python_loop_s": 0.1,
+    }
     text = markdown({**report, "rows": [row.as_dict() for row in rows.values()]})
     assert "**refused**: red" in text
 
@@ -236,7 +249,15 @@ def test_markdown_shows_ratio_and_goal() -> None:
     table = Table("m", (), {"a": {"floor": 1.0, "anchor": 4.0, "goal": 2.0}})
     table.announce(["a"], "ms")
     table.add("a", 1.0)
-    report = {"card": "x", "date": "d", "commit": "c", "versions": {"torch": "1"}, "num_runs": 1, "command": "h"}
+    report = {
+        "card": "x",
+        "date": "d",
+        "commit": "c",
+        "versions": {"torch": "1"},
+        "num_runs": 1,
+        "command": "h",
+        "python_loop_s": 0.1,
+    }
     text = markdown({**report, "rows": [row.as_dict() for row in table.rows()]})
     assert "| a | ms | 1 | 1 | 4 | 0.25 | 2 | yes |" in text
 
@@ -431,6 +452,7 @@ def test_reports_of_one_minute_stand_beside_each_other(tmp_path: Path) -> None:
         "num_runs": 1,
         "complete": True,
         "versions": {},
+        "python_loop_s": 0.1,
         "timeline": None,
     }
     first, second = (

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
 from headway.kernels.compiler_process import Compiled, CompilerProcess, Job, OnDone
 from headway.kernels.triton_keys import settle_key
-from headway.kernels.triton_precompile import Compilation, compiling, hash_compiler, launches_noted
+from headway.kernels.triton_precompile import Compilation, NotedKernel, compiling, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
 
@@ -71,8 +71,13 @@ def compile_launches(*sizes: int, compiler: CompilerProcess | None = None) -> Co
 def noted_kernels_compile_once(launched: list[str]) -> None:
     numbers: list[int] = []
     names: list[str] = []
+
+    def take(kernel: NotedKernel) -> None:
+        names.append(kernel.name)
+        compilation.add(kernel)
+
     with compiling() as compilation:
-        with launches_noted(lambda kernel: (names.append(kernel.name), compilation.add(kernel))):
+        with launches_noted(take):
             for size in (16, 32, 16, 32):
                 launch(size)
         assert names == [f"{__name__}.add_kernel"] * 2 and launched == []
