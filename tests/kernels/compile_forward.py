@@ -57,6 +57,7 @@ TYPES = {
     "soft_cap": "fp32",
     "eps": "fp32",
 }
+FP8 = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
 INT_POINTERS = (
     "tables_ptr",
     "row_slots_ptr",
@@ -144,8 +145,11 @@ def exponentials_beside_products(code: str) -> int | None:
     return min(counts, default=None)
 
 
-def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, capped: bool) -> None:
-    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped}"
+def compile_attention(
+    size: int, heads: int, kv_heads: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
+) -> None:
+    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped} fp8={fp8}"
+    types = {**TYPES, **(FP8 if fp8 else {})}
     kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
@@ -153,12 +157,12 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     for hold in (False, True):
         more = {"GROUP": heads // kv_heads, "HOLD": hold}
-        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
+        compile_typed(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, types, options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
-        compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
+        compile_typed(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, types, options)
 
 
 def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
@@ -181,7 +185,9 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
     compile_typed(f"prefill overlapped rows={rows} {name}", kernel, {**constants, "BLOCK_N": block_n}, types, options)
 
 
-def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
+def compile_early_decode(
+    size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
+) -> None:
     tile = early_tile(rows * kv_heads, heads // kv_heads, SMS)
     constants = {
         "H": heads,
@@ -193,9 +199,10 @@ def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, win
         "CLUSTER": tile.cluster,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
-    copies = 2 * tile.stages * 16 * size // (8 * 32)  # of 16 bytes, by each thread
-    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} copies {copies}"
-    compile_kernel(name, early_decode_kernel, constants, num_warps=tile.num_warps)
+    copies = 2 * tile.stages * 16 * size // ((16 if fp8 else 8) * 32)  # of 16 bytes, by each thread
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
+    types = {**TYPES, **(FP8 if fp8 else {})}
+    compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
 
 
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from headway.kernels.paged_attention import early_decode
 from headway.kernels.paged_attention.early_decode import EarlyTile
 from tests.kernels.gluon_decode import modelled
-from tests.kernels.test_decode_attention import ROWS, check, make
+from tests.kernels.test_decode_attention import ROWS, check, check_saturation, make
 
 TILES = [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 2, 1.5), EarlyTile(8, 1, 0.2), EarlyTile(2, 2, 0.1),
          EarlyTile(4, 1, 3.0, 8), EarlyTile(2, 1, 3.0, 4), EarlyTile(4, 1, 0.1, 2)]  # fmt: skip
@@ -21,6 +21,8 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": (8, 1), "size": 128, "dtype": torch.float16, "norms": False},
     {"heads": (2, 2), "size": 64, "dtype": torch.float16, "window": 30},
     {"heads": (4, 2), "size": 128, "dtype": torch.float16, "soft_cap": 0.7, "window": 7, "block_size": 16},
+    {"heads": (6, 2), "size": 128, "dtype": torch.bfloat16, "cached": torch.float8_e4m3fn},
+    {"heads": (4, 1), "size": 64, "dtype": torch.float16, "cached": torch.float8_e4m3fn, "window": 30, "block_size": 16},
 ]
 
 
@@ -37,3 +39,8 @@ def test_the_order_of_programs_does_not_matter() -> None:
         with modelled(seed):
             found.append(check(make([200, 33], "cpu", **SHAPES[0])))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_8_bit_floats_end_at_their_largest() -> None:
+    with modelled():
+        check_saturation(SHAPES[0], "cpu")

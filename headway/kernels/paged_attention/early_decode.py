@@ -64,9 +64,10 @@ def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
     return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
 
 
-def serves(size: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel can run heads of ``size`` that ``group`` queries share."""
-    return size in SIZES and group <= MOST_QUERIES and dtype in (torch.bfloat16, torch.float16) and runs_gluon(device)
+def serves(size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel can run heads of ``size`` that ``group`` queries share, with a cache of dtype ``cached``."""
+    known = dtype in (torch.bfloat16, torch.float16) and cached in (dtype, torch.float8_e4m3fn)
+    return size in SIZES and group <= MOST_QUERIES and known and runs_gluon(device)
 
 
 def launch_early_decode(

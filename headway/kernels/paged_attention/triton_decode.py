@@ -11,6 +11,10 @@ the queries' second halves, whose product with the keys' second halves comes out
 What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
 writes (block ids, norms, angles) is there before.
 
+A cache of 8-bit floats is copied as 16-bit words of two. What loads a product's second factor, turned or not, takes words as
+well, and gives each thread the same places for the first half of the words as for the second: so a factor of 16 bits becomes
+two, of the even columns and of the odd ones, by three instructions for four numbers. They are read as f16, which holds them all.
+
 Splits of one row meet in the first one's shared memory when they fill no more than a cluster, else in the L2 cache.
 
 This is Gluon, Triton's lower-level language: Triton itself copies nothing to shared memory ahead of the loop that reads it.
@@ -26,6 +30,16 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.triton_fp8 import (
+    as_cached,
+    as_factor,
+    in_order,
+    pack_of,
+    queries_of_words,
+    unpaired,
+    whole,
+    word_pointer,
+)
 from headway.kernels.paged_attention.triton_merge import (
     cluster_bytes,
     cubed,
@@ -126,16 +140,22 @@ def fold(
 ):  # fmt: skip
     """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
 
-    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other.
+    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other; with words of two numbers, [WARPS, KEYS, D / 2],
+    the even columns and the odd ones. So are the columns of the sums then.
     """
+    WORDS: gl.constexpr = k_smem.dtype == gl.int16
     B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     WARPS: gl.constexpr = k_smem.shape[0]
-    HALF: gl.constexpr = k_smem.shape[2] // 2
+    HALF: gl.constexpr = q.shape[2]
     o, total, top = state
     keys = k_smem.permute((0, 2, 1))
     zero = gl.zeros([WARPS, 16, KEYS], gl.float32, layout=S)
-    s = upper(mma_v2(q, keys.slice(0, HALF, 1).load(B), zero))
-    s += lower(mma_v2(q, keys.slice(HALF, HALF, 1).load(B), zero))
+    if WORDS:
+        first, second = unpaired(keys.load(B))
+    else:
+        first, second = keys.slice(0, HALF, 1).load(B), keys.slice(HALF, HALF, 1).load(B)
+    s = upper(mma_v2(q, first, zero))
+    s += lower(mma_v2(q, second, zero))
     LAYOUT: gl.constexpr = s.type.layout
     key = at + KEYS * cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1, 2)
     key += cubed(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
@@ -159,7 +179,10 @@ def fold(
         decay = gl.expand_dims(gl.exp2(top - shift), 2)
         total = decayed(total, decay, S)
         o = decayed(o, decay, S)
-    return mma_v2(p, v_smem.load(B), o), mma_v2(p, ones, total), new_top
+    v = v_smem.load(B)
+    if WORDS:
+        v = whole(v, B)
+    return mma_v2(p, v, o), mma_v2(p, ones, total), new_top
 
 
 @gluon.jit
@@ -171,13 +194,16 @@ def repeated(x, more):
 
 
 @gluon.jit
-def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr):
-    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory."""
+def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr, WORDS: gl.constexpr):
+    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory; even and odd columns with WORDS."""
     ROWS: gl.constexpr = low.shape[0]
     LAYOUT: gl.constexpr = repeat_layout(D, WARPS)
     more = gl.zeros([8 // ROWS, ROWS, D // 2], low.dtype, layout=LAYOUT)  # heads again fill the eight rows
     low, high = repeated(low, more), repeated(high, more)
-    smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
+    if WORDS:
+        smem.store(queries_of_words(as_factor(low, smem.dtype), as_factor(high, smem.dtype)))
+    else:
+        smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
 
 
 @gluon.jit
@@ -240,6 +266,7 @@ def take_row(
 ):  # fmt: skip
     """From a row of projections: its queries into shared memory. Where ``mine``, its key and value to the cache at ``place``
     and the key's logits into the room. The value [1, D] as f32, 0 unless ``mine``."""
+    cached: gl.constexpr = heads[0].dtype.element_ty
     HEADS: gl.constexpr = head_layout(D, WARPS)
     VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
     turn, q_norm, k_norm = turns
@@ -251,7 +278,8 @@ def take_row(
     new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + dim, mask=(dim < D) & mine, other=0.0)
     q_low, q_high = turned(q, turn, q_norm, eps, D, Q_NORM)
     k_low, k_high = turned(new_k, turn, k_norm, eps, D, K_NORM)
-    share_queries(q_smem, q_low, q_high, D, WARPS)
+    share_queries(q_smem, q_low, q_high, D, WARPS, cached == gl.float8e4nv)
+    k_low, k_high, new_v = as_cached(k_low, cached), as_cached(k_high, cached), as_cached(new_v, cached)
     if mine:
         k_head, v_head = heads
         write, at = place
@@ -276,13 +304,14 @@ def fold_tiles(
     _, limit, _, _ = cache
     BLOCK_N: gl.constexpr = k_smem.shape[1]
     WARPS: gl.constexpr = BLOCK_N // KEYS
+    WIDTH: gl.constexpr = k_smem.shape[2]
     lowest = newest - window
     o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
     total = gl.zeros([WARPS, 16, 8], gl.float32, layout=S)
     top = gl.max(upper(gl.full([WARPS, 16, KEYS], float("-inf"), gl.float32, layout=S)), axis=2)
     if count > 0:
-        k_tile = k_smem.index(0).reshape([WARPS, KEYS, D])
-        v_tile = v_smem.index(0).reshape([WARPS, KEYS, D])
+        k_tile = k_smem.index(0).reshape([WARPS, KEYS, WIDTH])
+        v_tile = v_smem.index(0).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = begin * BLOCK_N
         o, total, top = fold(
@@ -292,19 +321,21 @@ def fold_tiles(
         gl.thread_barrier()  # all warps have read the tile before
         if i - 1 + STAGES < count:
             tile = begin + i - 1 + STAGES
-            copy_keys(k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-            copy_keys(v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+            copy_keys(k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY)
+            copy_keys(v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY)
             ahead = load_blocks(cache, tile + 1, BS, BLOCK_N, COPY)
         async_copy.commit_group()
         async_copy.wait_group(STAGES - 1)
         gl.thread_barrier()  # all warps see this one
-        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
-        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
+        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, WIDTH])
+        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = (begin + i) * BLOCK_N
         o, total, top = fold(
             state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, WINDOWED, CAPPED, S
         )
+    if k_smem.dtype == gl.int16:
+        o = in_order(o)
     return o, total, top
 
 
@@ -342,9 +373,11 @@ def early_decode_kernel(
     BLOCK_N: gl.constexpr = WARPS * KEYS
     ROWS: gl.constexpr = row_count(GROUP)
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    COPY: gl.constexpr = copy_layout(WARPS, D, BLOCK_N)
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = k_ptr.dtype.element_ty
+    PACK: gl.constexpr = pack_of(k_ptr.dtype.element_ty)  # numbers of a word, as which the cache is copied
+    WIDTH: gl.constexpr = D // PACK
+    word: gl.constexpr = gl.int16 if PACK == 2 else k_ptr.dtype.element_ty
+    COPY: gl.constexpr = copy_layout(WARPS, WIDTH, BLOCK_N)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * WIDTH), 16, 2)
     room = shared_room(room_bytes(WARPS, ROWS, D))
     mailbox = room
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
@@ -368,14 +401,18 @@ def early_decode_kernel(
     begin = first + split * share  # tiles, as follows
     limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
-    cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride)
+    table = tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width
+    cache = (table, limit, num_blocks, block_stride // PACK)
     heads = (k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride)
+    words = (word_pointer(k_ptr, word) + kv_head * (head_stride // PACK),
+             word_pointer(v_ptr, word) + kv_head * (head_stride // PACK))  # fmt: skip
     smem = (
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
     )
-    q_smem = gl.allocate_shared_memory(dtype, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ahead = start_copies(smem, heads, cache, begin, OFFSET_STRIDE, D, BS, STAGES, COPY)
+    factor: gl.constexpr = gl.float16 if PACK == 2 else word
+    q_smem = gl.allocate_shared_memory(factor, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, WIDTH, BS, STAGES, COPY)
     angles = cos_sin_ptr + position.to(gl.int64) * D
     turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
     mine = split == used - 1  # the newest token is the last of the last split
@@ -390,8 +427,8 @@ def early_decode_kernel(
     gl.thread_barrier()  # all warps see the queries and the first tile
     queries = shared_queries(q_smem, WARPS, S)
     o, total, top = fold_tiles(
-        smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
-        OFFSET_STRIDE, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
+        smem, words, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
+        OFFSET_STRIDE // PACK, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
     )  # fmt: skip
     put_parts(room, o, top, total, ROWS)
     async_copy.wait_group(0)
