@@ -28,7 +28,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def assert_same_cache(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """NaN in the same places, values close: of 8-bit floats a step apart at most, since what is rounded to them may differ in
     its last bit."""
-    assert torch.equal(actual.isnan(), expected.isnan()), "other places are written"
+    assert torch.equal(actual.float().isnan(), expected.float().isnan()), "other places are written"
     if actual.dtype != torch.float8_e4m3fn:
         assert_close(actual.nan_to_num(), expected.nan_to_num())
         return
@@ -48,8 +48,8 @@ def kernel_dtypes() -> list[torch.dtype]:
 def interpreter_loops() -> Iterator[None]:
     """Let Triton's interpreter run ``range`` over device numbers, and convert 8-bit floats.
 
-    Triton 3.6 turns its one-element arrays into loop bounds with ``int(array)``, which numpy refuses from 2.4 on. What it rounds to
-    8-bit floats loses carries from the fraction into an odd exponent, and their NaN becomes 480.
+    Triton 3.6 turns its one-element arrays into loop bounds with ``int(array)``, which numpy refuses from 2.4 on. Its 8-bit
+    floats lose carries from the fraction into an odd exponent when they are rounded, and their NaN reads 480.
     """
     from triton.runtime import interpreter
 

@@ -1,4 +1,4 @@
-"""``kv_cache_dtype``: engines with keys and values in 8 bits keep every promise, and their logits stay near those of 16 or 32 bits."""
+"""``kv_cache_dtype``: with keys and values in 8 bits engines keep their promises, and logits stay near those of 32 bits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.engine.tiny_llama import KV_BLOCK_BYTES
 
 BLOCK_BYTES = KV_BLOCK_BYTES // 4
 SHARE = 0.2
-"""Most that 8 bits may change log-probabilities by, as a share of their spread, both in the mean square: measured 0.105. A key's or
-value's error is at most 1/16, by 3 bits of fraction, and 1/38 in the mean square; two layers whose weights are large, so that
-tokens vary, make four times that of it. Keys or values that are wrong make 1 of it, and more."""
+"""Most that 8 bits may change log-probabilities by, as a share of their spread, both in the mean square: measured 0.105. A
+key's or value's error is at most 1/16, by 3 bits of fraction, and 1/38 in the mean square; two layers whose weights are large, so
+that tokens vary, make four times that of it. Keys or values that are wrong make 1 of it, and more."""
 
 
 def test_blocks_take_a_byte_a_number(make_engine: MakeEngine) -> None:
@@ -91,5 +91,7 @@ def test_gpus_that_do_not_convert_8_bit_floats_are_refused(
     if served:
         assert boot._resolve_kv_dtype("fp8", torch.bfloat16, device) is torch.float8_e4m3fn
         return
-    with pytest.raises(ConfigError, match=r"compute capability 8\.9 or newer; this one has 8\.\d: use kv_cache_dtype='auto'"):
+    with pytest.raises(
+        ConfigError, match=r"compute capability 8\.9 or newer; this one has 8\.\d: use kv_cache_dtype='auto'"
+    ):
         boot._resolve_kv_dtype("fp8", torch.bfloat16, device)

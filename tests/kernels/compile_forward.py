@@ -188,7 +188,7 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 def compile_early_decode(
     size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
 ) -> None:
-    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS)
+    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS, 1 if fp8 else 2)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -244,14 +244,17 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide(wide: int) -> None:
+def compile_wide(wide: int, fp8: bool = False) -> None:
     rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
+    types |= FP8 if fp8 else {}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
     fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
-        compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+        compile_typed(f"wide {wide} qkv norm={norm} fp8={fp8}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    if fp8:
+        return
     if wide == WIDE:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
     types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
@@ -282,12 +285,16 @@ def main() -> None:
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide(WIDE)
     compile_wide(NARROW)
+    compile_wide(WIDE, fp8=True)
     compile_uneven()
-    compile_attention(128, 16, 8, windowed=False, capped=False)
+    compile_attention(128, 16, 8)
+    compile_attention(128, 16, 8, fp8=True)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):
-        compile_early_decode(128, 16, 8, rows, windowed=False, capped=False)
+        compile_early_decode(128, 16, 8, rows)
+        compile_early_decode(128, 16, 8, rows, fp8=True)
     compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
+    compile_early_decode(64, 32, 4, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)
@@ -300,7 +307,8 @@ def main() -> None:
     compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}
-    compile_kernel("rope_kv_write", rope_kv_write_kernel, rope, num_warps=2)
+    for types in (TYPES, TYPES | FP8):
+        compile_typed("rope_kv_write", rope_kv_write_kernel, rope, types, {"num_warps": 2})
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ def check(arguments: list[Any]) -> torch.Tensor:
     before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = decode_attention.reference(*cpu)
     actual = decode_attention.implementation("cuda")(*arguments)
-    if arguments[7].dtype is torch.float8_e4m3fn:  # the newest key may be rounded the other way, and is used as it is stored
+    if (
+        arguments[7].dtype is torch.float8_e4m3fn
+    ):  # the newest key may be rounded the other way, and is used as it is stored
         q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
         stored = [cache.cpu() for cache in arguments[7:9]]
         expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18])
@@ -207,9 +209,9 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
     assert gluon
     from headway.kernels.paged_attention.triton_merge import cluster_bytes, room_bytes
 
-    for programs, group in product(range(1, 4096), range(1, 9)):
-        tile, size, rows = early_tile(programs, group, 132), max(SIZES), next_power_of_2(group)
-        tile_bytes = 2 * WARP_KEYS * tile.num_warps * size * 2
+    for programs, group, itemsize in product(range(1, 4096), range(1, 9), (1, 2)):
+        tile, size, rows = early_tile(programs, group, 132, itemsize), max(SIZES), next_power_of_2(group)
+        tile_bytes = 2 * WARP_KEYS * tile.num_warps * size * itemsize
         more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
         assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)
         assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, (programs, group)

@@ -22,14 +22,21 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": (2, 2), "size": 64, "dtype": torch.float16, "window": 30},
     {"heads": (4, 2), "size": 128, "dtype": torch.float16, "soft_cap": 0.7, "window": 7, "block_size": 16},
     {"heads": (6, 2), "size": 128, "dtype": torch.bfloat16, "cached": torch.float8_e4m3fn},
-    {"heads": (4, 1), "size": 64, "dtype": torch.float16, "cached": torch.float8_e4m3fn, "window": 30, "block_size": 16},
+    {
+        "heads": (4, 1),
+        "size": 64,
+        "dtype": torch.float16,
+        "cached": torch.float8_e4m3fn,
+        "window": 30,
+        "block_size": 16,
+    },
 ]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernel_equals_reference(tile: EarlyTile, shape: dict[str, Any]) -> None:
-    with modelled(), patch.object(early_decode, "early_tile", lambda programs, group, sms: tile):
+    with modelled(), patch.object(early_decode, "early_tile", lambda programs, group, sms, itemsize: tile):
         check(make(ROWS, "cpu", pad_rows=1, **shape))
 
 

@@ -11,9 +11,9 @@ the queries' second halves, whose product with the keys' second halves comes out
 What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
 writes (block ids, norms, angles) is there before.
 
-A cache of 8-bit floats is copied as 16-bit words of two. What loads a product's second factor, turned or not, takes words as
-well, and gives each thread the same places for the first half of the words as for the second: so a factor of 16 bits becomes
-two, of the even columns and of the odd ones, by three instructions for four numbers. They are read as f16, which holds them all.
+A cache of 8-bit floats is copied as 16-bit words of two columns, because what loads the second factor of a product from shared
+memory, keys as they lie and values turned, is made for 16 bits. A factor of words becomes two in the same threads, of the even
+columns and of the odd ones, by three instructions for four numbers; as f16, which holds all of them.
 
 Splits of one row meet in the first one's shared memory when they fill no more than a cluster, else in the L2 cache.
 
@@ -140,8 +140,8 @@ def fold(
 ):  # fmt: skip
     """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
 
-    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other; with words of two numbers, [WARPS, KEYS, D / 2],
-    the even columns and the odd ones. So are the columns of the sums then.
+    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other. With words of two numbers tiles are
+    [WARPS, KEYS, D / 2], q has the even columns above the odd ones, and the outputs have them one behind the other.
     """
     WORDS: gl.constexpr = k_smem.dtype == gl.int16
     B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
@@ -321,8 +321,12 @@ def fold_tiles(
         gl.thread_barrier()  # all warps have read the tile before
         if i - 1 + STAGES < count:
             tile = begin + i - 1 + STAGES
-            copy_keys(k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY)
-            copy_keys(v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY)
+            copy_keys(
+                k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY
+            )
+            copy_keys(
+                v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY
+            )
             ahead = load_blocks(cache, tile + 1, BS, BLOCK_N, COPY)
         async_copy.commit_group()
         async_copy.wait_group(STAGES - 1)

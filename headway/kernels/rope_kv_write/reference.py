@@ -60,5 +60,7 @@ def _write(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> No
     slots = torch.where(valid, slots, slots[first].clamp(0, cache.shape[0] * block_size - 1))
     place = (slots // block_size, slots % block_size)
     new = as_cached(new, cache.dtype)
+    if cache.itemsize == 1:  # torch does not select among 8-bit floats on every device
+        cache, new = cache.view(torch.uint8), new.view(torch.uint8)
     spare = torch.where(valid[first][:, None, None], new[first], cache[place[0][first], place[1][first]])
     cache[place] = torch.where(valid[:, None, None], new, spare)
