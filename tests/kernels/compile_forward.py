@@ -186,8 +186,9 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 
 
 def compile_early_decode(
-    size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
-) -> None:
+    size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False,
+    turned: bool = False,
+) -> None:  # fmt: skip
     tile = early_tile(rows * kv_heads, heads // kv_heads, SMS, 1 if fp8 else 2)
     constants = {
         "H": heads,
@@ -197,9 +198,10 @@ def compile_early_decode(
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
         "CLUSTER": tile.cluster,
+        "TURNED": turned,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
-    copies = 2 * tile.stages * 16 * size // ((16 if fp8 else 8) * 32)  # of 16 bytes, by each thread
+    copies = 0 if turned else 2 * tile.stages * 16 * size // ((16 if fp8 else 8) * 32)  # of 16 bytes, by each thread
     name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
@@ -295,6 +297,7 @@ def main() -> None:
         compile_early_decode(128, 16, 8, rows, fp8=True)
     compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
     compile_early_decode(64, 32, 4, 8, fp8=True)
+    compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)

@@ -8,8 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from headway.kernels.paged_attention import early_decode
+from headway.kernels.paged_attention import early_decode, launch, paged_attention
 from headway.kernels.paged_attention.early_decode import EarlyTile
+from headway.kernels.testing import assert_close, interpreter_loops, make_paged_inputs
 from tests.kernels.gluon_decode import modelled
 from tests.kernels.test_decode_attention import ROWS, check, check_saturation, make
 
@@ -46,6 +47,23 @@ def test_the_order_of_programs_does_not_matter() -> None:
         with modelled(seed):
             found.append(check(make([200, 33], "cpu", **SHAPES[0])))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float16), (30, torch.bfloat16)])
+def test_decode_rows_beside_prompts(window: int, dtype: torch.dtype, tile: EarlyTile) -> None:
+    """Their queries are turned and their newest keys cached; with a cache of 8 bits the kernel serves them too."""
+    rows = [(1, 70), (1, 0), (1, 9), (1, 200), (1, 1), (5, 5), (21, 71)]
+    inputs = make_paged_inputs(
+        rows, num_decode_rows=5, heads=(6, 2), size=128, block_size=8, dtype=dtype, device="cpu", heads_first=True,
+        pad_rows=1, pad_tokens=2, cached=torch.float8_e4m3fn, bound=300,
+    )  # fmt: skip
+    tiles = patch.object(early_decode, "early_tile", lambda programs, group, sms, itemsize: tile)
+    triton = patch.object(launch, "launch_decode", None)
+    with modelled(), interpreter_loops(), tiles, triton, patch.object(launch, "launch_prefill", lambda *_: None):
+        found = paged_attention.implementation("cuda")(*inputs.arguments(0.1, window))
+    expected = paged_attention.reference(*inputs.arguments(0.1, window))
+    assert_close(found[:5], expected[:5])
 
 
 def test_8_bit_floats_end_at_their_largest() -> None:

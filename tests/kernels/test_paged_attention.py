@@ -89,7 +89,7 @@ def test_kernel_equals_reference(rows: list[tuple[int, int]], dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
 @pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
-@pytest.mark.parametrize(("window", "size"), [(0, 64), (11, 20)])
+@pytest.mark.parametrize(("window", "size"), [(0, 64), (11, 20), (7, 128)])
 def test_cache_of_8_bit_floats(
     window: int, size: int, rows: list[tuple[int, int]], dtype: torch.dtype, device: str
 ) -> None:

@@ -83,9 +83,12 @@ def launch_early_decode(
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float, int, float],
     max_seq_len_bound: int,
-    turn: Turn,
+    turn: Turn | None,
 ) -> None:
-    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``."""
+    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``.
+
+    Without a ``turn`` the first H heads of a row are queries that are normed and rotated, and all keys and values are cached.
+    """
     from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
@@ -103,14 +106,15 @@ def launch_early_decode(
         stats = torch.empty((num_rows, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
     clusters = cdiv(num_splits, tile.cluster) * tile.cluster
     grid = (kv_heads, num_rows, num_splits) if tile.cluster == 1 else (clusters, kv_heads, num_rows)
+    used = turn or Turn(seq_lens, out, None, None, 0.0, seq_lens)  # which nobody reads
     early_decode_kernel[grid](
-        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
-        turn.cos_sin if turn.q_norm is None else turn.q_norm, turn.cos_sin if turn.k_norm is None else turn.k_norm,
-        turn.kv_slots, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
-        num_splits, min_tiles, scale, window, soft_cap, turn.eps,
+        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, used.positions, used.cos_sin,
+        used.cos_sin if used.q_norm is None else used.q_norm, used.cos_sin if used.k_norm is None else used.k_norm,
+        used.kv_slots, block_tables.shape[0], num_blocks, used.cos_sin.shape[0], block_tables.shape[1],
+        num_splits, min_tiles, scale, window, soft_cap, used.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        STAGES=tile.stages, CLUSTER=tile.cluster,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=turn.q_norm is not None, K_NORM=turn.k_norm is not None,
+        STAGES=tile.stages, CLUSTER=tile.cluster, TURNED=turn is None,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

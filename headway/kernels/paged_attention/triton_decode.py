@@ -30,12 +30,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
-from headway.kernels.paged_attention.triton_fp8 import (
+from headway.kernels.paged_attention.triton_factors import (
     as_cached,
-    as_factor,
     in_order,
     pack_of,
-    queries_of_words,
+    share_queries,
+    shared_queries,
     unpaired,
     whole,
     word_pointer,
@@ -66,12 +66,6 @@ KEYS = gl.constexpr(16)
 def head_layout(size, warps):
     """Threads over [heads, D / 2]: a head in one warp."""
     return gl.BlockedLayout([1, size // 64], [1, 32], [warps, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def repeat_layout(size, warps):
-    """Threads over [repeats, heads, D / 2], of which ``head_layout`` is a slice."""
-    return gl.BlockedLayout([1, 1, size // 64], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -186,36 +180,6 @@ def fold(
 
 
 @gluon.jit
-def repeated(x, more):
-    """[8, D / 2]: ``x`` as often as ``more`` has it."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, more.type.layout)
-    x, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 0), more)
-    return gl.reshape(x, [8, x.shape[2]])
-
-
-@gluon.jit
-def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr, WORDS: gl.constexpr):
-    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory; even and odd columns with WORDS."""
-    ROWS: gl.constexpr = low.shape[0]
-    LAYOUT: gl.constexpr = repeat_layout(D, WARPS)
-    more = gl.zeros([8 // ROWS, ROWS, D // 2], low.dtype, layout=LAYOUT)  # heads again fill the eight rows
-    low, high = repeated(low, more), repeated(high, more)
-    if WORDS:
-        smem.store(queries_of_words(as_factor(low, smem.dtype), as_factor(high, smem.dtype)))
-    else:
-        smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
-
-
-@gluon.jit
-def shared_queries(smem, WARPS: gl.constexpr, S: gl.constexpr):
-    """The first factor that ``fold`` wants, from what ``share_queries`` stored."""
-    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
-    every = gl.zeros([WARPS, 1, 1], smem.dtype, layout=A)
-    both, _ = gl.broadcast(gl.expand_dims(smem.load(gl.SliceLayout(0, A)), 0), every)
-    return both
-
-
-@gluon.jit
 def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr):
     """(whether to write the newest key and value, where in a head's cache)."""
     write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
@@ -292,6 +256,19 @@ def take_row(
 
 
 @gluon.jit
+def take_queries(row_ptr, kv_head, q_smem, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+                 WORDS: gl.constexpr):  # fmt: skip
+    """From a row of queries that are turned: its own into shared memory. The value [1, D] of no token, as ``take_row``."""
+    HEADS: gl.constexpr = head_layout(D, WARPS)
+    VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
+    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, HEADS)), 0)
+    head = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, HEADS)), 1)
+    low, high = load_halves(row_ptr, (kv_head * GROUP + head) * D + half, head < GROUP, D)
+    share_queries(q_smem, low, high, D, WARPS, WORDS)
+    return gl.expand_dims(gl.zeros([D], gl.float32, layout=gl.SliceLayout(0, VALUES)), 0)
+
+
+@gluon.jit
 def fold_tiles(
     smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
     OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr,
@@ -350,7 +327,7 @@ def fold_tiles(
     ],
 )  # fmt: skip
 def early_decode_kernel(
-    qkv_ptr,  # [R, (H + 2 * KH) * D]
+    qkv_ptr,  # [R, (H + 2 * KH) * D], or [R, H * D] with TURNED
     k_ptr,  # [NB, BS, KH, D]
     v_ptr,
     out_ptr,  # [R, H, D]
@@ -368,6 +345,7 @@ def early_decode_kernel(
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
     STAGES: gl.constexpr,  # tiles in shared memory
     CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
+    TURNED: gl.constexpr,  # queries are normed and rotated, and the newest key and value in the cache
     WINDOWED: gl.constexpr, CAPPED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid: KV heads, rows, splits; splits, KV heads, rows with clusters. A row that needs one split writes its output."""
@@ -389,8 +367,9 @@ def early_decode_kernel(
         split, kv_head, row = kv_head, row, split
         mailbox = cluster_buffer(cluster_bytes(CLUSTER, ROWS, D), CLUSTER)
     slot = gl.load(row_slots_ptr + row)
-    kv_slot = gl.load(kv_slots_ptr + row)
-    position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
+    if not TURNED:
+        kv_slot = gl.load(kv_slots_ptr + row)
+        position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(gl.load(seq_lens_ptr + row), table_width * BS), 0)
     first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
@@ -401,9 +380,9 @@ def early_decode_kernel(
         if EARLY:
             gdc_wait()
         return
-    newest = seq_len - 1  # comes from the projections
+    newest = seq_len - 1
     begin = first + split * share  # tiles, as follows
-    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest)
+    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, seq_len if TURNED else newest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
     table = tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width
     cache = (table, limit, num_blocks, block_stride // PACK)
@@ -416,17 +395,23 @@ def early_decode_kernel(
     )
     factor: gl.constexpr = gl.float16 if PACK == 2 else word
     q_smem = gl.allocate_shared_memory(factor, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, WIDTH, BS, STAGES, COPY)
-    angles = cos_sin_ptr + position.to(gl.int64) * D
-    turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
-    mine = split == used - 1  # the newest token is the last of the last split
-    place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
-    if EARLY:
+    row_ptr = qkv_ptr + row.to(gl.int64) * qkv_stride
+    mine = (split == used - 1) & (not TURNED)  # the newest token is the last of the last split
+    if TURNED and EARLY:
         gdc_wait()
-    new_v = take_row(
-        qkv_ptr + row.to(gl.int64) * qkv_stride, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
-        H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
-    )  # fmt: skip
+    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, WIDTH, BS, STAGES, COPY)
+    if TURNED:
+        new_v = take_queries(row_ptr, kv_head, q_smem, GROUP, ROWS, D, WARPS, PACK == 2)
+    else:
+        angles = cos_sin_ptr + position.to(gl.int64) * D
+        turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
+        place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
+        if EARLY:
+            gdc_wait()
+        new_v = take_row(
+            row_ptr, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
+            H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
+        )  # fmt: skip
     async_copy.wait_group(STAGES - 1)
     gl.thread_barrier()  # all warps see the queries and the first tile
     queries = shared_queries(q_smem, WARPS, S)

@@ -1,4 +1,4 @@
-"""What Hopper's decode attention does to read a cache of 8-bit floats (e4m3) as words of two; see ``triton_decode``."""
+"""Factors of the products in decode attention for Hopper: queries, and 8-bit floats (e4m3) as f16; see ``triton_decode``."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -6,6 +6,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def repeat_layout(size, warps):
+    """Threads over [repeats, heads, D / 2], of which ``head_layout`` is a slice."""
+    return gl.BlockedLayout([1, 1, size // 64], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon.constexpr_function
@@ -89,3 +95,33 @@ def in_order(sums):
     D: gl.constexpr = sums.shape[2]
     both = gl.permute(gl.reshape(sums, [WARPS, 16, 2, D // 2]), (0, 1, 3, 2))
     return gl.convert_layout(gl.reshape(both, [WARPS, 16, D]), sums_layout(WARPS, D), assert_trivial=True)
+
+
+@gluon.jit
+def repeated(x, more):
+    """[8, D / 2]: ``x`` as often as ``more`` has it."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, more.type.layout)
+    x, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 0), more)
+    return gl.reshape(x, [8, x.shape[2]])
+
+
+@gluon.jit
+def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr, WORDS: gl.constexpr):
+    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory; even and odd columns with WORDS."""
+    ROWS: gl.constexpr = low.shape[0]
+    LAYOUT: gl.constexpr = repeat_layout(D, WARPS)
+    more = gl.zeros([8 // ROWS, ROWS, D // 2], low.dtype, layout=LAYOUT)  # heads again fill the eight rows
+    low, high = repeated(low, more), repeated(high, more)
+    if WORDS:
+        smem.store(queries_of_words(as_factor(low, smem.dtype), as_factor(high, smem.dtype)))
+    else:
+        smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
+
+
+@gluon.jit
+def shared_queries(smem, WARPS: gl.constexpr, S: gl.constexpr):
+    """The first factor that ``fold`` wants, from what ``share_queries`` stored."""
+    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    every = gl.zeros([WARPS, 1, 1], smem.dtype, layout=A)
+    both, _ = gl.broadcast(gl.expand_dims(smem.load(gl.SliceLayout(0, A)), 0), every)
+    return both
