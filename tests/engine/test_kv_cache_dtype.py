@@ -20,7 +20,7 @@ BLOCK_BYTES = KV_BLOCK_BYTES // 4
 SHARE = 0.2
 """Most that 8 bits may change log-probabilities by, as a share of their spread, both in the mean square; measured: 0.105.
 
-A key's or value's error is at most 1/16, by 3 bits of fraction, and 1/38 in the mean square. Two layers whose weights are large,
+A key's or value's error is at most 1/16, by 3 bits of fraction, and 1/38 in the mean square. Two layers of large weights,
 so that tokens vary, make four times that of it. Keys or values that are wrong make 1 of it, and more.
 """
 
