@@ -384,17 +384,15 @@ def early_decode_kernel(
     begin = first + split * share  # tiles, as follows
     limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, seq_len if TURNED else newest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
-    table = tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width
-    cache = (table, limit, num_blocks, block_stride // PACK)
+    cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride // PACK)
     heads = (k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride)
-    words = (word_pointer(k_ptr, word) + kv_head * (head_stride // PACK),
-             word_pointer(v_ptr, word) + kv_head * (head_stride // PACK))  # fmt: skip
+    words = (word_pointer(heads[0], word), word_pointer(heads[1], word))
     smem = (
         gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
         gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
     )
-    factor: gl.constexpr = gl.float16 if PACK == 2 else word
-    q_smem = gl.allocate_shared_memory(factor, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    FACTORS: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    q_smem = gl.allocate_shared_memory(gl.float16 if PACK == 2 else word, [16, D // 2], FACTORS)
     row_ptr = qkv_ptr + row.to(gl.int64) * qkv_stride
     mine = (split == used - 1) & (not TURNED)  # the newest token is the last of the last split
     if TURNED and EARLY:
@@ -423,9 +421,8 @@ def early_decode_kernel(
     async_copy.wait_group(0)
     gl.thread_barrier()  # all warps' parts are in the room
     merged = merge_warps(room, new_v, mine, WARPS, ROWS, D)
-    first_head = row.to(gl.int64) * H + kv_head * GROUP
     arrival = arrivals_ptr + row * (H // GROUP) + kv_head
     finish(
-        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, split, used, num_splits,
-        GROUP, WARPS, CLUSTER,
+        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, row.to(gl.int64) * H + kv_head * GROUP, split, used,
+        num_splits, GROUP, WARPS, CLUSTER,
     )  # fmt: skip
