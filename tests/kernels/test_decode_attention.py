@@ -180,7 +180,7 @@ def test_a_kv_slot_outside_the_cache_writes_nothing(shape: dict[str, Any], devic
 def check_saturation(shape: dict[str, Any], device: str) -> None:
     """What is beyond 8-bit floats is stored as their largest."""
     arguments = make([9, 1], device, norms=False, **{**shape, "cached": torch.float8_e4m3fn})
-    heads, kv_heads, size = arguments[9], *arguments[7].shape[2:]
+    heads, (kv_heads, size) = arguments[9], arguments[7].shape[2:]
     new = arguments[0].view(2, heads + 2 * kv_heads, size)[:, heads:]
     new[0], new[1] = 1000.0, -1000.0
     check(arguments)
