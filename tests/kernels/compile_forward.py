@@ -197,11 +197,14 @@ def compile_early_decode(
         "BS": 16,
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
+        "KEYS": tile.keys,
         "CLUSTER": tile.cluster,
         "TURNED": turned,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
-    copies = 0 if turned else 2 * tile.stages * 16 * size // ((16 if fp8 else 8) * 32)  # of 16 bytes, by each thread
+    copies = (
+        0 if turned else 2 * tile.stages * tile.keys * size // ((16 if fp8 else 8) * 32)
+    )  # of 16 bytes, by each thread
     name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})

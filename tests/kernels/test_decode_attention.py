@@ -12,7 +12,7 @@ import torch
 from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
+from headway.kernels.paged_attention.early_decode import SIZES, early_tile, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -211,7 +211,7 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
 
     for programs, group, itemsize in product(range(1, 4096), range(1, 9), (1, 2)):
         tile, size, rows = early_tile(programs, group, 132, itemsize), max(SIZES), next_power_of_2(group)
-        tile_bytes = 2 * WARP_KEYS * tile.num_warps * size * itemsize
+        tile_bytes = 2 * tile.block_n * size * itemsize
         more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
         assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)
         assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, (programs, group)

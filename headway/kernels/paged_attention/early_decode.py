@@ -13,7 +13,6 @@ from headway.kernels.triton_early import launch_early
 
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
-WARP_KEYS = 16
 MOST_QUERIES = 8
 
 
@@ -31,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class EarlyTile:
-    """``num_warps`` times 16 keys a tile, ``stages`` tiles in shared memory.
+    """``num_warps`` times ``keys`` (16 or 32) keys a tile, ``stages`` tiles in shared memory.
 
     ``residents``: programs a processor, for which rows are split while there are fewer. ``cluster``: splits of a row that meet
     in shared memory; 1: in the L2 cache. ``registers``: of a thread at most; None: as many as the compiler wants.
@@ -42,6 +41,12 @@ class EarlyTile:
     residents: float = 3.0
     cluster: int = 1
     registers: int | None = None
+    keys: int = 16
+
+    @property
+    def block_n(self) -> int:
+        """Keys of a tile."""
+        return self.keys * self.num_warps
 
 
 def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
@@ -97,9 +102,8 @@ def launch_early_decode(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
     tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
-    block_n = WARP_KEYS * tile.num_warps
-    bound = min(max_seq_len_bound, window + block_n) if window > 0 else max_seq_len_bound
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, sms, tile.residents)
+    bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
+    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, sms, tile.residents)
     partial = stats = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
@@ -114,7 +118,7 @@ def launch_early_decode(
         num_splits, min_tiles, scale, window, soft_cap, used.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        STAGES=tile.stages, CLUSTER=tile.cluster, TURNED=turn is None,
+        STAGES=tile.stages, KEYS=tile.keys, CLUSTER=tile.cluster, TURNED=turn is None,
         WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

@@ -5,7 +5,7 @@ wrote, then waits for the kernel before it (see ``triton_early``); norms and rot
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
 read while the linear layers before, which are short of work rather than of bandwidth, still run.
 
-Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
+Each warp has its own 16 or 32 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
 with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
 the queries' second halves, whose product with the keys' second halves comes out there; in O = P V they are nothing.
 What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
@@ -58,8 +58,6 @@ from headway.kernels.paged_attention.triton_merge import (
 from headway.kernels.triton_cluster import cluster_buffer, open_mailbox, shared_room
 
 LOG2E = gl.constexpr(1.4426950408889634)
-KEYS = gl.constexpr(16)
-"""Keys of a warp in a tile."""
 
 
 @gluon.constexpr_function
@@ -140,6 +138,7 @@ def fold(
     WORDS: gl.constexpr = k_smem.dtype == gl.int16
     B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     WARPS: gl.constexpr = k_smem.shape[0]
+    KEYS: gl.constexpr = k_smem.shape[1]
     HALF: gl.constexpr = q.shape[2]
     o, total, top = state
     keys = k_smem.permute((0, 2, 1))
@@ -280,7 +279,8 @@ def fold_tiles(
     k_head, v_head = heads
     _, limit, _, _ = cache
     BLOCK_N: gl.constexpr = k_smem.shape[1]
-    WARPS: gl.constexpr = BLOCK_N // KEYS
+    WARPS: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = BLOCK_N // WARPS
     WIDTH: gl.constexpr = k_smem.shape[2]
     lowest = newest - window
     o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
@@ -343,7 +343,7 @@ def early_decode_kernel(
     scale, window, soft_cap, eps,
     qkv_stride, block_stride, head_stride,
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
-    STAGES: gl.constexpr,  # tiles in shared memory
+    STAGES: gl.constexpr, KEYS: gl.constexpr,  # tiles in shared memory, and each warp's keys of one
     CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
     TURNED: gl.constexpr,  # queries are normed and rotated, and the newest key and value in the cache
     WINDOWED: gl.constexpr, CAPPED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
