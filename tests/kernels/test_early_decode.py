@@ -59,7 +59,7 @@ def test_decode_rows_beside_prompts(window: int, dtype: torch.dtype, tile: Early
         rows, num_decode_rows=5, heads=(6, 2), size=128, block_size=8, dtype=dtype, device="cpu", heads_first=True,
         pad_rows=1, pad_tokens=2, cached=torch.float8_e4m3fn, bound=300,
     )  # fmt: skip
-    tiles = patch.object(early_decode, "early_tile", lambda programs, group, sms, itemsize: tile)
+    tiles = patch.object(early_decode, "TURNED_TILE", tile)
     triton = patch.object(launch, "launch_decode", None)
     with modelled(), interpreter_loops(), tiles, triton, patch.object(launch, "launch_prefill", lambda *_: None):
         found = paged_attention.implementation("cuda")(*inputs.arguments(0.1, window))

@@ -49,10 +49,14 @@ class EarlyTile:
         return self.keys * self.num_warps
 
 
+TURNED_TILE = EarlyTile(2, 3)
+"""Of rows whose queries are turned. One for any number of rows, so that a start compiles it whatever steps it rehearses."""
+
+
 def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
     """The tile for rows x KV heads = ``programs`` of ``group`` queries a KV head, on ``sms`` processors.
 
-    ``itemsize``: bytes of a cached number. With one, tiles are half as large, so there are more of them on their way.
+    ``itemsize``: bytes of a cached number. With one, tiles are half as large, and many rows have room for another.
 
     What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
     of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters at one row. There half
@@ -68,9 +72,7 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
         return EarlyTile(4, 3, 1.5, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     if programs <= 2 * sms:
         return EarlyTile(2, 3, 3.0, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
-    if itemsize == 1:
-        return EarlyTile(2, 4)
-    return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
+    return EarlyTile(2, 3) if programs <= 10 * sms or itemsize == 1 else EarlyTile(2, 2)
 
 
 def serves(size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device) -> bool:
@@ -101,7 +103,9 @@ def launch_early_decode(
     num_rows, heads, size = out.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
-    tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
+    tile = TURNED_TILE
+    if turn is not None:
+        tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, sms, tile.residents)
     partial = stats = out
