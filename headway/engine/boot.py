@@ -152,6 +152,10 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
                 f"kv_cache_dtype={name!r} needs a GPU of compute capability 8.9 or newer; this one has {major}.{minor}: "
                 "use kv_cache_dtype='auto'"
             )
+    elif device.torch_device.type == "cpu":
+        logger.warning(
+            "kv_cache_dtype %s: the CPU's own kernels know no 8-bit floats, torch's operations attend instead", name
+        )
     return torch.float8_e4m3fn
 
 

@@ -34,6 +34,11 @@ def test_blocks_take_a_byte_a_number(make_engine: MakeEngine) -> None:
     assert narrow.info.num_kv_tokens + 8 == 4 * (wide.info.num_kv_tokens + 8)
 
 
+def test_a_cpu_says_that_it_is_slow_at_it(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    make_engine(kv_cache_dtype="fp8")
+    assert "the CPU's own kernels know no 8-bit floats" in caplog.text
+
+
 @pytest.mark.parametrize("pool_blocks", [None, 18])
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_depths_and_preemptions_change_nothing(make_engine: MakeEngine, depth: int, pool_blocks: int | None) -> None:
