@@ -1,9 +1,10 @@
 """Chooses the tiles of the decode attention kernel for Hopper, inside whole decoder layers on one card.
 
-    python bench/ops/decode_attention.py [--rows 1 8 64] [--model qwen3-0.6b] [--context 448] [--jobs 14]
+    python bench/ops/decode_attention.py [--rows 1 8 64] [--model llama-8b] [--context 448] [--cache fp8] [--alone]
 
 As in ``linear.py``: a tile is compared with the table's, then timed in layers whose linear layers are those of the engine, 28
-(or 8) of them with a KV cache each in one CUDA graph. The last column is the difference to the table's tile.
+(or 8) of them with a KV cache each in one CUDA graph. The last column is the difference to the table's tile. --alone leaves the
+linear layers out: from 64 rows on they are the smaller part.
 """
 
 from __future__ import annotations
@@ -14,57 +15,80 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
-from linear import MODELS, Chain, layers_in_chain, random, say
+from linear import BYTES_PER_US, MODELS, Chain, layers_in_chain, random, say
 from mid_linear import MidChain
 from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention import early_decode
-from headway.kernels.paged_attention.early_decode import WARP_KEYS, EarlyTile
+from headway.kernels.paged_attention.early_decode import EarlyTile
 from headway.kernels.paged_attention.tiles import choose_splits, num_sms
 
 SHARED = 228 * 1024
 TABLE = early_decode.early_tile
+MEETING_ROWS = 128
+"""Up to how many rows ``mid_linear`` has no norm between two layers."""
 FUSED_ROWS = {"qwen3-0.6b": 8, "llama-8b": 1}
 """Up to how many rows a model's layers are fused; above, ``mid_linear`` takes them."""
 
 
-def candidates(programs: int, context: int, bound: int) -> list[EarlyTile]:
+def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[EarlyTile]:
     """Each way of splitting rows of ``context`` tokens once, unless it fills all processors twice over."""
     found: dict[tuple[int, ...], EarlyTile] = {}
     sms = num_sms(torch.device("cuda", 0))
-    for warps, stages, residents in product((2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)):
-        block = WARP_KEYS * warps
+    shapes = product((1, 2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (16, 32) if itemsize == 1 else (16,))
+    for warps, stages, residents, keys in shapes:
+        block = keys * warps
         most, least_tiles = choose_splits(programs, bound, block, sms, residents)
         tiles = cdiv(context, block)
         share = cdiv(tiles, max(1, min(cdiv(tiles, least_tiles), most)))
         used = cdiv(tiles, share)
-        together = SHARED // (2 * stages * block * 256 + 4096)
+        together = SHARED // (2 * stages * block * 128 * itemsize + 4096)
         if stages > share + 1 or together == 0 or (used > 1 and used * programs > 2 * sms * together):
             continue
         clusters = [size for size in (2, 4, 8) if size >= used > size // 2 and used > 1]
         for cluster in (1, *clusters):
-            found.setdefault((warps, stages, used, cluster), EarlyTile(warps, stages, residents, cluster))
+            found.setdefault(
+                (warps, stages, used, cluster, keys), EarlyTile(warps, stages, residents, cluster, keys=keys)
+            )
     return list(found.values())
 
 
-def make(model: str, rows: int, context: int) -> tuple[Chain, float]:
+class Attention(Chain):
+    """Layers of attention alone."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        outputs = self.weights[0]["qkv"].shape[0]
+        self.projections = [random(self.residual.shape[0], outputs) for _ in self.weights]
+
+    def early(self) -> None:
+        for qkv in self.projections:
+            self.attend(qkv)
+
+
+def make(model: str, rows: int, context: int, cached: torch.dtype, alone: bool) -> tuple[Chain, float]:
     """A chain of layers and the microseconds that one of them takes."""
-    fused = rows <= FUSED_ROWS[model]
-    made = Chain(model, rows, layers_in_chain(model), {}, context) if fused else MidChain(model, rows)
+    if alone:
+        made: Chain = Attention(model, rows, layers_in_chain(model), {}, context, cached)
+    elif rows <= FUSED_ROWS[model]:
+        made = Chain(model, rows, layers_in_chain(model), {}, context, cached)
+    else:
+        made = MidChain(model, rows, "meet" if rows <= MEETING_ROWS else "parts", context, cached)
     return made, spent(made)
 
 
 def spent(made: Chain) -> float:
-    call = made.early if isinstance(made, MidChain) else lambda: made.fused(True)
+    call = made.early if isinstance(made, MidChain | Attention) else lambda: made.fused(True)
     return time_calls([call], 1) / len(made.weights)
 
 
 def use(tile: EarlyTile | None) -> None:
     """Have the launcher take ``tile``, None for the table's."""
-    early_decode.early_tile = TABLE if tile is None else lambda programs, group, sms: tile
+    early_decode.early_tile = TABLE if tile is None else lambda programs, group, sms, itemsize: tile
 
 
 def attended(made: Chain, qkv: torch.Tensor) -> torch.Tensor:
@@ -90,20 +114,22 @@ def check(made: Chain, rows: int, tile: EarlyTile) -> None:
         raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
 
 
-def compile_tile(model: str, tile: EarlyTile) -> None:
+def compile_tile(model: str, tile: EarlyTile, cached: torch.dtype) -> None:
     """Fill Triton's cache."""
-    made = Chain(model, 3, 1, {}, context=100)
+    made = Chain(model, 3, 1, {}, 100, cached)
     use(tile)
     made.attend(random(3, MODELS[model][1].outputs))
     torch.cuda.synchronize()
 
 
-def sweep(model: str, rows: int, context: int) -> None:
-    made, table = make(model, rows, context)
-    programs = rows * made.inputs.k_cache.shape[2]
-    tiles = candidates(programs, context, made.inputs.max_seq_len_bound)
-    chosen = TABLE(programs, made.heads // made.inputs.k_cache.shape[2], 132)
-    say(f"\n{model} M={rows}, {context} tokens: {table:.2f} us a layer with {chosen}")
+def sweep(model: str, rows: int, context: int, cached: torch.dtype, alone: bool) -> None:
+    made, table = make(model, rows, context, cached, alone)
+    cache = made.inputs.k_cache
+    programs = rows * cache.shape[2]
+    tiles = candidates(programs, context, made.inputs.max_seq_len_bound, cache.itemsize)
+    chosen = TABLE(programs, made.heads // cache.shape[2], 132, cache.itemsize)
+    floor = 2 * rows * context * cache.shape[2] * cache.shape[3] * cache.itemsize / BYTES_PER_US
+    say(f"\n{model} M={rows}, {context} tokens: {table:.2f} us a layer with {chosen}; cache's floor {floor:.1f}")
     found: list[tuple[float, EarlyTile]] = []
     for tile in tiles:
         try:
@@ -122,23 +148,26 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--model", choices=list(MODELS), default="qwen3-0.6b")
     parser.add_argument("--context", type=int, default=448, help="tokens a row; fused layers only")
+    parser.add_argument("--cache", choices=("auto", "fp8"), default="auto", help="of keys and values; auto: bfloat16")
+    parser.add_argument("--alone", action="store_true", help="attention without linear layers")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    cached = torch.float8_e4m3fn if options.cache == "fp8" else torch.bfloat16
     kv_heads = (MODELS[options.model][1].outputs - MODELS[options.model][2].inputs) // 256
     wanted = {
         replace(tile, residents=3.0)
         for rows in options.rows
-        for tile in candidates(rows * kv_heads, options.context, 4096)
+        for tile in candidates(rows * kv_heads, options.context, 4096, cached.itemsize)
     }
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for job in [pool.submit(compile_tile, options.model, tile) for tile in wanted]:
+        for job in [pool.submit(compile_tile, options.model, tile, cached) for tile in wanted]:
             if job.exception():
                 say(f"compiling: {job.exception()}")
     for rows in options.rows:
-        sweep(options.model, rows, options.context)
+        sweep(options.model, rows, options.context, cached, options.alone)
         torch.cuda.empty_cache()
 
 

@@ -156,7 +156,9 @@ def compile_all(models: list[str], all_rows: list[int], jobs: int) -> None:
 class Chain:
     """All layers of a decode step with caches, run with fused or separate ops."""
 
-    def __init__(self, model: str, rows: int, count: int, tiles: Tiles, context: int = 448) -> None:
+    def __init__(
+        self, model: str, rows: int, count: int, tiles: Tiles, context: int = 448, cached: torch.dtype | None = None
+    ) -> None:
         self.tiles = dict(tiles)
         shapes = {layer.name: (layer.outputs, layer.inputs) for layer in MODELS[model]}
         hidden, self.heads = shapes["qkv"][1], shapes["o"][1] // 128
@@ -167,10 +169,13 @@ class Chain:
         self.qk_norm = random(128) if model.startswith("qwen3") else None
         self.inputs = make_paged_inputs(
             [(1, context)] * rows, num_decode_rows=rows, heads=(self.heads, kv_heads), size=128, block_size=16,
-            dtype=torch.bfloat16, device="cuda", bound=4096, on_device=True, heads_first=True,
+            dtype=torch.bfloat16, device="cuda", bound=4096, on_device=True, heads_first=True, cached=cached,
         )  # fmt: skip
         first = (self.inputs.k_cache, self.inputs.v_cache)
-        others = [tuple(torch.randn_like(cache) for cache in first) for _ in range(count - 1)]
+        others = [
+            tuple(torch.randn_like(cache, dtype=torch.bfloat16).to(cache.dtype) for cache in first)
+            for _ in range(count - 1)
+        ]
         self.caches = cycle([first, *others])  # one a layer: a cache that all share would stay in the L2
         self.positions = torch.full((rows,), context - 1, dtype=torch.int32, device="cuda")
         self.kv_slots = torch.arange(rows, dtype=torch.int32, device="cuda")

@@ -139,8 +139,8 @@ def compile_all(model: str, all_rows: list[int], way: str, jobs: int) -> None:
 class MidChain(Chain):
     """The layers of ``Chain`` with linear layers that start early, or those of them that have a tile."""
 
-    def __init__(self, model: str, rows: int, way: str) -> None:
-        super().__init__(model, rows, layers_in_chain(model), {})
+    def __init__(self, model: str, rows: int, way: str, context: int = 448, cached: torch.dtype | None = None) -> None:
+        super().__init__(model, rows, layers_in_chain(model), {}, context, cached)
         self.layers = {layer.name: layer for layer in layers_of(model)}
         self.kinds, self.way = WAYS[way], way
         self.choice = first_tiles(model, rows, way)

@@ -118,6 +118,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     model: str
     architecture: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     vocab_size: int
     max_model_len: int

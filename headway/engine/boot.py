@@ -38,17 +38,20 @@ from headway.state.slots import SlotArena, core_tables
 from headway.weights import Checkpoint, open_checkpoint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which on GPUs convert 8-bit floats, and Triton has kernels do it."""
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model on its device, and what it was made from."""
+    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values."""
 
     device: Device
     checkpoint: Checkpoint
     config: DecoderConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     model: DecoderModel
 
 
@@ -110,6 +113,7 @@ def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
     config = decoder_config(checkpoint.config)
     dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
+    kv_dtype = _resolve_kv_dtype(args.kv_cache_dtype, dtype, device)
     longest = args.max_model_len or config.longest_context
     if longest > config.longest_context:
         raise ConfigError(
@@ -123,7 +127,7 @@ def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:
         progress=progress,
         seed=args.seed,
     )
-    return Loaded(device, checkpoint, config, dtype, model)
+    return Loaded(device, checkpoint, config, dtype, kv_dtype, model)
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -138,10 +142,27 @@ def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.d
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
 
 
+def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dtype:
+    if name == "auto":
+        return dtype
+    if device.torch_device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device.torch_device)
+        if (major, minor) < FP8_CAPABILITY:
+            raise ConfigError(
+                f"kv_cache_dtype={name!r} needs a GPU of compute capability 8.9 or newer; this one has {major}.{minor}: "
+                "use kv_cache_dtype='auto'"
+            )
+    elif device.torch_device.type == "cpu":
+        logger.warning(
+            "kv_cache_dtype %s: the CPU's own kernels know no 8-bit floats, torch's operations attend instead", name
+        )
+    return torch.float8_e4m3fn
+
+
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
     spec = kv_spec(loaded.config)
-    shape = KVShape(block_size=sizes.block_size, dtype=loaded.dtype, **spec)
+    shape = KVShape(block_size=sizes.block_size, dtype=loaded.kv_dtype, **spec)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()
@@ -157,9 +178,10 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
     sizes = fit_context(sizes, shape, budget, explicit=args.max_model_len is not None)
     logger.info(
-        "KV cache: %d blocks of %d tokens, %.2f GiB; context %d",
+        "KV cache: %d blocks of %d tokens in %s, %.2f GiB; context %d",
         sizes.num_blocks,
         sizes.block_size,
+        _name(loaded.kv_dtype),
         sizes.num_blocks * shape.bytes_per_block / 2**30,
         sizes.max_model_len,
     )
@@ -182,7 +204,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     kv = KVPool(
         num_blocks=num_blocks,
         block_size=sizes.block_size,
-        dtype=loaded.dtype,
+        dtype=loaded.kv_dtype,
         device=device.torch_device,
         **kv_spec(loaded.config),
     )
@@ -213,6 +235,10 @@ def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> i
     return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * cdiv(num_tokens, block_size)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
     generation = loaded.checkpoint.generation_config
     eos = generation.get("eos_token_id")
@@ -221,7 +247,8 @@ def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
     return ModelInfo(
         model=args.model,
         architecture=loaded.config.architecture,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=_name(loaded.dtype),
+        kv_cache_dtype=_name(loaded.kv_dtype),
         device=str(loaded.device.torch_device),
         vocab_size=loaded.config.vocab_size,
         max_model_len=sizes.max_model_len,

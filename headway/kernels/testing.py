@@ -25,6 +25,20 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=absolute, rtol=relative)
 
 
+def assert_same_cache(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """NaN in the same places, values close: of 8-bit floats a step apart at most, since what is rounded to them may differ in
+    its last bit."""
+    assert torch.equal(actual.float().isnan(), expected.float().isnan()), "other places are written"
+    if actual.dtype != torch.float8_e4m3fn:
+        assert_close(actual.nan_to_num(), expected.nan_to_num())
+        return
+    assert expected.dtype == actual.dtype
+    steps = [x.view(torch.int8).int() for x in (actual, expected)]  # magnitudes in order, sign apart
+    steps = [torch.where(x < 0, -(x & 127), x) for x in steps]
+    apart = (steps[0] - steps[1]).abs()
+    assert int(apart.max()) <= 1, f"{int((apart > 1).sum())} of {apart.numel()} places are more than a step apart"
+
+
 def kernel_dtypes() -> list[torch.dtype]:
     """What kernels are tested with: Triton's interpreter cuts bf16 off where hardware rounds, so only CUDA tests it."""
     return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -32,9 +46,10 @@ def kernel_dtypes() -> list[torch.dtype]:
 
 @contextmanager
 def interpreter_loops() -> Iterator[None]:
-    """Let Triton's interpreter run ``range`` over device numbers.
+    """Let Triton's interpreter run ``range`` over device numbers, and convert 8-bit floats.
 
-    Triton 3.6 turns its one-element arrays into loop bounds with ``int(array)``, which numpy refuses from 2.4 on.
+    Triton 3.6 turns its one-element arrays into loop bounds with ``int(array)``, which numpy refuses from 2.4 on. Its 8-bit
+    floats lose carries from the fraction into an odd exponent when they are rounded, and their NaN reads 480.
     """
     from triton.runtime import interpreter
 
@@ -44,7 +59,20 @@ def interpreter_loops() -> Iterator[None]:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    with patch.object(interpreter, "_patch_lang_tensor", patch_tensor):
+    convert = interpreter._convert_float
+
+    def convert_float(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if target.name == "fp8e4nv":
+            return torch.from_numpy(data).float().to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        if source.name == "fp8e4nv":
+            wide = torch.from_numpy(data).view(torch.float8_e4m3fn).float()
+            return (wide.half() if target.name == "fp16" else wide).numpy()
+        return convert(data, source, target, mode)
+
+    with (
+        patch.object(interpreter, "_patch_lang_tensor", patch_tensor),
+        patch.object(interpreter, "_convert_float", convert_float),
+    ):
         yield
 
 
@@ -105,6 +133,7 @@ def make_paged_inputs(
     bound: int | None = None,
     on_device: bool = False,
     heads_first: bool = False,
+    cached: torch.dtype | None = None,
 ) -> PagedInputs:
     """Random inputs whose blocks are scattered over the cache; cache places that no row owns hold NaN.
 
@@ -114,6 +143,7 @@ def make_paged_inputs(
         pad_rows, pad_tokens: padding behind the rows.
         bound: max_seq_len_bound and width of the block tables in tokens; default: the longest context.
         on_device: draw the large tensors on the device and fill unowned places too (benchmarks).
+        cached: dtype of the caches, by default the queries'.
     """
     longest = max((context for _, context in rows), default=1)
     bound = max(longest, 1) if bound is None else bound
@@ -143,6 +173,7 @@ def make_paged_inputs(
         else:
             cache = make_random(*cache_shape, dtype=dtype, device="cpu", seed=seed)
             caches.append(cache.masked_fill(~owned[..., None, None], float("nan")).to(device))
+    caches = [cache.to(cached or dtype) for cache in caches]
     if heads_first:  # in memory [NB, KH, bs, D], as ``KVPool`` keeps it on CUDA
         caches = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches]
     return PagedInputs(

@@ -146,6 +146,7 @@ class Figures(Collector):
             "version": __version__,
             "architecture": info.architecture,
             "dtype": info.dtype,
+            "kv_cache_dtype": info.kv_cache_dtype,
             "device": info.device,
             "max_model_len": str(info.max_model_len),
             "max_num_seqs": str(info.max_num_seqs),

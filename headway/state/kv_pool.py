@@ -13,7 +13,7 @@ class KVPool:
 
     Args:
         num_layers, num_blocks, block_size, num_kv_heads, head_dim: shape of the pool.
-        dtype, device: of the cache.
+        dtype, device: of the cache; the dtype is the model's or float8_e4m3fn.
 
     Attributes:
         keys, values: per layer, [num_blocks, block_size, num_kv_heads, head_dim]. Block 0 is never written. On CUDA the heads

@@ -20,6 +20,7 @@ from headway.cli.bench.anchors import (
     context,
     gate,
     generation,
+    kv_fp8,
     profiled,
     server,
     startup,
@@ -69,6 +70,9 @@ def test_the_whole_table(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     for name in (
         "itl_ms_greedy_bs2",
         "nano_tok_s",
+        "nano_tok_s_kv_fp8",
+        "offline_load_tok_s_kv_fp8",
+        "itl_ms_greedy_bs2_kv_fp8",
         "prefill_tok_s",
         "ttft_ms_alone",
         "server_500_tok_s",
@@ -124,7 +128,7 @@ def test_a_red_check_gives_no_number(model: Path, tmp_path: Path, monkeypatch: p
 def test_a_red_check_of_constrained_rows_gives_no_number(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([[[1], [2]], [[1], [3]]])
+    answers = iter([[[1], [2]], [[1], [3]]] * 2)  # the load with keys and values in 8 bits has a check of its own
     monkeypatch.setattr(gate, "answers", lambda *_: next(answers))
     result, report = measure(model, tmp_path, "--only", "structured*", "--only", "offline*")
     assert result.exit_code == 1
@@ -274,7 +278,7 @@ def test_every_known_figure_is_measured_by_somebody(tmp_path: Path) -> None:
             assert set(figures) == set(command.POOLING[name])
             continue
         bench = full_bench(name, tmp_path)
-        modules = (generation, profiled, startup, server, structured)
+        modules = (generation, profiled, startup, kv_fp8, server, structured)
         announced = {figure for module in modules for figure in module.announce(bench)}
         assert set(figures) <= announced
 

@@ -26,6 +26,7 @@ def model_info(max_model_len: int = 100_000) -> ModelInfo:
         model="fake",
         architecture="Fake",
         dtype="float32",
+        kv_cache_dtype="float32",
         device="cpu",
         vocab_size=VOCAB,
         max_model_len=max_model_len,

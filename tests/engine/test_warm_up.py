@@ -21,14 +21,15 @@ MOST_KERNELS = 80
 """Specialisations that a start of Qwen3-0.6B may compile. One takes 0.05 to 1 s of a core, and a tenth of that of all."""
 
 
-def boot(cache: Path, broken: str = "") -> dict[str, Any]:
+def boot(cache: Path, broken: str = "", kv_cache_dtype: str = "auto") -> dict[str, Any]:
     pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
-    told: dict[str, Any] = json.loads(run_module("tests.kernels.dry_boot", cache, broken))
+    told: dict[str, Any] = json.loads(run_module("tests.kernels.dry_boot", cache, broken, kv_cache_dtype))
     return told
 
 
-def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path) -> None:
-    told = boot(tmp_path)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path, kv_cache_dtype: str) -> None:
+    told = boot(tmp_path, kv_cache_dtype=kv_cache_dtype)
     late = [name for name, thread in told["compiled"] if not thread.startswith("headway-compile")]
     assert late == [], "compiled where they were first launched: no rehearsal ran them"
     names = Counter(name for name, _ in told["compiled"])

@@ -97,6 +97,22 @@ def test_full_steps_as_graphs_equal_the_cpu(
         close(answer, oracle[request_id], tolerance=1e-3)
 
 
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_keys_and_values_in_8_bits(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, depth: int, enforce_eager: bool
+) -> None:
+    """Tokens alone: where sums are a last bit apart a key may be a step of 8 bits apart."""
+    expected = run(engine(tiny_model, device="cpu", run_ahead=0, kv_cache_dtype="fp8"), batch())
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with no_waits(monkeypatch):
+        core = engine(tiny_model, run_ahead=depth, enforce_eager=enforce_eager, kv_cache_dtype="fp8")
+        answers = run(core, batch())
+    assert {name: each.token_ids for name, each in answers.items()} == {
+        name: each.token_ids for name, each in expected.items()
+    }
+
+
 def test_preemption_on_the_gpu(tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     core = engine(tiny_model, run_ahead=2, max_num_batched_tokens=24, kv_cache_memory_bytes=18 * KV_BLOCK_BYTES)
     with no_waits(monkeypatch):

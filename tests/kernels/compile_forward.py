@@ -57,6 +57,7 @@ TYPES = {
     "soft_cap": "fp32",
     "eps": "fp32",
 }
+FP8 = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
 INT_POINTERS = (
     "tables_ptr",
     "row_slots_ptr",
@@ -144,8 +145,11 @@ def exponentials_beside_products(code: str) -> int | None:
     return min(counts, default=None)
 
 
-def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, capped: bool) -> None:
-    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped}"
+def compile_attention(
+    size: int, heads: int, kv_heads: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
+) -> None:
+    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped} fp8={fp8}"
+    types = {**TYPES, **(FP8 if fp8 else {})}
     kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
@@ -153,12 +157,12 @@ def compile_attention(size: int, heads: int, kv_heads: int, *, windowed: bool, c
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     for hold in (False, True):
         more = {"GROUP": heads // kv_heads, "HOLD": hold}
-        compile_kernel(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, **options)
+        compile_typed(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, types, options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
-        compile_kernel(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, **options)
+        compile_typed(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, types, options)
 
 
 def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
@@ -181,8 +185,11 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
     compile_typed(f"prefill overlapped rows={rows} {name}", kernel, {**constants, "BLOCK_N": block_n}, types, options)
 
 
-def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool, capped: bool) -> None:
-    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS)
+def compile_early_decode(
+    size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False,
+    turned: bool = False,
+) -> None:  # fmt: skip
+    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS, 1 if fp8 else 2)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -190,12 +197,17 @@ def compile_early_decode(size: int, heads: int, kv_heads: int, rows: int, *, win
         "BS": 16,
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
+        "KEYS": tile.keys,
         "CLUSTER": tile.cluster,
+        "TURNED": turned,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
-    copies = 2 * tile.stages * 16 * size // (8 * 32)  # of 16 bytes, by each thread
-    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} copies {copies}"
-    compile_kernel(name, early_decode_kernel, constants, num_warps=tile.num_warps)
+    copies = (
+        0 if turned else 2 * tile.stages * tile.keys * size // ((16 if fp8 else 8) * 32)
+    )  # of 16 bytes, by each thread
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
+    types = {**TYPES, **(FP8 if fp8 else {})}
+    compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
 
 
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
@@ -237,14 +249,17 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide(wide: int) -> None:
+def compile_wide(wide: int, fp8: bool = False) -> None:
     rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
+    types |= FP8 if fp8 else {}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
     fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
-        compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+        compile_typed(f"wide {wide} qkv norm={norm} fp8={fp8}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    if fp8:
+        return
     if wide == WIDE:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
     types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
@@ -275,12 +290,17 @@ def main() -> None:
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide(WIDE)
     compile_wide(NARROW)
+    compile_wide(WIDE, fp8=True)
     compile_uneven()
-    compile_attention(128, 16, 8, windowed=False, capped=False)
+    compile_attention(128, 16, 8)
+    compile_attention(128, 16, 8, fp8=True)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):
-        compile_early_decode(128, 16, 8, rows, windowed=False, capped=False)
+        compile_early_decode(128, 16, 8, rows)
+        compile_early_decode(128, 16, 8, rows, fp8=True)
     compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
+    compile_early_decode(64, 32, 4, 8, fp8=True)
+    compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)
@@ -293,7 +313,8 @@ def main() -> None:
     compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}
-    compile_kernel("rope_kv_write", rope_kv_write_kernel, rope, num_warps=2)
+    for types in (TYPES, TYPES | FP8):
+        compile_typed("rope_kv_write", rope_kv_write_kernel, rope, types, {"num_warps": 2})
 
 
 if __name__ == "__main__":

@@ -120,12 +120,13 @@ def steps(runner: ModelRunner) -> None:
         runner._sampler.penalties.rebuild(slots, runner.config.max_model_len)
 
 
-def main(broken: str = "") -> None:
+def main(broken: str = "", kv_cache_dtype: str = "auto") -> None:
     driver.set_active(NoDriver())
     recorder, told = Recorder(broken), {}
     args = EngineArgs(
-        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=40960, kv_cache_memory_bytes=2**33
-    )
+        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=40960, kv_cache_memory_bytes=2**33,
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
     with ExitStack() as stack:
         for each in patches(recorder):
             stack.enter_context(each)

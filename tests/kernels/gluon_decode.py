@@ -17,11 +17,13 @@ from unittest.mock import patch
 import torch
 from triton.language.core import constexpr
 
-from headway.kernels.paged_attention import triton_copy, triton_decode, triton_merge
+from headway.kernels.paged_attention import triton_copy, triton_decode, triton_factors, triton_merge
 
 BOX = 1 << 20
 """Where the memory for a cluster begins."""
 KERNEL = triton_decode.early_decode_kernel
+UNWRITTEN = 0x7F7F
+"""A word of two NaNs."""
 
 
 class Value(torch.Tensor):
@@ -50,6 +52,10 @@ class Pointer:
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.flat, self.at + offset)
+
+    def to(self, dtype: torch.dtype, bitcast: bool) -> Pointer:
+        assert bitcast and self.at * self.flat.itemsize % dtype.itemsize == 0
+        return Pointer(self.flat.view(dtype), self.at * self.flat.itemsize // dtype.itemsize)
 
     def unsqueeze(self, axis: int) -> Pointer:
         return Pointer(self.flat, self.at.unsqueeze(axis))
@@ -117,7 +123,7 @@ class Program:
     others_run: bool = False
 
     def copy(self, target: Shared, source: Pointer, mask: Any = None) -> None:
-        target.data.fill_(float("nan"))
+        target.data.fill_(float("nan") if target.dtype.is_floating_point else UNWRITTEN)
         self.open.append((target.data, source.read(mask)))
 
     def commit(self) -> None:
@@ -128,6 +134,12 @@ class Program:
         while len(self.groups) > outstanding:
             for target, values in self.groups.pop(0):
                 target.copy_(values)
+
+    def unpaired(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of words, as their asm gives them."""
+        pairs = words.as_subclass(torch.Tensor).contiguous().view(torch.uint8).view(*words.shape, 2)
+        first, second = pairs.view(torch.float8_e4m3fn).half().unbind(-1)
+        return value_of(first), value_of(second)
 
     def barrier(self) -> None:
         for at, values in self.unseen:
@@ -200,7 +212,8 @@ class Program:
             program_id=lambda axis: value_of(torch.tensor(self.place[axis], dtype=torch.int32)),
             num_warps=lambda: self.warps, static_range=range, constexpr=None,
             SliceLayout=nothing, NVMMASharedLayout=nothing, NVMMADistributedLayout=nothing, DotOperandLayout=nothing,
-            SwizzledSharedLayout=nothing, BlockedLayout=nothing,
+            SwizzledSharedLayout=nothing, BlockedLayout=nothing, DistributedLinearLayout=nothing,
+            float8e4nv=torch.float8_e4m3fn, float16=torch.float16, int16=torch.int16, pointer_type=lambda dtype: dtype,
             float32=torch.float32, int32=torch.int32, int64=torch.int64,
             arange=lambda start, end, layout: wide(torch.arange(start, end, dtype=torch.int32)),
             expand_dims=lambda x, axis: x.unsqueeze(axis), exp2=torch.exp2, log2=torch.log2, rsqrt=torch.rsqrt,
@@ -216,7 +229,9 @@ class Program:
             load=lambda pointer, mask=None, other=0.0: pointer.read(mask, other),
             store=lambda pointer, value, mask=None: pointer.write(value, mask),
             atomic_add=self.add, thread_barrier=self.barrier,
-            allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.full(shape, float("nan"), dtype=dtype)),
+            allocate_shared_memory=lambda dtype, shape, layout: Shared(
+                torch.full(shape, float("nan") if dtype.is_floating_point else UNWRITTEN, dtype=dtype)
+            ),
         )  # fmt: skip
         copies = types.SimpleNamespace(
             async_copy_global_to_shared=self.copy, commit_group=self.commit, wait_group=self.wait_copies
@@ -227,12 +242,13 @@ class Program:
             "cluster_buffer": self.cluster_buffer, "open_mailbox": self.open_mailbox, "cluster_wait": self.cluster_wait,
             "place_in": lambda rank, at: at + (rank << 24), "send2": self.send, "send4": self.send,
             "wait_mailbox": self.wait_mailbox, "put_pairs": self.put_pairs, "pull": self.pull, "pull4": self.pull4,
+            "unpaired": self.unpaired,
         }  # fmt: skip
 
     def run(self, arguments: dict[str, Any]) -> None:
         replaced = self.language()
         names: dict[str, Any] = {}
-        for module in (triton_copy, triton_merge, triton_decode):
+        for module in (triton_copy, triton_factors, triton_merge, triton_decode):
             for name, thing in vars(module).items():
                 if name.startswith("__") or name in replaced:
                     continue

@@ -12,10 +12,11 @@ import torch
 from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.early_decode import SIZES, WARP_KEYS, early_tile, serves
+from headway.kernels.paged_attention.early_decode import SIZES, early_tile, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
+    assert_same_cache,
     interpreter_loops,
     kernel_dtypes,
     make_cos_sin,
@@ -29,9 +30,11 @@ SHAPES: list[dict[str, Any]] = [
     {},
     {"heads": (6, 2), "size": 128, "dtype": torch.float16},
     {"size": 64, "dtype": torch.float16},
+    {"cached": torch.float8_e4m3fn},
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16, "cached": torch.float8_e4m3fn},
 ]
-"""Of the kernel for all devices and, from the second on, of the one for Hopper."""
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64"])
+"""Of the kernel for all devices and, those of 16 bits, of the one for Hopper."""
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64", "any_fp8", "hopper_fp8"])
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +88,16 @@ def check(arguments: list[Any]) -> torch.Tensor:
     before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = decode_attention.reference(*cpu)
     actual = decode_attention.implementation("cuda")(*arguments)
+    if (
+        arguments[7].dtype is torch.float8_e4m3fn
+    ):  # the newest key may be rounded the other way, and is used as it is stored
+        q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
+        stored = [cache.cpu() for cache in arguments[7:9]]
+        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18])
     assert_close(actual, expected.to(actual.device))
     for index, (old, new) in enumerate(zip(before, arguments, strict=True)):
         if index in CACHES:
-            assert_close(new.nan_to_num(5.0), cpu[index].to(new.device).nan_to_num(5.0))
+            assert_same_cache(new, cpu[index].to(new.device))
         elif isinstance(old, torch.Tensor):
             assert torch.equal(old, new)
     return actual
@@ -154,7 +163,7 @@ def test_padding_and_zombies_give_zeros_and_write_nothing(shape: dict[str, Any],
     before = arguments[7].clone()
     out = check(arguments)
     assert not out[0].any() and not out[2:].any() and bool(out[1].any())
-    changed = (arguments[7].nan_to_num(3.0) != before.nan_to_num(3.0)).flatten(2).any(2)
+    changed = (arguments[7].float().nan_to_num(3.0) != before.float().nan_to_num(3.0)).flatten(2).any(2)
     assert int(changed.sum()) == 1
 
 
@@ -165,7 +174,24 @@ def test_a_kv_slot_outside_the_cache_writes_nothing(shape: dict[str, Any], devic
     arguments[6][1] = -1
     before = arguments[7].clone()
     decode_attention.implementation("cuda")(*arguments)
-    assert torch.equal(before.nan_to_num(), arguments[7].nan_to_num())
+    assert torch.equal(before.float().nan_to_num(), arguments[7].float().nan_to_num())
+
+
+def check_saturation(shape: dict[str, Any], device: str) -> None:
+    """What is beyond 8-bit floats is stored as their largest."""
+    arguments = make([9, 1], device, norms=False, **{**shape, "cached": torch.float8_e4m3fn})
+    heads, (kv_heads, size) = arguments[9], arguments[7].shape[2:]
+    new = arguments[0].view(2, heads + 2 * kv_heads, size)[:, heads:]
+    new[0], new[1] = 1000.0, -1000.0
+    check(arguments)
+    written = [cache.float().flatten(0, 1)[arguments[6].long()] for cache in arguments[7:9]]
+    assert torch.equal(written[1][0].abs(), torch.full_like(written[1][0], 448.0))
+    assert all(not each.isnan().any() and each.abs().max() == 448.0 for each in written)
+
+
+@shapes
+def test_what_is_beyond_8_bits_ends_at_their_largest(shape: dict[str, Any], device: str) -> None:
+    check_saturation(shape, device)
 
 
 def test_no_rows(device: str) -> None:
@@ -183,9 +209,9 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
     assert gluon
     from headway.kernels.paged_attention.triton_merge import cluster_bytes, room_bytes
 
-    for programs, group in product(range(1, 4096), range(1, 9)):
-        tile, size, rows = early_tile(programs, group, 132), max(SIZES), next_power_of_2(group)
-        tile_bytes = 2 * WARP_KEYS * tile.num_warps * size * 2
+    for programs, group, itemsize in product(range(1, 4096), range(1, 9), (1, 2)):
+        tile, size, rows = early_tile(programs, group, 132, itemsize), max(SIZES), next_power_of_2(group)
+        tile_bytes = 2 * tile.block_n * size * itemsize
         more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
         assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)
         assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, (programs, group)
@@ -194,7 +220,11 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
 def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: device.type == "cuda")
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert serves(128, 8, torch.bfloat16, cuda) and serves(64, 1, torch.float16, cuda)
-    assert not serves(128, 9, torch.bfloat16, cuda), "a product has eight columns"
-    assert not serves(80, 2, torch.bfloat16, cuda) and not serves(128, 2, torch.float32, cuda)
-    assert not serves(128, 2, torch.bfloat16, cpu)
+    assert serves(128, 8, torch.bfloat16, torch.bfloat16, cuda) and serves(64, 1, torch.float16, torch.float16, cuda)
+    assert not serves(128, 9, torch.bfloat16, torch.bfloat16, cuda), "a product has eight columns"
+    assert not serves(80, 2, torch.bfloat16, torch.bfloat16, cuda)
+    assert not serves(128, 2, torch.float32, torch.float32, cuda)
+    assert serves(128, 2, torch.bfloat16, torch.float8_e4m3fn, cuda)
+    assert not serves(128, 2, torch.float32, torch.float8_e4m3fn, cuda)
+    assert not serves(128, 2, torch.bfloat16, torch.float16, cuda)
+    assert not serves(128, 2, torch.bfloat16, torch.bfloat16, cpu)

@@ -70,7 +70,7 @@ def check(inputs: PagedInputs, window: int = 0, soft_cap: float = 0.0) -> None:
     assert_close(actual, expected(arguments))
     after = [a for a in arguments if isinstance(a, torch.Tensor)]
     for old, new in zip(before, after, strict=True):
-        assert torch.equal(old.nan_to_num(), new.nan_to_num())
+        assert torch.equal(old.float().nan_to_num(), new.float().nan_to_num())
 
 
 @pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
@@ -85,6 +85,30 @@ def test_reference_is_dense_attention(rows: list[tuple[int, int]], window: int, 
 @pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
 def test_kernel_equals_reference(rows: list[tuple[int, int]], dtype: torch.dtype, device: str) -> None:
     check(make(rows, device, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
+@pytest.mark.parametrize(("window", "size"), [(0, 64), (11, 20), (7, 128)])
+def test_cache_of_8_bit_floats(
+    window: int, size: int, rows: list[tuple[int, int]], dtype: torch.dtype, device: str
+) -> None:
+    check(make(rows, device, dtype=dtype, size=size, cached=torch.float8_e4m3fn, pad_rows=1, pad_tokens=2), window)
+
+
+def test_reference_reads_8_bit_floats_as_they_are(device: str) -> None:
+    inputs = make(MIXED, "cpu", cached=torch.float8_e4m3fn)
+    wide = replace(inputs, k_cache=inputs.k_cache.float(), v_cache=inputs.v_cache.float())
+    actual, expected = (paged_attention.reference(*each.arguments(0.3)) for each in (inputs, wide))
+    assert torch.equal(actual, expected)
+
+
+def test_queries_beyond_f16_meet_8_bit_floats(device: str) -> None:
+    """As factors beside 8-bit keys queries are f16: those of bf16 that are larger end at its largest, and give no NaN."""
+    inputs = make([(1, 37), (5, 9)], device, dtype=torch.bfloat16, cached=torch.float8_e4m3fn)
+    inputs.q[0, 0, 0] = 1e6
+    out = paged_attention.implementation("cuda")(*inputs.arguments(1e-3))
+    assert bool(out.isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())

@@ -10,9 +10,17 @@ import pytest
 import torch
 
 from headway.kernels.rope_kv_write import rope_kv_write
-from headway.kernels.testing import assert_close, kernel_dtypes, make_cos_sin, make_random
+from headway.kernels.testing import (
+    assert_close,
+    assert_same_cache,
+    interpreter_loops,
+    kernel_dtypes,
+    make_cos_sin,
+    make_random,
+)
 
 EPS = 1e-6
+FP8 = torch.float8_e4m3fn
 LENGTH, NUM_BLOCKS = 32, 4
 
 
@@ -35,12 +43,14 @@ CASES = [
 ]
 
 
-def make_arguments(case: Case, slots: list[int], dtype: torch.dtype, device: str) -> list[Any]:
+def make_arguments(
+    case: Case, slots: list[int], dtype: torch.dtype, device: str, cached: torch.dtype | None = None
+) -> list[Any]:
     tokens = len(slots)
     generator = torch.Generator().manual_seed(5)
     positions = torch.randint(0, LENGTH, (tokens,), generator=generator, dtype=torch.int32).to(device)
     shape = (NUM_BLOCKS, case.block_size, case.kv_heads, case.size)
-    cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    cache = torch.full(shape, float("nan"), dtype=cached or dtype, device=device)
     norms = [make_random(case.size, dtype=dtype, device=device, seed=seed) if case.norm else None for seed in (1, 2)]
     return [
         make_random(tokens, (case.heads + 2 * case.kv_heads) * case.size, dtype=dtype, device=device),
@@ -62,12 +72,6 @@ def run(implementation: Callable[..., Any], arguments: list[Any]) -> tuple[torch
     for index in (0, 1, 2, 6):
         assert torch.equal(copies[index], arguments[index])  # inputs are inputs
     return q, copies[7], copies[8]
-
-
-def assert_same_cache(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Written places close, every other byte still poison."""
-    assert torch.equal(actual.isnan(), expected.isnan())
-    assert_close(actual.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -108,6 +112,30 @@ def test_kernel_equals_reference(case: Case, dtype: torch.dtype, device: str) ->
     assert_close(actual[0], expected[0])
     assert_same_cache(actual[1], expected[1])
     assert_same_cache(actual[2], expected[2])
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("case", CASES)
+def test_cache_of_8_bit_floats(case: Case, dtype: torch.dtype, device: str) -> None:
+    slots = [11, -1, 0, NUM_BLOCKS * case.block_size - 1, NUM_BLOCKS * case.block_size, -7]
+    arguments = make_arguments(case, slots, dtype, device, FP8)
+    arguments[0][0, -1], arguments[0][2, -1] = 1000.0, -1000.0
+    expected = run(rope_kv_write.reference, arguments)
+    with interpreter_loops():
+        actual = run(rope_kv_write.implementation("cuda"), arguments)
+    assert_close(actual[0], expected[0])
+    assert_same_cache(actual[1], expected[1])
+    assert_same_cache(actual[2], expected[2])
+    values = actual[2].flatten(0, 1).float()
+    assert values[11, -1, -1] == 448.0 and values[0, -1, -1] == -448.0, "what is larger ends at the largest"
+
+
+def test_reference_rounds_to_8_bits_what_the_wide_cache_holds() -> None:
+    arguments = make_arguments(CASES[1], [4, 9], torch.bfloat16, "cpu")
+    eight = make_arguments(CASES[1], [4, 9], torch.bfloat16, "cpu", FP8)
+    (_, *wide), (_, *narrow) = (run(rope_kv_write.reference, each) for each in (arguments, eight))
+    for left, right in zip(wide, narrow, strict=True):
+        assert torch.equal(left.to(FP8).float().nan_to_num(9.0), right.float().nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("case", CASES[:2])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.rope_kv_write import rope_kv_write
-from headway.kernels.testing import assert_close, make_cos_sin, make_random
+from headway.kernels.testing import assert_close, assert_same_cache, make_cos_sin, make_random
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import TABLE, tile_width, wide_tokens
 
@@ -35,7 +35,9 @@ def gate_up_inputs(shape: tuple[int, int, int], device: str, dtype: torch.dtype)
     return [x, make_random(2 * outputs, size, dtype=dtype, device=device, seed=2) * size**-0.5]
 
 
-def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.dtype) -> list[Any]:
+def qkv_inputs(
+    case: tuple[int, int, int, int, bool], device: str, dtype: torch.dtype, cached: torch.dtype | None = None
+) -> list[Any]:
     """Arguments of ``wide_qkv``: slots in random order, some none; positions beyond the table; heads first in memory."""
     rows, heads, kv_heads, size, normed = case
     generator = torch.Generator().manual_seed(rows)
@@ -43,7 +45,8 @@ def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.
     slots = torch.randperm(blocks * BLOCK_SIZE, generator=generator)[:rows].int()
     slots[2::7], slots[3::11] = -1, blocks * BLOCK_SIZE
     positions = torch.randint(0, CONTEXT + 5, (rows,), generator=generator, dtype=torch.int32)
-    caches = torch.full((2, blocks, kv_heads, BLOCK_SIZE, 128), 7.0, dtype=dtype, device=device).transpose(2, 3)
+    shape = (2, blocks, kv_heads, BLOCK_SIZE, 128)
+    caches = torch.full(shape, 7.0, dtype=cached or dtype, device=device).transpose(2, 3)
     norms = [make_random(128, dtype=dtype, device=device, seed=seed) if normed else None for seed in (5, 6)]
     x, weight = gate_up_inputs((rows, (heads // 2 + kv_heads) * 128, size), device, dtype)
     return [x, weight, positions.to(device), make_cos_sin(CONTEXT, 128, device), *norms, EPS, slots.to(device),
@@ -111,12 +114,16 @@ def test_modelled_add_equals_reference(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("cached", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("case", PROJECTIONS)
-def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], wide: int) -> None:
-    arguments = qkv_inputs(case, "cpu", torch.float16)
+def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], cached: torch.dtype, wide: int) -> None:
+    arguments = qkv_inputs(case, "cpu", torch.float16, cached)
+    arguments[1][-1] *= 1000.0  # beyond 8 bits
     expected = run(wide_qkv.reference, arguments)
-    for found, wanted in zip(run(wide_qkv.implementation("cuda"), arguments), expected, strict=True):
-        assert_close(found, wanted)
+    found = run(wide_qkv.implementation("cuda"), arguments)
+    assert_close(found[0], expected[0])
+    for mine, wanted in zip(found[1:], expected[1:], strict=True):
+        assert_same_cache(mine, wanted)
 
 
 @pytest.mark.usefixtures("modelled")
@@ -159,6 +166,17 @@ def test_add_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, h
     found = added(wide_add, *arguments)
     assert_close(found, added(wide_add.reference, *arguments))
     assert all(torch.equal(added(wide_add, *arguments), found) for _ in range(20)), "a moving result would be a race"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*PROJECTIONS, (1000, 16, 8, 1024, True)])
+def test_qkv_writes_8_bits(case: tuple[int, int, int, int, bool], wide: int, hopper: str) -> None:
+    arguments = qkv_inputs(case, hopper, torch.bfloat16, torch.float8_e4m3fn)
+    arguments[1][-1] *= 1000.0  # beyond 8 bits
+    found, expected = run(wide_qkv, arguments), run(wide_qkv.reference, arguments)
+    assert_close(found[0], expected[0])
+    for mine, wanted in zip(found[1:], expected[1:], strict=True):
+        assert_same_cache(mine, wanted)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ PATIENCE = 20.0
 NAMES = (
     "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
     "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
+    "make_buffers", "turn", "angles_place", "cache_place", "as_cached", "write_cache", "qkv_tiles",
 )  # fmt: skip
 
 
@@ -37,6 +37,10 @@ class Pointer:
 
     flat: torch.Tensor
     at: Any = 0
+
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(element_ty=self.flat.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.flat, self.at + offset)
@@ -223,8 +227,8 @@ class Program:
         gl = types.SimpleNamespace(
             program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
             SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
-            NVMMASharedLayout=lambda *_: None,
-            float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
+            NVMMASharedLayout=lambda *_: None, int64=torch.int64,
+            float8e4nv=torch.float8_e4m3fn, float32=torch.float32, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,

@@ -47,6 +47,7 @@ class ParrotCore:
             model="parrot",
             architecture="Parrot",
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             vocab_size=257,
             max_model_len=MAX_LEN,

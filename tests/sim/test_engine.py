@@ -44,6 +44,17 @@ def compare(answers: dict[str, Answer], oracle: dict[str, Answer]) -> None:
         close(answer, oracle[request_id], TOLERANCE)
 
 
+@pytest.mark.parametrize(("depth", "seed"), [(0, 1), (2, 2), (4, 3)])
+def test_keys_and_values_in_8_bits(depth: int, seed: int) -> None:
+    """A rounding of sums in another order may become a step of 8 bits, so the oracle is the simulated device's own depth 0."""
+    batch = requests_for([{"temperature": 0.0}, {"temperature": 1.3}, {"logprobs": 5}, {"top_k": 5}] * 3, seed=1)
+    with simulated(0, run_ahead=0, kv_cache_dtype="fp8") as (core, _, _):
+        oracle = run(core, batch)
+    with simulated(seed, run_ahead=depth, kv_cache_dtype="fp8") as (core, _, watch):
+        compare(run(core, batch), oracle)
+        assert watch.num_steps == core.stats().num_steps > 0
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize(("depth", "seed"), [(1, 0), (1, 1), (2, 2), (2, 3), (4, 4), (4, 5)])
 def test_every_feature(depth: int, seed: int, graphs: bool) -> None:

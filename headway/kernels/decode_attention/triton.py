@@ -31,7 +31,7 @@ def decode_attention(
     max_seq_len_bound: int,
 ) -> torch.Tensor:
     size, rotary, group = k_cache.shape[3], cos_sin.shape[1], num_heads // k_cache.shape[2]
-    if rotary != size or not serves(size, group, qkv.dtype, qkv.device):
+    if rotary != size or not serves(size, group, qkv.dtype, k_cache.dtype, qkv.device):
         q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
         return paged_attention(
             q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,

@@ -3,7 +3,7 @@
 paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
                 num_decode_rows, max_query_len, max_seq_len_bound) -> out
     q             [T, H, D] (bf16, f16, f32), last two dimensions contiguous; any D; H a multiple of KH
-    k_cache, v_cache  [NB, bs, KH, D] in q's dtype, equal strides, head dimensions contiguous;
+    k_cache, v_cache  [NB, bs, KH, D] in q's dtype or float8_e4m3fn, equal strides, head dimensions contiguous;
                   bs a power of two from 8 to 256
     block_tables  int32 [S, MB]; an id outside [0, NB) reads block 0
     row_slots     int32 [R], row -> row of block_tables; outside [0, S) (-1 on padding) the row's output is zeros

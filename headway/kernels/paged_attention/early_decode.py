@@ -13,7 +13,6 @@ from headway.kernels.triton_early import launch_early
 
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
-WARP_KEYS = 16
 MOST_QUERIES = 8
 
 
@@ -31,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class EarlyTile:
-    """``num_warps`` times 16 keys a tile, ``stages`` tiles in shared memory.
+    """``num_warps`` times ``keys`` (16 or 32) keys a tile, ``stages`` tiles in shared memory.
 
     ``residents``: programs a processor, for which rows are split while there are fewer. ``cluster``: splits of a row that meet
     in shared memory; 1: in the L2 cache. ``registers``: of a thread at most; None: as many as the compiler wants.
@@ -42,10 +41,22 @@ class EarlyTile:
     residents: float = 3.0
     cluster: int = 1
     registers: int | None = None
+    keys: int = 16
+
+    @property
+    def block_n(self) -> int:
+        """Keys of a tile."""
+        return self.keys * self.num_warps
 
 
-def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
+TURNED_TILE = EarlyTile(2, 3)
+"""Of rows whose queries are turned. One for any number of rows, so that a start compiles it whatever steps it rehearses."""
+
+
+def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
     """The tile for rows x KV heads = ``programs`` of ``group`` queries a KV head, on ``sms`` processors.
+
+    ``itemsize``: bytes of a cached number. With one, tiles are half as large, and many rows have room for another.
 
     What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
     of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters at one row. There half
@@ -61,12 +72,13 @@ def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
         return EarlyTile(4, 3, 1.5, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     if programs <= 2 * sms:
         return EarlyTile(2, 3, 3.0, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
-    return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
+    return EarlyTile(2, 3) if programs <= 10 * sms or itemsize == 1 else EarlyTile(2, 2)
 
 
-def serves(size: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel can run heads of ``size`` that ``group`` queries share."""
-    return size in SIZES and group <= MOST_QUERIES and dtype in (torch.bfloat16, torch.float16) and runs_gluon(device)
+def serves(size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel can run heads of ``size`` that ``group`` queries share, with a cache of dtype ``cached``."""
+    known = dtype in (torch.bfloat16, torch.float16) and cached in (dtype, torch.float8_e4m3fn)
+    return size in SIZES and group <= MOST_QUERIES and known and runs_gluon(device)
 
 
 def launch_early_decode(
@@ -78,9 +90,12 @@ def launch_early_decode(
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float, int, float],
     max_seq_len_bound: int,
-    turn: Turn,
+    turn: Turn | None,
 ) -> None:
-    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``."""
+    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``.
+
+    Without a ``turn`` the first H heads of a row are queries that are normed and rotated, and all keys and values are cached.
+    """
     from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
@@ -88,24 +103,26 @@ def launch_early_decode(
     num_rows, heads, size = out.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
-    tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms)
-    block_n = WARP_KEYS * tile.num_warps
-    bound = min(max_seq_len_bound, window + block_n) if window > 0 else max_seq_len_bound
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, block_n, sms, tile.residents)
+    tile = TURNED_TILE
+    if turn is not None:
+        tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
+    bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
+    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, sms, tile.residents)
     partial = stats = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
         stats = torch.empty((num_rows, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
     clusters = cdiv(num_splits, tile.cluster) * tile.cluster
     grid = (kv_heads, num_rows, num_splits) if tile.cluster == 1 else (clusters, kv_heads, num_rows)
+    used = turn or Turn(seq_lens, out, None, None, 0.0, seq_lens)  # which nobody reads
     early_decode_kernel[grid](
-        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, turn.positions, turn.cos_sin,
-        turn.cos_sin if turn.q_norm is None else turn.q_norm, turn.cos_sin if turn.k_norm is None else turn.k_norm,
-        turn.kv_slots, block_tables.shape[0], num_blocks, turn.cos_sin.shape[0], block_tables.shape[1],
-        num_splits, min_tiles, scale, window, soft_cap, turn.eps,
+        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, used.positions, used.cos_sin,
+        used.cos_sin if used.q_norm is None else used.q_norm, used.cos_sin if used.k_norm is None else used.k_norm,
+        used.kv_slots, block_tables.shape[0], num_blocks, used.cos_sin.shape[0], block_tables.shape[1],
+        num_splits, min_tiles, scale, window, soft_cap, used.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        STAGES=tile.stages, CLUSTER=tile.cluster,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=turn.q_norm is not None, K_NORM=turn.k_norm is not None,
+        STAGES=tile.stages, KEYS=tile.keys, CLUSTER=tile.cluster, TURNED=turn is None,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

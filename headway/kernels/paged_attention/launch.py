@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import next_power_of_2
+from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import (
     DecodeTile,
@@ -42,7 +43,13 @@ def paged_attention(
     numbers = (scale, window, soft_cap)
     if num_decode_rows:
         tables = (block_tables, row_slots, seq_lens)
-        launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
+        if k_cache.dtype != q.dtype and serves(size, q.shape[1] // k_cache.shape[2], q.dtype, k_cache.dtype, q.device):
+            rows = slice(min(num_decode_rows, q.shape[0]))  # Triton would load 8-bit values byte by byte
+            launch_early_decode(
+                q[rows].flatten(1), k_cache, v_cache, out[rows], arrivals, tables, numbers, max_seq_len_bound, None
+            )
+        else:
+            launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
     if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
         spans = (block_tables, row_slots, query_start, seq_lens)
         if not fits(q, k_cache, numbers):

@@ -156,7 +156,8 @@ def lies_flat(cache: torch.Tensor) -> bool:
 def fits(q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, float]) -> bool:
     """Whether kernels of specialised warps can do it for these tensors and (scale, window, soft cap)."""
     _, heads, size = q.shape
-    plain = numbers[1] == 0 and numbers[2] == 0 and size in SIZES and q.dtype in (torch.bfloat16, torch.float16)
+    plain = numbers[1] == 0 and numbers[2] == 0 and size in SIZES
+    plain = plain and q.dtype == k_cache.dtype and q.dtype in (torch.bfloat16, torch.float16)
     return plain and BLOCK_M // 2 % (heads // k_cache.shape[2]) == 0 and runs_gluon(q.device) and lies_flat(k_cache)
 
 

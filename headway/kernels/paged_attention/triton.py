@@ -28,6 +28,17 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
 
 
 @triton.jit
+def load_queries(at, keep, dtype: tl.constexpr):
+    """Queries as factors of products with keys of ``dtype``: 8-bit floats are read as f16, which holds them all."""
+    q = tl.load(at, mask=keep, other=0.0)
+    if (dtype == tl.float8e4nv) & (q.dtype == tl.bfloat16):
+        wide = q.to(tl.float32)
+        return tl.where(wide > 65504.0, 65504.0, tl.where(wide < -65504.0, -65504.0, wide)).to(tl.float16)
+    else:
+        return q
+
+
+@triton.jit
 def fold(
     acc,  # f32 [M, BLOCK_D], sum of weights times values, relative to top
     total,  # f32 [M], sum of weights, relative to top
@@ -47,6 +58,7 @@ def fold(
     PRECISION: tl.constexpr,
 ):
     """One tile of keys and values into the running softmax."""
+    k, v = k.to(q.dtype), v.to(q.dtype)
     logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
         twice = tl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
@@ -273,7 +285,7 @@ def decode_kernel(
             k_head, v_head, table, position, newest, num_blocks, block_stride, offset_stride, D, BS, BLOCK_D
         )
         wait_for_inputs(EARLY)
-        q = tl.load(q_ptr + inside, mask=keep, other=0.0)
+        q = load_queries(q_ptr + inside, keep, k_ptr.dtype.element_ty)
         k, v = add_newest(
             k, v, k_head, v_head, table, position, newest, (newest >= begin) & (newest < begin + BLOCK_N),
             num_blocks, block_stride, offset_stride, D, BS, BLOCK_D,
@@ -285,7 +297,7 @@ def decode_kernel(
         begin += BLOCK_N
     else:
         wait_for_inputs(EARLY)
-        q = tl.load(q_ptr + inside, mask=keep, other=0.0)
+        q = load_queries(q_ptr + inside, keep, k_ptr.dtype.element_ty)
     acc, total, top = attend(
         acc, total, top, q, q_position, k_head, v_head, table,
         begin, end, seq_len, num_blocks, scale, window, soft_cap, block_stride, offset_stride,
@@ -381,7 +393,7 @@ def prefill_kernel(
     head = kv_head * GROUP + member % GROUP
     keep = ((member < BLOCK_Q * GROUP) & (query < num_queries))[:, None] & (dim < D)[None, :]
     at_token = (token + query).to(tl.int64)
-    q = tl.load(q_ptr + (at_token * q_stride + head * D)[:, None] + dim[None, :], mask=keep, other=0.0)
+    q = load_queries(q_ptr + (at_token * q_stride + head * D)[:, None] + dim[None, :], keep, k_ptr.dtype.element_ty)
 
     offset = seq_len - num_queries
     last_position = offset + tl.minimum(first_query + BLOCK_Q, num_queries) - 1

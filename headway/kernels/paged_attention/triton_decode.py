@@ -5,11 +5,15 @@ wrote, then waits for the kernel before it (see ``triton_early``); norms and rot
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
 read while the linear layers before, which are short of work rather than of bandwidth, still run.
 
-Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
+Each warp has its own 16 or 32 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
 with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
 the queries' second halves, whose product with the keys' second halves comes out there; in O = P V they are nothing.
 What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
 writes (block ids, norms, angles) is there before.
+
+A cache of 8-bit floats is copied as 16-bit words of two columns, because what loads the second factor of a product from shared
+memory, keys as they lie and values turned, is made for 16 bits. A factor of words becomes two in the same threads, of the even
+columns and of the odd ones, by three instructions for four numbers; as f16, which holds all of them.
 
 Splits of one row meet in the first one's shared memory when they fill no more than a cluster, else in the L2 cache.
 
@@ -26,6 +30,16 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.triton_factors import (
+    as_cached,
+    in_order,
+    pack_of,
+    share_queries,
+    shared_queries,
+    unpaired,
+    whole,
+    word_pointer,
+)
 from headway.kernels.paged_attention.triton_merge import (
     cluster_bytes,
     cubed,
@@ -44,20 +58,12 @@ from headway.kernels.paged_attention.triton_merge import (
 from headway.kernels.triton_cluster import cluster_buffer, open_mailbox, shared_room
 
 LOG2E = gl.constexpr(1.4426950408889634)
-KEYS = gl.constexpr(16)
-"""Keys of a warp in a tile."""
 
 
 @gluon.constexpr_function
 def head_layout(size, warps):
     """Threads over [heads, D / 2]: a head in one warp."""
     return gl.BlockedLayout([1, size // 64], [1, 32], [warps, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def repeat_layout(size, warps):
-    """Threads over [repeats, heads, D / 2], of which ``head_layout`` is a slice."""
-    return gl.BlockedLayout([1, 1, size // 64], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -126,16 +132,23 @@ def fold(
 ):  # fmt: skip
     """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
 
-    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other.
+    ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other. With words of two numbers tiles are
+    [WARPS, KEYS, D / 2], q has the even columns above the odd ones, and the outputs have them one behind the other.
     """
+    WORDS: gl.constexpr = k_smem.dtype == gl.int16
     B: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     WARPS: gl.constexpr = k_smem.shape[0]
-    HALF: gl.constexpr = k_smem.shape[2] // 2
+    KEYS: gl.constexpr = k_smem.shape[1]
+    HALF: gl.constexpr = q.shape[2]
     o, total, top = state
     keys = k_smem.permute((0, 2, 1))
     zero = gl.zeros([WARPS, 16, KEYS], gl.float32, layout=S)
-    s = upper(mma_v2(q, keys.slice(0, HALF, 1).load(B), zero))
-    s += lower(mma_v2(q, keys.slice(HALF, HALF, 1).load(B), zero))
+    if WORDS:
+        first, second = unpaired(keys.load(B))
+    else:
+        first, second = keys.slice(0, HALF, 1).load(B), keys.slice(HALF, HALF, 1).load(B)
+    s = upper(mma_v2(q, first, zero))
+    s += lower(mma_v2(q, second, zero))
     LAYOUT: gl.constexpr = s.type.layout
     key = at + KEYS * cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1, 2)
     key += cubed(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
@@ -159,34 +172,10 @@ def fold(
         decay = gl.expand_dims(gl.exp2(top - shift), 2)
         total = decayed(total, decay, S)
         o = decayed(o, decay, S)
-    return mma_v2(p, v_smem.load(B), o), mma_v2(p, ones, total), new_top
-
-
-@gluon.jit
-def repeated(x, more):
-    """[8, D / 2]: ``x`` as often as ``more`` has it."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, more.type.layout)
-    x, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 0), more)
-    return gl.reshape(x, [8, x.shape[2]])
-
-
-@gluon.jit
-def share_queries(smem, low, high, D: gl.constexpr, WARPS: gl.constexpr):
-    """Halves [heads, D / 2] of queries into rows 0 to 7 and 8 to 15 of shared memory."""
-    ROWS: gl.constexpr = low.shape[0]
-    LAYOUT: gl.constexpr = repeat_layout(D, WARPS)
-    more = gl.zeros([8 // ROWS, ROWS, D // 2], low.dtype, layout=LAYOUT)  # heads again fill the eight rows
-    low, high = repeated(low, more), repeated(high, more)
-    smem.store(gl.reshape(gl.permute(gl.join(low, high), (2, 0, 1)), [16, D // 2]))
-
-
-@gluon.jit
-def shared_queries(smem, WARPS: gl.constexpr, S: gl.constexpr):
-    """The first factor that ``fold`` wants, from what ``share_queries`` stored."""
-    A: gl.constexpr = gl.DotOperandLayout(0, S, 2)
-    every = gl.zeros([WARPS, 1, 1], smem.dtype, layout=A)
-    both, _ = gl.broadcast(gl.expand_dims(smem.load(gl.SliceLayout(0, A)), 0), every)
-    return both
+    v = v_smem.load(B)
+    if WORDS:
+        v = whole(v, B)
+    return mma_v2(p, v, o), mma_v2(p, ones, total), new_top
 
 
 @gluon.jit
@@ -240,6 +229,7 @@ def take_row(
 ):  # fmt: skip
     """From a row of projections: its queries into shared memory. Where ``mine``, its key and value to the cache at ``place``
     and the key's logits into the room. The value [1, D] as f32, 0 unless ``mine``."""
+    cached: gl.constexpr = heads[0].dtype.element_ty
     HEADS: gl.constexpr = head_layout(D, WARPS)
     VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
     turn, q_norm, k_norm = turns
@@ -251,7 +241,8 @@ def take_row(
     new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + dim, mask=(dim < D) & mine, other=0.0)
     q_low, q_high = turned(q, turn, q_norm, eps, D, Q_NORM)
     k_low, k_high = turned(new_k, turn, k_norm, eps, D, K_NORM)
-    share_queries(q_smem, q_low, q_high, D, WARPS)
+    share_queries(q_smem, q_low, q_high, D, WARPS, cached == gl.float8e4nv)
+    k_low, k_high, new_v = as_cached(k_low, cached), as_cached(k_high, cached), as_cached(new_v, cached)
     if mine:
         k_head, v_head = heads
         write, at = place
@@ -261,6 +252,19 @@ def take_row(
         products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
         put_own(room, base_2(gl.sum(products, axis=1), scale, soft_cap, CAPPED), WARPS, D)
     return new_v.to(gl.float32)
+
+
+@gluon.jit
+def take_queries(row_ptr, kv_head, q_smem, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+                 WORDS: gl.constexpr):  # fmt: skip
+    """From a row of queries that are turned: its own into shared memory. The value [1, D] of no token, as ``take_row``."""
+    HEADS: gl.constexpr = head_layout(D, WARPS)
+    VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
+    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, HEADS)), 0)
+    head = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, HEADS)), 1)
+    low, high = load_halves(row_ptr, (kv_head * GROUP + head) * D + half, head < GROUP, D)
+    share_queries(q_smem, low, high, D, WARPS, WORDS)
+    return gl.expand_dims(gl.zeros([D], gl.float32, layout=gl.SliceLayout(0, VALUES)), 0)
 
 
 @gluon.jit
@@ -275,14 +279,16 @@ def fold_tiles(
     k_head, v_head = heads
     _, limit, _, _ = cache
     BLOCK_N: gl.constexpr = k_smem.shape[1]
-    WARPS: gl.constexpr = BLOCK_N // KEYS
+    WARPS: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = BLOCK_N // WARPS
+    WIDTH: gl.constexpr = k_smem.shape[2]
     lowest = newest - window
     o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
     total = gl.zeros([WARPS, 16, 8], gl.float32, layout=S)
     top = gl.max(upper(gl.full([WARPS, 16, KEYS], float("-inf"), gl.float32, layout=S)), axis=2)
     if count > 0:
-        k_tile = k_smem.index(0).reshape([WARPS, KEYS, D])
-        v_tile = v_smem.index(0).reshape([WARPS, KEYS, D])
+        k_tile = k_smem.index(0).reshape([WARPS, KEYS, WIDTH])
+        v_tile = v_smem.index(0).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = begin * BLOCK_N
         o, total, top = fold(
@@ -292,19 +298,25 @@ def fold_tiles(
         gl.thread_barrier()  # all warps have read the tile before
         if i - 1 + STAGES < count:
             tile = begin + i - 1 + STAGES
-            copy_keys(k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
-            copy_keys(v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, D, BS, BLOCK_N, COPY)
+            copy_keys(
+                k_smem.index((i - 1) % STAGES), k_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY
+            )
+            copy_keys(
+                v_smem.index((i - 1) % STAGES), v_head, ahead, cache, tile, OFFSET_STRIDE, WIDTH, BS, BLOCK_N, COPY
+            )
             ahead = load_blocks(cache, tile + 1, BS, BLOCK_N, COPY)
         async_copy.commit_group()
         async_copy.wait_group(STAGES - 1)
         gl.thread_barrier()  # all warps see this one
-        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
-        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, D])
+        k_tile = k_smem.index(i % STAGES).reshape([WARPS, KEYS, WIDTH])
+        v_tile = v_smem.index(i % STAGES).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = (begin + i) * BLOCK_N
         o, total, top = fold(
             state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, WINDOWED, CAPPED, S
         )
+    if k_smem.dtype == gl.int16:
+        o = in_order(o)
     return o, total, top
 
 
@@ -315,7 +327,7 @@ def fold_tiles(
     ],
 )  # fmt: skip
 def early_decode_kernel(
-    qkv_ptr,  # [R, (H + 2 * KH) * D]
+    qkv_ptr,  # [R, (H + 2 * KH) * D], or [R, H * D] with TURNED
     k_ptr,  # [NB, BS, KH, D]
     v_ptr,
     out_ptr,  # [R, H, D]
@@ -331,8 +343,9 @@ def early_decode_kernel(
     scale, window, soft_cap, eps,
     qkv_stride, block_stride, head_stride,
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
-    STAGES: gl.constexpr,  # tiles in shared memory
+    STAGES: gl.constexpr, KEYS: gl.constexpr,  # tiles in shared memory, and each warp's keys of one
     CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
+    TURNED: gl.constexpr,  # queries are normed and rotated, and the newest key and value in the cache
     WINDOWED: gl.constexpr, CAPPED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid: KV heads, rows, splits; splits, KV heads, rows with clusters. A row that needs one split writes its output."""
@@ -342,9 +355,11 @@ def early_decode_kernel(
     BLOCK_N: gl.constexpr = WARPS * KEYS
     ROWS: gl.constexpr = row_count(GROUP)
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    COPY: gl.constexpr = copy_layout(WARPS, D, BLOCK_N)
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = k_ptr.dtype.element_ty
+    PACK: gl.constexpr = pack_of(k_ptr.dtype.element_ty)  # numbers of a word, as which the cache is copied
+    WIDTH: gl.constexpr = D // PACK
+    word: gl.constexpr = gl.int16 if PACK == 2 else k_ptr.dtype.element_ty
+    COPY: gl.constexpr = copy_layout(WARPS, WIDTH, BLOCK_N)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * WIDTH), 16, 2)
     room = shared_room(room_bytes(WARPS, ROWS, D))
     mailbox = room
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
@@ -352,8 +367,9 @@ def early_decode_kernel(
         split, kv_head, row = kv_head, row, split
         mailbox = cluster_buffer(cluster_bytes(CLUSTER, ROWS, D), CLUSTER)
     slot = gl.load(row_slots_ptr + row)
-    kv_slot = gl.load(kv_slots_ptr + row)
-    position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
+    if not TURNED:
+        kv_slot = gl.load(kv_slots_ptr + row)
+        position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(gl.load(seq_lens_ptr + row), table_width * BS), 0)
     first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
@@ -364,42 +380,49 @@ def early_decode_kernel(
         if EARLY:
             gdc_wait()
         return
-    newest = seq_len - 1  # comes from the projections
+    newest = seq_len - 1
     begin = first + split * share  # tiles, as follows
-    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, newest)
+    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, seq_len if TURNED else newest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
-    cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride)
+    cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride // PACK)
     heads = (k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride)
+    words = (word_pointer(heads[0], word), word_pointer(heads[1], word))
     smem = (
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
     )
-    q_smem = gl.allocate_shared_memory(dtype, [16, D // 2], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    ahead = start_copies(smem, heads, cache, begin, OFFSET_STRIDE, D, BS, STAGES, COPY)
-    angles = cos_sin_ptr + position.to(gl.int64) * D
-    turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
-    mine = split == used - 1  # the newest token is the last of the last split
-    place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
-    if EARLY:
+    FACTORS: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    q_smem = gl.allocate_shared_memory(gl.float16 if PACK == 2 else word, [16, D // 2], FACTORS)
+    row_ptr = qkv_ptr + row.to(gl.int64) * qkv_stride
+    mine = (split == used - 1) & (not TURNED)  # the newest token is the last of the last split
+    if TURNED and EARLY:
         gdc_wait()
-    new_v = take_row(
-        qkv_ptr + row.to(gl.int64) * qkv_stride, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
-        H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
-    )  # fmt: skip
+    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, WIDTH, BS, STAGES, COPY)
+    if TURNED:
+        new_v = take_queries(row_ptr, kv_head, q_smem, GROUP, ROWS, D, WARPS, PACK == 2)
+    else:
+        angles = cos_sin_ptr + position.to(gl.int64) * D
+        turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
+        place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
+        if EARLY:
+            gdc_wait()
+        new_v = take_row(
+            row_ptr, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
+            H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
+        )  # fmt: skip
     async_copy.wait_group(STAGES - 1)
     gl.thread_barrier()  # all warps see the queries and the first tile
     queries = shared_queries(q_smem, WARPS, S)
     o, total, top = fold_tiles(
-        smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
-        OFFSET_STRIDE, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
+        smem, words, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
+        OFFSET_STRIDE // PACK, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
     )  # fmt: skip
     put_parts(room, o, top, total, ROWS)
     async_copy.wait_group(0)
     gl.thread_barrier()  # all warps' parts are in the room
     merged = merge_warps(room, new_v, mine, WARPS, ROWS, D)
-    first_head = row.to(gl.int64) * H + kv_head * GROUP
     arrival = arrivals_ptr + row * (H // GROUP) + kv_head
     finish(
-        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, split, used, num_splits,
-        GROUP, WARPS, CLUSTER,
+        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, row.to(gl.int64) * H + kv_head * GROUP, split, used,
+        num_splits, GROUP, WARPS, CLUSTER,
     )  # fmt: skip

@@ -37,6 +37,14 @@ def _rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     return torch.cat((turned.to(x.dtype), rest), dim=-1)
 
 
+def as_cached(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``new`` in a cache's dtype; 8-bit floats end at their largest value, where torch would make NaN of more."""
+    if dtype is torch.float8_e4m3fn:
+        limit = torch.finfo(dtype).max
+        new = new.clamp(-limit, limit)
+    return new.to(dtype)
+
+
 def _write(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> None:
     """Write ``new`` [T, KH, D] at the valid slots.
 
@@ -51,6 +59,8 @@ def _write(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> No
     first = valid.long().argmax().view(1)  # 0 when none is valid
     slots = torch.where(valid, slots, slots[first].clamp(0, cache.shape[0] * block_size - 1))
     place = (slots // block_size, slots % block_size)
-    new = new.to(cache.dtype)
+    new = as_cached(new, cache.dtype)
+    if cache.itemsize == 1:  # torch does not select among 8-bit floats on every device
+        cache, new = cache.view(torch.uint8), new.view(torch.uint8)
     spare = torch.where(valid[first][:, None, None], new[first], cache[place[0][first], place[1][first]])
     cache[place] = torch.where(valid[:, None, None], new, spare)

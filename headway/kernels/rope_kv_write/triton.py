@@ -33,6 +33,15 @@ def scaled(x, rstd, weight):
 
 
 @triton.jit
+def as_cached(x, dtype: tl.constexpr):
+    """``x`` in a cache's dtype; 8-bit floats end at their largest value, NaN stays."""
+    if dtype == tl.float8e4nv:
+        x = x.to(tl.float32)
+        x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    return x.to(dtype)
+
+
+@triton.jit
 def turn_heads(
     source,  # the token's first head of this section
     target,  # where that head goes
@@ -77,14 +86,15 @@ def turn_heads(
     a = first.to(tl.float32)
     b = second.to(tl.float32)
     place = target + head[:, None] * target_stride + dim[None, :]
-    tl.store(place, (a * cos - b * sin).to(place.dtype.element_ty), mask=keep & write)
-    tl.store(place + HALF, (b * cos + a * sin).to(place.dtype.element_ty), mask=keep & write)
+    dtype: tl.constexpr = place.dtype.element_ty
+    tl.store(place, as_cached((a * cos - b * sin).to(first.dtype), dtype), mask=keep & write)
+    tl.store(place + HALF, as_cached((b * cos + a * sin).to(first.dtype), dtype), mask=keep & write)
     if 2 * HALF < D:
         tail = load_heads(source, head, rest_dim, keep_rest, D)
         if NORM:
             tail = scaled(tail, rstd, load_norm(norm_ptr, rest_dim, rest_dim < D, NORM))
         place = target + head[:, None] * target_stride + rest_dim[None, :]
-        tl.store(place, tail.to(place.dtype.element_ty), mask=keep_rest & write)
+        tl.store(place, as_cached(tail, dtype), mask=keep_rest & write)
 
 
 @triton.jit(
@@ -153,7 +163,7 @@ def rope_kv_write_kernel(
             wait_for_inputs(EARLY)
             v = load_heads(source + (H + KH) * D, head, dim, keep, D)
             v_at = v_ptr + place + head[:, None] * head_stride + dim[None, :]
-            tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=keep & write)
+            tl.store(v_at, as_cached(v, v_ptr.dtype.element_ty), mask=keep & write)
 
 
 def rope_kv_write(

@@ -10,7 +10,7 @@ wide_gate_up(x, weight) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows
 wide_add(x, weight, residual)               residual [T, N] += x W^T in place, residual contiguous, N a multiple of 8
 wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
                                             rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H and KH are
-                                            even, both norms or none, caches in x's dtype
+                                            even, both norms or none
 
 Rounding is that of the separate ops. Sums are in float32, in an order that depends on K alone: a token's result has the same
 bits whatever the other tokens are.

@@ -115,7 +115,8 @@ def launch_qkv(
     assert size == cos_sin.shape[1] == HEAD_SIZE and cos_sin.is_contiguous() and cos_sin.dtype == torch.float32
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype
+    assert k_cache.dtype in (x.dtype, torch.float8_e4m3fn)
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](

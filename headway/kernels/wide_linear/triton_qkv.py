@@ -68,12 +68,22 @@ def cache_place(row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_s
 
 
 @gluon.jit
+def as_cached(x, dtype: gl.constexpr):
+    """``x`` in a cache's dtype; 8-bit floats end at their largest value, NaN stays."""
+    if dtype == gl.float8e4nv:
+        x = x.to(gl.float32)
+        x = gl.where(x > 448.0, 448.0, gl.where(x < -448.0, -448.0, x))
+    return x.to(dtype)
+
+
+@gluon.jit
 def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
     """Both halves of a head of ROWS tokens to their places in the cache."""
     at = cache_ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
     keep = gl.expand_dims(write, 1)
-    gl.store(at, out_smem.index(0).load(LAYOUT), mask=keep)
-    gl.store(at + D // 2, out_smem.index(1).load(LAYOUT), mask=keep)
+    dtype: gl.constexpr = cache_ptr.dtype.element_ty
+    gl.store(at, as_cached(out_smem.index(0).load(LAYOUT), dtype), mask=keep)
+    gl.store(at + D // 2, as_cached(out_smem.index(1).load(LAYOUT), dtype), mask=keep)
 
 
 @gluon.jit

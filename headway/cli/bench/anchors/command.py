@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway import __version__
-from headway.cli.bench.anchors import ablations, gate, generation, profiled, server, startup, structured
+from headway.cli.bench.anchors import ablations, gate, generation, kv_fp8, profiled, server, startup, structured
 from headway.cli.bench.anchors.context import TINY, Bench, Scale, find_model
 from headway.cli.bench.anchors.table import FAILED, NOT_SERVED, REFUSED, Table, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
@@ -124,9 +124,11 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
     others = [*profiled.announce(bench), *startup.announce(bench), *(server.announce(bench) if bench.full else [])]
     if table.wants(*others) and not table.wants(*generation.announce(bench)):
         wrong = gate.check(bench)
+    kv_fp8.announce(bench)
     if wrong is None:
         timeline = profiled.measure(bench, card)
         startup.measure(bench)
+        kv_fp8.measure(bench)
     else:
         table.refuse_all(wrong)
     if bench.full:

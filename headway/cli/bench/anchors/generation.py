@@ -77,9 +77,14 @@ def _steps(bench: Bench, llm: LLM, run: int) -> None:
         name = itl_name(rows)
         if table.wants(name):
             with table.measuring([name]):
-                _warm(bench, llm, rows, {})
-                lengths = (scale.short, scale.long)
-                table.add(name, step_ms(llm, rows, scale.row_prompt, lengths, [{}], rows + run))
+                table.add(name, greedy_step_ms(bench, llm, rows, run))
+
+
+def greedy_step_ms(bench: Bench, llm: LLM, rows: int, run: int) -> float:
+    """Milliseconds of a greedy decode step of ``rows`` rows."""
+    scale = bench.scale
+    _warm(bench, llm, rows, {})
+    return step_ms(llm, rows, scale.row_prompt, (scale.short, scale.long), [{}], rows + run)
 
 
 def _warm(bench: Bench, llm: LLM, rows: int, params: dict[str, Any]) -> None:
@@ -123,5 +128,11 @@ def _throughput(bench: Bench, llm: LLM, run: int) -> None:
             table.add("ttft_ms_alone", min(each) * 1e3)
     if table.wants("nano_tok_s"):
         with table.measuring(["nano_tok_s"]):
-            prompts, params = nano_workload(scale.nano, vocab, False, scale.nano_lengths)
-            table.add("nano_tok_s", sum(p.max_tokens or 0 for p in params) / seconds(llm, prompts, params))
+            table.add("nano_tok_s", nano_rate(bench, llm))
+
+
+def nano_rate(bench: Bench, llm: LLM) -> float:
+    """Output tokens a second of the nano-vllm bench."""
+    scale, vocab = bench.scale, llm.model_info.vocab_size
+    prompts, params = nano_workload(scale.nano, vocab, False, scale.nano_lengths)
+    return sum(p.max_tokens or 0 for p in params) / seconds(llm, prompts, params)

@@ -85,10 +85,15 @@ def measure(bench: Bench) -> str | None:
                 _steps(bench, llm, rows, run)
             if bench.table.wants(OFFLINE_LOAD):
                 with bench.table.measuring([OFFLINE_LOAD]):
-                    count, length, output = bench.scale.load
-                    prompts = random_prompts(random.Random(run), count, length, llm.model_info.vocab_size)
-                    bench.table.add(OFFLINE_LOAD, count * output / seconds(llm, prompts, plain(output)))
+                    bench.table.add(OFFLINE_LOAD, offline_load(bench, llm, run))
     return None
+
+
+def offline_load(bench: Bench, llm: LLM, run: int) -> float:
+    """Output tokens a second of the server's load without a server."""
+    count, length, output = bench.scale.load
+    prompts = random_prompts(random.Random(run), count, length, llm.model_info.vocab_size)
+    return count * output / seconds(llm, prompts, plain(output))
 
 
 def _steps(bench: Bench, llm: LLM, rows: int, run: int) -> None:
