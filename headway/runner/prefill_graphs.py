@@ -1,66 +1,138 @@
 """CUDA graphs of steps that hold prompts: launching their kernels one by one takes the host as long as running them, or longer.
 
-A ``SplitStep`` for each padded number of tokens and rows: of small steps, and of full ones, which are what many prompts or a
-long one make. Between the two, steps take the device long enough to hide launches, and padding would cost too much. Decode
-rows in such a step are treated as prompts of one token.
+A ``SplitStep`` for each of some shapes, so many that every step finds one whose padding costs less than launches would. Rows
+that decode beside prompts run on the decode kernel; their number is read on the device, and a shape has a bound of it. Where
+rows are few they are treated as prompts of one token: a prompt that is alone shall not wait for a kernel without work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs
+from headway.device.base import Device
+from headway.kernels.sample import RANDOM
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs, StepLogits
+from headway.runner.split_step import MOST_LOGPROBS, SampleAndAdvance
+from headway.sampling.draw import ALL_PATHS
+from headway.sampling.logprobs import NOT_ASKED
 from headway.sampling.sampler import Variant
 
-FEW_ROWS = 16
-SMALL = (
-    *((tokens, FEW_ROWS) for tokens in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)),
-    *((tokens, 128) for tokens in (256, 512, 768, 1024, 1536)),
-)
-"""(tokens, rows) of small steps, both padded. The first that holds a step is taken: with few rows, few logits are computed.
-The second kind is for a prompt, or a few, that join many rows which decode."""
-LARGEST_SMALL = 1536
-"""Tokens up to which a step may be padded to any size."""
-FULL_ROWS = (16, 8, 4, 2)
-"""Rows of full steps. Their product with the longest prompt in the step is bounded: it sizes the grid of the attention, whose
-programs without work would take time."""
-LEAST_FULL = 15 / 16
-"""Share of a full step's tokens from which on it is padded to a full one."""
+
+class PrefillShape(NamedTuple):
+    """Sizes that steps with prompts are padded to.
+
+    Attributes:
+        tokens, rows: of the step.
+        decode_rows: most rows that the decode kernel takes; rows that are prompts, or beyond those, have the room that is left.
+        longest: most tokens of a row; with the number of prompts it sizes the grid of their attention.
+    """
+
+    tokens: int
+    rows: int
+    decode_rows: int
+    longest: int
+
+    def holds(self, tokens: int, rows: int, decode_rows: int, longest: int) -> bool:
+        """Whether a step of exactly so many fits."""
+        others = rows - min(decode_rows, self.decode_rows)
+        fits = tokens <= self.tokens and rows <= self.rows and longest <= self.longest
+        return fits and others <= self.rows - self.decode_rows
 
 
-def prefill_shapes(max_tokens: int, max_rows: int) -> list[Shape]:
-    """(tokens, rows, most tokens of a row) in order of preference, for steps of up to ``max_tokens`` x ``max_rows``."""
-    shapes = [(tokens, min(rows, max_rows), tokens) for tokens, rows in SMALL if tokens <= max_tokens]
-    if max_tokens > LARGEST_SMALL:
-        shapes += [(max_tokens, min(rows, max_rows), 2 * max_tokens // rows) for rows in FULL_ROWS]
-    return list(dict.fromkeys(shapes))
+FEW_ROWS, MANY_ROWS = 16, 128
+"""Rows of small steps, of which there are also some of as many rows as there can be: logits are computed for all of them."""
+SMALL = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
+"""Tokens of small steps of few rows."""
+SMALL_MANY = (256, 512, 768, 1024, 1536)
+"""Tokens of small steps of many rows: a prompt, or a few, that join rows which decode."""
+LARGE = (2048, 3072, 4096, 6144)
+"""Tokens of larger steps; full ones come after them."""
+FEW_PROMPTS, MORE_PROMPTS = 16, 64
+"""Rows beside those on the decode kernel, in small steps of many rows and in others."""
+LONG_PROMPTS = (2, 4, 8, 16)
+"""Rows, beside those on the decode kernel, of full steps. Their product with the longest prompt in the step is bounded: the
+attention of such steps has a grid of both, whose programs without work would take time."""
+MANY_PROMPTS = (1024, 4096)
+"""Tokens of steps of any number of prompts, before full ones."""
+
+
+def prefill_shapes(max_tokens: int, max_rows: int) -> list[PrefillShape]:
+    """In order of preference, for all steps of up to ``max_tokens`` x ``max_rows``."""
+    found = {
+        _shape(tokens, min(rows, max_rows), others, longest)
+        for tokens, rows, others, longest in _sizes(max_tokens, max_rows)
+        if tokens <= max_tokens
+    }
+    return sorted(found, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows, shape.longest))
+
+
+def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tokens, rows, rows beside those on the decode kernel, longest row), rows where there are so many."""
+    for tokens in SMALL:
+        yield tokens, FEW_ROWS, FEW_ROWS, tokens
+    for tokens in SMALL_MANY:
+        yield tokens, MANY_ROWS, FEW_PROMPTS, tokens
+    for tokens in LARGE:
+        yield tokens, FEW_ROWS, FEW_ROWS, tokens
+        yield tokens, LONG_PROMPTS[0], LONG_PROMPTS[0], tokens
+    if full <= SMALL[-1]:
+        yield full, FEW_ROWS, FEW_ROWS, full
+    for prompts in LONG_PROMPTS if full > SMALL[-1] else ():
+        yield full, prompts, prompts, 2 * full // prompts
+        yield full, most, prompts, 2 * full // prompts
+    for tokens in (*SMALL_MANY, *LARGE, full):
+        yield tokens, most, MORE_PROMPTS, tokens
+    for tokens in (*MANY_PROMPTS, full):
+        yield tokens, most, most, tokens
+
+
+def _shape(tokens: int, rows: int, others: int, longest: int) -> PrefillShape:
+    rows = min(rows, tokens)
+    return PrefillShape(tokens, rows, max(rows - others, 0), min(longest, tokens))
 
 
 _NEWCOMERS, _EDITS_EACH, _BLOCK_TOKENS = 16, 24, 16
 
 
-def max_edits(num_tokens: int, num_rows: int) -> int:
+def max_edits(num_tokens: int, num_rows: int, num_decode_rows: int) -> int:
     """Edits of slots that the graph of a shape applies: newcomers' without prefix hits or long tables, each block one."""
-    return _EDITS_EACH * min(num_rows, _NEWCOMERS) + num_tokens // _BLOCK_TOKENS
+    return _EDITS_EACH * min(num_rows, _NEWCOMERS) + num_tokens // _BLOCK_TOKENS + num_decode_rows
 
 
 class PrefillGraphs(StepGraphs):
-    """Captured steps with prompts, of ``prefill_shapes``."""
+    """Captured steps with prompts.
 
-    def shape_for(self, num_tokens: int, num_rows: int, max_query_len: int) -> Shape | None:
-        """The first shape that holds the step without much padding, or None."""
-        for shape in self.shapes:
-            tokens, rows, longest = shape
-            if num_tokens <= tokens and num_rows <= rows and max_query_len <= longest:
-                return shape if tokens <= LARGEST_SMALL or num_tokens >= LEAST_FULL * tokens else None
-        return None
+    Args:
+        shapes: of ``prefill_shapes``.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        front: StepLogits,
+        back: SampleAndAdvance,
+        shapes: Sequence[PrefillShape],
+        tails: Sequence[Variant],
+    ) -> None:
+        super().__init__(device, front, back, shapes, tails)
+        self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
+
+    def shape_for(self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int) -> PrefillShape:
+        """The first shape that holds the step; there is one for every step of the engine."""
+        step = (num_tokens, num_rows, num_decode_rows, max_query_len)
+        first = bisect_left(self._tokens, num_tokens)
+        return next(shape for shape in self._ordered[first:] if shape.holds(*step))
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""
-        tokens, rows, _ = shape
-        return WHOLE_STEP_VARIANTS[:2] if tokens <= LARGEST_SMALL and rows <= FEW_ROWS else ()
+        tokens, rows, *_ = shape
+        return WHOLE_STEP_VARIANTS[:2] if tokens <= SMALL[-1] and rows <= FEW_ROWS else ()
 
-    def _rehearsed(self) -> list[Shape]:
-        """Full steps differ in what sizes their grids alone: one of them will do."""
-        full = [shape for shape in self.shapes if shape[0] > LARGEST_SMALL]
-        return [shape for shape in super()._rehearsed() if shape not in full[1:]]
+    def _tail_variants(self, shape: Shape) -> Sequence[Variant]:
+        """Fewer behind long steps, where one that does too much costs little."""
+        if shape[0] <= SMALL[-1]:
+            return self._tails
+        kinds = (0, RANDOM, ALL_PATHS), (NOT_ASKED, MOST_LOGPROBS)
+        return [each for each in self._tails if each.flags in kinds[0] and each.max_logprobs in kinds[1]]

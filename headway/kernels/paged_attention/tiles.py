@@ -45,6 +45,22 @@ class PrefillTile:
     precision: str
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The leading rows that the decode kernel serves: ``bound``, or no more than that and than ``count`` (int32 [1])."""
+
+    bound: int
+    count: torch.Tensor | None = None
+
+    def other_tokens(self, q: torch.Tensor) -> int:
+        """Tokens of q [T, H, D] that other rows and padding may have; 0: all are the decode kernel's."""
+        return q.shape[0] if self.count is not None else max(q.shape[0] - self.bound, 0)
+
+    def pointer(self, unused: torch.Tensor) -> torch.Tensor:
+        """``count``, or what a kernel gets that does not read it."""
+        return unused if self.count is None else self.count
+
+
 @lru_cache(maxsize=64)
 def decode_tile(size: int, group: int, dtype: torch.dtype) -> DecodeTile:
     """The tile of the decode kernel for head size ``size`` and ``group`` query heads per KV head."""
