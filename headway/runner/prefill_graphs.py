@@ -34,11 +34,10 @@ class PrefillShape(NamedTuple):
     decode_rows: int
     longest: int
 
-    def holds(self, tokens: int, rows: int, decode_rows: int, longest: int) -> bool:
-        """Whether a step of exactly so many fits."""
+    def holds(self, rows: int, decode_rows: int, longest: int) -> bool:
+        """Whether a step of exactly so many fits, but for its tokens."""
         others = rows - min(decode_rows, self.decode_rows)
-        fits = tokens <= self.tokens and rows <= self.rows and longest <= self.longest
-        return fits and others <= self.rows - self.decode_rows
+        return others <= self.rows - self.decode_rows and longest <= self.longest
 
 
 FEW_ROWS, MANY_ROWS = 16, 128
@@ -121,7 +120,7 @@ class PrefillGraphs(StepGraphs):
 
     def shape_for(self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int) -> PrefillShape:
         """The first shape that holds the step; there is one for every step of the engine."""
-        step = (num_tokens, num_rows, num_decode_rows, max_query_len)
+        step = (num_rows, num_decode_rows, max_query_len)
         first = bisect_left(self._tokens, num_tokens)
         return next(shape for shape in self._ordered[first:] if shape.holds(*step))
 
