@@ -102,7 +102,14 @@ def test_rows_that_decode_beside_prompts_equal_the_cpu(
     tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """Graphs with a bound of decode rows: fewer of them than that, and more."""
-    sizes = {"FEW_ROWS": 2, "MANY_ROWS": 6, "SMALL": (8, 16), "SMALL_MANY": (8, 16), "LARGE": (32,), "MANY_PROMPTS": (16,)}
+    sizes = {
+        "FEW_ROWS": 2,
+        "MANY_ROWS": 6,
+        "SMALL": (8, 16),
+        "SMALL_MANY": (8, 16),
+        "LARGE": (32,),
+        "MANY_PROMPTS": (16,),
+    }
     sizes |= {"FEW_PROMPTS": 1, "MORE_PROMPTS": 3, "LONG_PROMPTS": (2, 4)}
     for name, value in sizes.items():
         monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)

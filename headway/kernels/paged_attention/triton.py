@@ -218,8 +218,7 @@ def decode_kernel(
     top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
     arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
     tables_ptr,  # [S, table_width]
-    row_slots_ptr,
-    seq_lens_ptr,
+    row_slots_ptr, seq_lens_ptr,
     decode_rows_ptr,  # [1], with COUNTED: rows from there on are left alone
     num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
     scale, window, soft_cap,

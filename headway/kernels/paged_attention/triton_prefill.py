@@ -83,16 +83,8 @@ def find_unit(number, num_units, plan, KH: gl.constexpr, BLOCK_Q: gl.constexpr):
     seq_len = gl.where(known, gl.minimum(seq_len, capacity), 0)
     seq_len = gl.where(seq_len < num_queries, 0, seq_len)
     tile = (num_queries + BLOCK_Q - 1) // BLOCK_Q - 1 - rank
-    return (
-        token,
-        num_queries,
-        gl.where(known, slot, 0),
-        seq_len,
-        number % KH,
-        gl.where(seq_len > 0, tile, -1),
-        rank,
-        step,
-    )
+    tile = gl.where(seq_len > 0, tile, -1)
+    return token, num_queries, gl.where(known, slot, 0), seq_len, number % KH, tile, rank, step
 
 
 @gluon.jit
@@ -395,29 +387,19 @@ def overlapped_prefill_kernel(
     v_desc,
     out_ptr,  # [T, H, D]
     tables_ptr,  # [S, table_width]
-    row_slots_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
+    row_slots_ptr, query_start_ptr, seq_lens_ptr,
     counter_ptr,  # zero before and after: the next unit but those that programs begin with
     decode_rows_ptr,  # [1], with COUNTED
-    num_tokens,
-    num_rows,
+    num_tokens, num_rows,
     num_decode_rows,  # leading rows of one token each, for another kernel; at most, with COUNTED
-    num_slots,
-    num_blocks,
-    table_width,
+    num_slots, num_blocks, table_width,
     num_units,  # KH x (most rows behind the decode rows x most tiles of a row, and PADS)
     scale,
     block_rows,  # rows of k_desc from block to block
     head_rows,  # and from head to head
-    KH: gl.constexpr,
-    D: gl.constexpr,
-    BS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    KEPT: gl.constexpr,
-    COUNTED: gl.constexpr,
-):
+    KH: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, KEPT: gl.constexpr, COUNTED: gl.constexpr,
+):  # fmt: skip
     """Grid: one program a processor, of one warpgroup here and five warps beside it."""
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
