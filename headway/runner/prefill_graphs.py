@@ -49,7 +49,8 @@ SMALL_MANY = (256, 512, 768, 1024, 1536)
 LARGE = (2048, 3072, 4096, 6144)
 """Tokens of larger steps; full ones come after them."""
 FEW_PROMPTS, MORE_PROMPTS = 16, 64
-"""Rows beside those on the decode kernel, in small steps of many rows and in others."""
+"""Rows beside those on the decode kernel, in small steps of many rows and in larger ones: the more, the longer is the
+attention's grid."""
 LONG_PROMPTS = (2, 4, 8, 16)
 """Rows, beside those on the decode kernel, of full steps. Their product with the longest prompt in the step is bounded: the
 attention of such steps has a grid of both, whose programs without work would take time."""
@@ -73,6 +74,7 @@ def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
         yield tokens, FEW_ROWS, FEW_ROWS, tokens
     for tokens in SMALL_MANY:
         yield tokens, MANY_ROWS, FEW_PROMPTS, tokens
+        yield tokens, most, FEW_PROMPTS, tokens
     for tokens in LARGE:
         yield tokens, FEW_ROWS, FEW_ROWS, tokens
         yield tokens, LONG_PROMPTS[0], LONG_PROMPTS[0], tokens
@@ -81,7 +83,7 @@ def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
     for prompts in LONG_PROMPTS if full > SMALL[-1] else ():
         yield full, prompts, prompts, 2 * full // prompts
         yield full, most, prompts, 2 * full // prompts
-    for tokens in (*SMALL_MANY, *LARGE, full):
+    for tokens in (*LARGE, full):
         yield tokens, most, MORE_PROMPTS, tokens
     for tokens in (*MANY_PROMPTS, full):
         yield tokens, most, most, tokens
