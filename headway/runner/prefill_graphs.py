@@ -120,11 +120,13 @@ class PrefillGraphs(StepGraphs):
         super().__init__(device, front, back, shapes, tails)
         self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
 
-    def shape_for(self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int) -> PrefillShape:
-        """The first shape that holds the step; there is one for every step of the engine."""
+    def shape_for(
+        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int
+    ) -> PrefillShape | None:
+        """The first shape that holds the step: all shapes together hold every step of the engine."""
         step = (num_rows, num_decode_rows, max_query_len)
         first = bisect_left(self._tokens, num_tokens)
-        return next(shape for shape in self._ordered[first:] if shape.holds(*step))
+        return next((shape for shape in self._ordered[first:] if shape.holds(*step)), None)
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""

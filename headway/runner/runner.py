@@ -323,7 +323,7 @@ class ModelRunner:
         else:
             longest = int(plan.query_lens.max())
             graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, plan.num_decode_rows, longest)
-            if num_edits > max_edits(*shape[:3]):
+            if shape is not None and num_edits > max_edits(*shape[:3]):
                 self._edit_first(num_edits)
         return None if shape is None else (graphs.replay(shape, variant), shape[1])
 

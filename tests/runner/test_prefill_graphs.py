@@ -45,7 +45,7 @@ def test_every_step_has_a_shape(data: st.DataObject) -> None:
     longest = data.draw(st.integers(1, full - rows + 1))
     tokens = data.draw(st.integers(longest + rows - 1, min(full, decode_rows + longest * (rows - decode_rows))))
     shape = made.shape_for(tokens, rows, decode_rows, longest)
-    assert shape.tokens >= tokens and shape.rows >= rows and shape.longest >= longest
+    assert shape is not None and shape.tokens >= tokens and shape.rows >= rows and shape.longest >= longest
     assert shape.rows - shape.decode_rows >= rows - min(decode_rows, shape.decode_rows)
     if tokens <= LARGE[-1] and rows - decode_rows <= FEW_PROMPTS:
         assert shape.tokens <= 2 * max(tokens, rows, 128)

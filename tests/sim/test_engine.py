@@ -93,6 +93,7 @@ def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ..
 
     def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, longest: int) -> PrefillShape:
         shape = shape_for(self, tokens, rows, decode_rows, longest)
+        assert shape is not None
         seen.append((shape, (rows, decode_rows)))
         return shape
 
