@@ -12,6 +12,7 @@ import torch
 from headway.core.errors import OutOfMemoryError
 from headway.core.log import logger
 from headway.core.params import MAX_LOGPROB_TOKEN_IDS
+from headway.core.switches import PREFILL_GRAPHS, is_on
 from headway.device.base import Device
 from headway.engine.sizes import Sizes
 from headway.kernels.compiler_process import CompilerProcess
@@ -104,22 +105,20 @@ class WarmUp:
         """
         if not runner.device.compiles_kernels:
             return
-        from headway.kernels.triton_precompile import (  # late: not every machine has Triton
-            compile_kernels,
-            launches_noted,
-        )
+        from headway.kernels.triton_precompile import compiling, launches_noted  # late: not every machine has Triton
 
-        with self._times.phase("rehearsal"), launches_noted() as kernels, runner.shortened():
-            runner.rehearse(num_tokens, num_rows)
-            _rehearse_steps(runner, sampling)
-        if not kernels:
-            return
-        start = time.perf_counter()
-        bar = progress_bar(len(kernels), "compiling kernels", show=self._progress)
-        with self._times.phase("kernels"), bar as advance:
-            self._hashing.join()
-            compiled = compile_kernels(kernels, advance, self._compiler)
-        logger.info("%d kernels in %.1f s, %d compiled", len(kernels), time.perf_counter() - start, compiled)
+        with compiling(self._compiler, self._hashing.join) as compilation:
+            with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.shortened():
+                runner.rehearse(num_tokens, num_rows)
+                _rehearse_steps(runner, sampling)
+            if not compilation.num_kernels:
+                return
+            start = time.perf_counter()
+            bar = progress_bar(compilation.num_kernels, "compiling kernels", show=self._progress)
+            with self._times.phase("kernels"), bar as advance:
+                compilation.finish(advance)
+        seconds, kernels = time.perf_counter() - start, compilation.num_kernels
+        logger.info("%d kernels, another %.1f s, %d compiled", kernels, seconds, compilation.num_compiled)
 
 
 def _hash_compiler() -> None:
@@ -141,5 +140,5 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
 def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:
     config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs)
+    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs) if is_on(PREFILL_GRAPHS) else []
     return decode, PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails])

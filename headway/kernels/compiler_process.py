@@ -11,9 +11,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import IO
 
 CHILD = "headway.kernels.triton_compile_child"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -28,12 +30,14 @@ class Job:
         module, name: of its function.
         specialization: as ``JITFunction.preload`` takes it.
         target: backend, architecture and warp size of the GPU.
+        size: characters of its source. Of jobs that wait the longest begins, as it takes longest, by and large.
     """
 
     module: str
     name: str
     specialization: str
     target: tuple[str, int | str, int]
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,47 @@ class Compiled:
     """A job that is done.
 
     Attributes:
-        number: of the job.
         seconds: it took.
         complaint: what went wrong; empty if nothing did.
     """
 
-    number: int
     seconds: float = 0.0
     complaint: str = ""
+
+
+GONE = Compiled(complaint="the compiler's process is gone")
+OnDone = Callable[[Compiled], object]
+
+
+class _Waiting:
+    """Who waits for which job; shared with the thread that reads answers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callers: dict[int, OnDone] = {}
+        self._number, self._gone = 0, False
+
+    def add(self, on_done: OnDone) -> int | None:
+        """The job's number; None: nobody will answer any more."""
+        with self._lock:
+            if self._gone:
+                return None
+            self._number += 1
+            self._callers[self._number] = on_done
+            return self._number
+
+    def read(self, answers: IO[bytes]) -> None:
+        """Tell everyone, until there are no more answers; then tell the rest that there will be none."""
+        while line := answers.readline():
+            number, seconds, complaint = json.loads(line)
+            with self._lock:
+                on_done = self._callers.pop(number)
+            on_done(Compiled(seconds, complaint))
+        with self._lock:
+            self._gone, rest = True, list(self._callers.values())
+            self._callers.clear()
+        for on_done in rest:
+            on_done(GONE)
 
 
 class CompilerProcess:
@@ -66,34 +103,37 @@ class CompilerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._end = weakref.finalize(self, _end, self._process)
-
-    def compile(self, jobs: Sequence[Job]) -> Iterator[Compiled]:
-        """Compile ``jobs``, begun in this order; each is given when it is done. One call at a time.
-
-        Should the process die, the rest is given at once.
-        """
-        waiting = set(range(len(jobs)))
         assert self._process.stdin is not None and self._process.stdout is not None
-        lines = "".join(json.dumps([number, asdict(job)]) + "\n" for number, job in enumerate(jobs))
-        with contextlib.suppress(OSError):  # it is gone
-            self._process.stdin.write(lines.encode())
-            self._process.stdin.flush()
-        while waiting and (line := self._process.stdout.readline()):
-            done = Compiled(*json.loads(line))
-            waiting.discard(done.number)
-            yield done
-        yield from (Compiled(number, complaint="the compiler's process is gone") for number in sorted(waiting))
+        self._jobs, self._writing = self._process.stdin, threading.Lock()
+        self._waiting = _Waiting()
+        self._reader = threading.Thread(
+            target=self._waiting.read, args=(self._process.stdout,), name="headway-compiled", daemon=True
+        )
+        self._reader.start()
+        self._end = weakref.finalize(self, _end, self._process, self._reader)
+
+    def submit(self, job: Job, on_done: OnDone) -> None:
+        """Have ``job`` compiled; ``on_done`` is called when it is, by another thread, or at once if the process has died."""
+        number = self._waiting.add(on_done)
+        if number is None:
+            on_done(GONE)
+            return
+        line = json.dumps([number, asdict(job)]) + "\n"
+        with self._writing, contextlib.suppress(OSError):  # it is gone: whoever reads its answers will see
+            self._jobs.write(line.encode())
+            self._jobs.flush()
 
     def close(self) -> None:
         """End the process. What it is compiling is given up."""
         self._end()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
     process.kill()
+    process.wait()
+    if reader is not threading.current_thread():
+        reader.join()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):  # there is something left to write, and nobody to read it
                 pipe.close()
-    process.wait()

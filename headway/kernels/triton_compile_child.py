@@ -14,7 +14,7 @@ import os
 import selectors
 import threading
 import time
-from collections import deque
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,14 @@ def compile_kernel(job: dict[str, Any], launcher_cls: Any) -> None:
         launcher_cls(kernel.src, kernel.metadata)
 
 
+def launcher_of(job: dict[str, Any]) -> str:
+    """What tells its launcher from others: a C compiler's run, and kernels of equal argument types share one.
+
+    Begun together, they would all find that there is none yet.
+    """
+    return json.dumps(json.loads(job["specialization"])["signature"])
+
+
 def complaint_about(job: dict[str, Any], launcher_cls: Any) -> str:
     """Compile; gives what went wrong, if anything did."""
     try:
@@ -143,7 +151,10 @@ class Worker:
 def serve(requests: int, answers: int, launcher_cls: Any) -> None:
     """Read jobs from the file descriptor ``requests`` until its end; write about those that are done to ``answers``."""
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    waiting: deque[tuple[int, dict[str, Any]]] = deque()
+    waiting: list[
+        tuple[bool, int, int, dict[str, Any]]
+    ] = []  # first those with a launcher of their own, then the longest
+    launchers: set[str] = set()
     workers: dict[int, Worker] = {}  # by what they say
     idle: list[Worker] = []
     partial = b""
@@ -167,13 +178,18 @@ def serve(requests: int, answers: int, launcher_cls: Any) -> None:
                 if not data:
                     return
                 *lines, partial = (partial + data).split(b"\n")
-                waiting.extend(json.loads(line) for line in lines)
+                for line in lines:
+                    number, job = json.loads(line)
+                    launcher = launcher_of(job)
+                    heappush(waiting, (launcher in launchers, -job["size"], number, job))
+                    launchers.add(launcher)
             while waiting and (idle or len(workers) < most):
                 if not idle:
                     idle.append(Worker(launcher_cls))
                     workers[idle[0].said] = idle[0]
                     selector.register(idle[0].said, selectors.EVENT_READ)
-                idle.pop().begin(*waiting.popleft())
+                _, _, number, job = heappop(waiting)
+                idle.pop().begin(number, job)
 
 
 def main() -> None:

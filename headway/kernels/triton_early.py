@@ -21,7 +21,6 @@ CUDA C++ Programming Guide, programmatic dependent launch; PTX griddepcontrol. N
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +28,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from headway.core.switches import EARLY_LAUNCH, is_on
 
 
 @triton.jit
@@ -47,8 +48,8 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 @lru_cache(maxsize=16)
 def launch_early(device: torch.device) -> dict[str, Any]:
-    """Arguments for the launch of a kernel with an ``EARLY`` parameter. HEADWAY_EARLY_LAUNCH=0 switches it off, to compare."""
+    """Arguments for the launch of a kernel with an ``EARLY`` parameter."""
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    if able and os.environ.get("HEADWAY_EARLY_LAUNCH", "1") != "0":
+    if able and is_on(EARLY_LAUNCH):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}

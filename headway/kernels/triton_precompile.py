@@ -2,7 +2,7 @@
 
 Triton compiles a kernel where it is first launched, one after the other: 0.1 to 1.4 s each, with a C compiler's run for each
 new list of argument types. Here a rehearsal first runs with all launches left out: what is not compiled yet is noted, which
-takes microseconds. A pool of threads then loads what lies in Triton's cache on the disk; what does not goes to
+takes microseconds. From then on a pool of threads loads what lies in Triton's cache on the disk; what does not goes to
 ``compiler_process`` first. So the list of kernels comes from the code that launches them, and nobody keeps a second one.
 
 It needs Triton's ``jit_cache_hook`` and ``JITFunction.preload`` (3.6, 3.7). Where they are missing nothing is noted: kernels
@@ -11,10 +11,10 @@ compile where they are first launched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
@@ -25,11 +25,14 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from headway.core.log import logger
-from headway.kernels.compiler_process import CompilerProcess, Job
+from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
 from headway.kernels.triton_keys import settle_key
 
 MAX_THREADS = 16
 """More would wait for Python's lock."""
+
+
+Ready = Callable[[], object]
 
 
 class NotedKernel:
@@ -59,12 +62,8 @@ class NotedKernel:
         """It, as another process compiles it."""
         target = driver.active.get_current_target()
         words = (target.backend, target.arch, target.warp_size)
-        return Job(self._function.module, self._function.fn.__qualname__, self._specialization, words)
-
-    @property
-    def size(self) -> int:
-        """Characters of its source: a longer one takes longer, by and large."""
-        return len(self._function.src)
+        function = self._function
+        return Job(function.module, function.fn.__qualname__, self._specialization, words, len(function.src))
 
     def compile(self) -> None:
         """Compile it, or read it from Triton's cache on the disk, and load it onto the device."""
@@ -82,14 +81,13 @@ def hash_compiler() -> None:
 
 
 @contextmanager
-def launches_noted() -> Iterator[list[NotedKernel]]:
-    """Inside, this thread's Triton launches do nothing; what they would have had to compile is in the list at the end.
+def launches_noted(take: Callable[[NotedKernel], object]) -> Iterator[None]:
+    """Inside, this thread's Triton launches do nothing; ``take`` is called with what they would have had to compile.
 
     Only the host's part of the code inside counts: what kernels would have written is not written.
     """
-    noted: list[NotedKernel] = []
     if not (hasattr(knobs.runtime, "jit_cache_hook") and hasattr(JITFunction, "preload")):
-        yield noted
+        yield
         return
     owner, launch, hook_before = threading.get_ident(), JITFunction.run, knobs.runtime.jit_cache_hook
 
@@ -100,13 +98,13 @@ def launches_noted() -> Iterator[list[NotedKernel]]:
         if threading.get_ident() == owner:
             kernel = facts["compile"]
             data = kernel["specialization_data"]
-            noted.append(NotedKernel(facts["fn"].jit_function, kernel["device"], kernel["key"], data))
+            take(NotedKernel(facts["fn"].jit_function, kernel["device"], kernel["key"], data))
             return True  # do not compile
         return hook_before(**facts) if hook_before is not None else None
 
     JITFunction.run, knobs.runtime.jit_cache_hook = run, note
     try:
-        yield noted
+        yield
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = launch, hook_before
 
@@ -116,14 +114,15 @@ class NotCachedError(Exception):
 
 
 @contextmanager
-def misses_raised(threads: set[int]) -> Iterator[None]:
-    """Inside, a kernel that lacks in the cache on the disk raises NotCachedError in these threads instead of being compiled."""
+def misses_raised(looking: threading.local) -> Iterator[None]:
+    """Inside, a kernel that lacks in the cache on the disk raises NotCachedError in threads whose ``looking.only`` is set,
+    instead of being compiled."""
     before = knobs.cache.manager_class
 
     class Finder(before or cache.FileCacheManager):  # type: ignore[misc]
         def get_group(self, filename: str) -> dict[str, str] | None:
             found: dict[str, str] | None = super().get_group(filename)
-            if not found and threading.get_ident() in threads:
+            if not found and getattr(looking, "only", False):
                 raise NotCachedError
             return found
 
@@ -134,75 +133,91 @@ def misses_raised(threads: set[int]) -> Iterator[None]:
         knobs.cache.manager_class = before
 
 
-def compile_kernels(
-    kernels: Sequence[NotedKernel],
-    on_done: Callable[[int], object] = lambda number: None,
-    compiler: CompilerProcess | None = None,
-) -> int:
-    """Load all of ``kernels``, and compile those that have to be; ``on_done(1)`` is called after each, by this thread.
+class Compilation:
+    """Loads kernels, and has those compiled that must be, each from when it is added. Made by ``compiling``."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, looking: threading.local, compiler: CompilerProcess | None, ready: Ready
+    ) -> None:
+        self._pool, self._looking, self._compiler, self._ready = pool, looking, compiler, ready
+        self._loads: list[Future[None]] = []
+        self._works: list[tuple[float, str]] = []
+
+    @property
+    def num_kernels(self) -> int:
+        """How many were added."""
+        return len(self._loads)
+
+    @property
+    def num_compiled(self) -> int:
+        """How many of them the compiler was given, and has answered."""
+        return len(self._works)
+
+    def add(self, kernel: NotedKernel) -> None:
+        """Begin with ``kernel``."""
+        kernel.settle()
+        loaded: Future[None] = Future()
+        self._loads.append(loaded)
+        self._pool.submit(self._try, self._begin, kernel, loaded)
+
+    def finish(self, on_done: Callable[[int], object] = lambda number: None) -> None:
+        """Wait until all are loaded; ``on_done(1)`` is called after each, by this thread.
+
+        Raises:
+            whatever the first kernel that fails raises.
+        """
+        for loaded in as_completed(self._loads):
+            loaded.result()
+            on_done(1)
+        if self._works:
+            total = sum(seconds for seconds, _ in self._works)
+            longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(self._works, reverse=True)[:3])
+            logger.info("the compiler took %.1f s over all its processes; longest: %s", total, longest)
+
+    def _try(self, step: Callable[..., object], kernel: NotedKernel, loaded: Future[None], *more: Any) -> None:
+        """Take a step towards ``loaded``."""
+        try:
+            step(kernel, loaded, *more)
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    def _begin(self, kernel: NotedKernel, loaded: Future[None]) -> None:
+        self._ready()
+        compiler, self._looking.only = self._compiler, self._compiler is not None
+        try:
+            kernel.compile()
+        except NotCachedError:
+            assert compiler is not None
+            compiler.submit(kernel.job, lambda done: self._answered(kernel, loaded, done))
+            return
+        finally:
+            self._looking.only = False
+        loaded.set_result(None)
+
+    def _answered(self, kernel: NotedKernel, loaded: Future[None], done: Compiled) -> None:
+        with contextlib.suppress(RuntimeError):  # the pool was shut down: nobody waits for this any more
+            self._pool.submit(self._try, self._end, kernel, loaded, done)
+
+    def _end(self, kernel: NotedKernel, loaded: Future[None], done: Compiled) -> None:
+        self._works.append((done.seconds, kernel.name.rpartition(".")[2]))
+        if done.complaint:
+            logger.info("%s is compiled here: %s", kernel.name, done.complaint)
+        kernel.compile()
+        loaded.set_result(None)
+
+
+@contextmanager
+def compiling(compiler: CompilerProcess | None = None, ready: Ready = lambda: None) -> Iterator[Compilation]:
+    """Inside, kernels can be added. What has not begun when an exception leaves the context is given up.
 
     Args:
         compiler: compiles what is not in the cache on the disk; None: the threads that load do.
-
-    Returns:
-        How many ``compiler`` compiled.
-
-    Raises:
-        whatever the first kernel that fails raises; those that have not begun are given up.
+        ready: returns when the first kernel may be looked for.
     """
-    if not kernels:
-        return 0
-    for kernel in kernels:
-        kernel.settle()
-    threads: set[int] = set()
-    size = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(size, "headway-compile", lambda: threads.add(threading.get_ident())) as pool:
+    looking = threading.local()
+    with misses_raised(looking), ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "headway-compile") as pool:
         try:
-            missing = [] if compiler is None else _missing(kernels, pool, threads, on_done)
-            if compiler is None:
-                loads = [pool.submit(kernel.compile) for kernel in kernels]
-            else:
-                loads = _compiled(missing, compiler, pool)
-            for done in as_completed(loads):
-                done.result()
-                on_done(1)
+            yield Compilation(pool, looking, compiler, ready)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return len(missing)
-
-
-def _compiled(
-    missing: Sequence[NotedKernel], compiler: CompilerProcess, pool: ThreadPoolExecutor
-) -> list[Future[None]]:
-    """Have ``missing`` compiled elsewhere, and each loaded when it is."""
-    begin, first, works, loads = time.perf_counter(), 0.0, [(0.0, "")], []
-    for done in compiler.compile([kernel.job for kernel in missing]):
-        kernel = missing[done.number]
-        first = first or time.perf_counter() - begin - done.seconds
-        works.append((done.seconds, kernel.name.rpartition(".")[2]))
-        if done.complaint:
-            logger.info("%s is compiled here: %s", kernel.name, done.complaint)
-        loads.append(pool.submit(kernel.compile))
-    if missing:
-        total = sum(seconds for seconds, _ in works)
-        longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(works, reverse=True)[:3])
-        logger.info("the compiler began after %.1f s and took %.1f s; longest: %s", first, total, longest)
-    return loads
-
-
-def _missing(
-    kernels: Sequence[NotedKernel], pool: ThreadPoolExecutor, threads: set[int], on_done: Callable[[int], object]
-) -> list[NotedKernel]:
-    """Load what is in the cache on the disk; gives the others, the longest first."""
-    missing = []
-    with misses_raised(threads):
-        loads = {pool.submit(kernel.compile): kernel for kernel in kernels}
-        for done in as_completed(loads):
-            error = done.exception()
-            if isinstance(error, NotCachedError):
-                missing.append(loads[done])
-            else:
-                done.result()
-                on_done(1)
-    return sorted(missing, key=lambda kernel: -kernel.size)

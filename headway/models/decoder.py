@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 import torch
 from torch import nn
 
+from headway.core.switches import FUSED_LAYERS, is_on
 from headway.kernels.mid_linear import mid_linear
 from headway.kernels.skinny_linear import skinny_linear
 from headway.kernels.wide_linear.tiles import Counts
@@ -205,6 +206,11 @@ class DecoderModel(nn.Module):
             # visible part of a decode step on CPU. Plain instance attributes shadow it.
             vars(module).update(module.named_parameters(recurse=False))
             vars(module).update(module.named_children())
+        if is_on(FUSED_LAYERS):
+            self._share_kernels()
+
+    def _share_kernels(self) -> None:
+        """Use layers of fused kernels where they win on this device."""
         rows = fusing(self.device, self.dtype)
         if rows is not None:
             self.fuse(rows)

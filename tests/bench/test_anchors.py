@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,9 +14,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli.bench.anchors import command, context, gate, generation, profiled, server, startup, structured
+from headway.cli.bench.anchors import (
+    ablations,
+    command,
+    context,
+    gate,
+    generation,
+    profiled,
+    server,
+    startup,
+    structured,
+)
 from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, find_model
-from headway.cli.bench.anchors.profiled import Event, Measured
 from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.main import app
@@ -145,16 +155,26 @@ def _not_here(module: Any) -> Any:
     return measured
 
 
-def test_ablations(model: Path, tmp_path: Path) -> None:
-    result, report = measure(
-        model, tmp_path, "--ablations", "--only", "*depth0*", "--only", "*no_*bs1", "--only", "*eager_prefill_ttft*"
-    )
+def test_ablations(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ablations._variant
+    wanted = [word for name in ("*depth0*", "*no_*bs1", "*eager_prefill_ttft*") for word in ("--only", name)]
+    seen = []
+
+    def watched(*given: Any) -> None:
+        seen.append(dict(os.environ))
+        plain(*given)
+
+    monkeypatch.setattr(ablations, "_variant", watched)
+    result, report = measure(model, tmp_path, "--ablations", *wanted)
     assert result.exit_code == 0, result.output
     rows = by_name(report)
     assert rows["tiny.ablation_depth0_itl_ms_bs2"]["status"] == "measured"
     assert rows["tiny.ablation_no_graphs_itl_ms_bs1"]["status"] == "measured"
-    assert "no engine argument" in rows["tiny.ablation_no_fused_linears_itl_ms_bs1"]["note"]
-    assert "no engine argument" in rows["tiny.ablation_eager_prefill_ttft_ms"]["note"]
+    assert rows["tiny.ablation_no_fused_layers_itl_ms_bs1"]["status"] == "measured"
+    assert rows["tiny.ablation_eager_prefill_ttft_ms"]["status"] == "measured"
+    switches = ("HEADWAY_EARLY_LAUNCH", "HEADWAY_FUSED_LAYERS", "HEADWAY_PREFILL_GRAPHS")
+    off = [[name for name in switches if name in environment] for environment in seen]
+    assert sorted(off) == sorted([[], [], *([name] for name in switches)]), "each variant switches off one technique"
 
 
 def test_pooling_is_reported_as_not_served(tmp_path: Path) -> None:
@@ -211,7 +231,15 @@ def test_the_table() -> None:
     assert not table.wants("b") and table.wants("b", "c")
     table.refuse_all("red")
     assert all(row.ours is None for row in table.rows())
-    report = {"card": "x", "date": "d", "commit": "c", "versions": {}, "num_runs": 1, "command": "h"}
+    report = {
+        "card": "x",
+        "date": "d",
+        "commit": "c",
+        "versions": {},
+        "num_runs": 1,
+        "command": "h",
+        "python_loop_s": 0.1,
+    }
     text = markdown({**report, "rows": [row.as_dict() for row in rows.values()]})
     assert "**refused**: red" in text
 
@@ -220,7 +248,15 @@ def test_markdown_shows_ratio_and_goal() -> None:
     table = Table("m", (), {"a": {"floor": 1.0, "anchor": 4.0, "goal": 2.0}})
     table.announce(["a"], "ms")
     table.add("a", 1.0)
-    report = {"card": "x", "date": "d", "commit": "c", "versions": {"torch": "1"}, "num_runs": 1, "command": "h"}
+    report = {
+        "card": "x",
+        "date": "d",
+        "commit": "c",
+        "versions": {"torch": "1"},
+        "num_runs": 1,
+        "command": "h",
+        "python_loop_s": 0.1,
+    }
     text = markdown({**report, "rows": [row.as_dict() for row in table.rows()]})
     assert "| a | ms | 1 | 1 | 4 | 0.25 | 2 | yes |" in text
 
@@ -258,48 +294,6 @@ def test_floors_follow_from_the_shape(name: str, tmp_path: Path) -> None:
     for rows in (1, 8, 64, 256):
         floor = known_figures(name, "NVIDIA H200")[f"itl_ms_greedy_bs{rows}"]["floor"]
         assert profiled.step_bytes(bench, rows, 128 + 320) / speed * 1e3 == pytest.approx(floor, rel=0.05)
-
-
-def test_figures_of_a_profile() -> None:
-    events = []
-    for step in range(2):
-        at = step * 100.0
-        events += [Event("kernel", "gemm", at, 30.0), Event("kernel", "attention", at + 30, 50.0)]
-        events += [
-            Event("copy", "Memcpy HtoD (Pinned -> Device)", at, 1.0),
-            Event("copy", "Memcpy DtoH (Device -> Pinned)", at, 2.0),
-        ]
-        events += [Event("host", "cudaGraphLaunch", at, 5.0), Event("host", "cudaEventSynchronize", at, 40.0)]
-    events.append(Event("host", "cudaStreamSynchronize", 150.0, 3.0))
-    found = profiled.figures(Measured(100.0, 60.0, 1.0, 2, 40.0, events), True)
-    assert found == {
-        "busy_pct": 80.0, "kernels_per_step": 2.0, "host_us_per_step": 60.0, "host_waits_per_step": 0.5,
-        "h2d_per_step": 1.0, "d2h_per_step": 1.0, "kernel_over_floor": 2.0,
-    }  # fmt: skip
-    assert profiled.figures(Measured(100.0, 60.0, 0.0, 2, None, []), False) == {"host_us_per_step": 60.0}
-
-
-def test_records_of_the_profiler_are_sorted() -> None:
-    raw = [
-        (False, profiled.MARK, 10.0, 90.0), (True, profiled.MARK, 12.0, 99.0), (True, "gemm", 20.0, 25.0),
-        (True, "Memcpy HtoD (Pinned -> Device)", 15.0, 16.0), (True, "late", 95.0, 99.0), (False, "aten::mm", 11.0, 12.0),
-        (False, "cudaGraphLaunch", 11.0, 13.0), (False, "cudaDeviceSynchronize", 5.0, 6.0),
-        (False, "cudaDeviceSynchronize", 91.0, 99.0), (False, "cuLaunchKernel", 30.0, 31.0),
-    ]  # fmt: skip
-    assert profiled.sort_events(raw) == [
-        Event("kernel", "gemm", 20.0, 5.0), Event("copy", "Memcpy HtoD (Pinned -> Device)", 15.0, 1.0),
-        Event("kernel", "late", 95.0, 4.0), Event("host", "cudaGraphLaunch", 11.0, 2.0),
-        Event("host", "cuLaunchKernel", 30.0, 1.0),
-    ]  # fmt: skip
-
-
-def test_a_timeline_begins_with_an_upload() -> None:
-    events = [Event("copy", "Memcpy HtoD", 100.0 * i, 1.0) for i in range(9)]
-    events += [Event("kernel", "k", 100.0 * i + 10, 50.0) for i in range(9)]
-    found = profiled.make_timeline(events, 8)
-    assert found == {"rows": 8, "events": [[lane, name, at, us] for i in range(3) for lane, name, at, us in (
-        ("copy", "Memcpy HtoD", 100.0 * i, 1.0), ("kernel", "k", 100.0 * i + 10, 50.0))]}  # fmt: skip
-    assert profiled.make_timeline(events[:2], 8) is None
 
 
 def test_a_made_up_tokenizer(tmp_path: Path) -> None:
@@ -415,6 +409,7 @@ def test_reports_of_one_minute_stand_beside_each_other(tmp_path: Path) -> None:
         "num_runs": 1,
         "complete": True,
         "versions": {},
+        "python_loop_s": 0.1,
         "timeline": None,
     }
     first, second = (

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
+from headway.core.config import EngineArgs
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
+from headway.engine.boot import build_engine
 from headway.engine.warm_up import PhaseTimes
+from tests.engine.paced_device import PacedDevice
 from tests.kernels.compiler_process import run_module
 
 MOST_KERNELS = 80
@@ -47,3 +52,17 @@ def test_phases_are_added_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
     assert times.seconds == {"weights": 4.5, "kernels": 2.0}
     assert str(times) == "weights 4.50, kernels 2.00"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_graphs_of_steps_with_prompts_can_be_switched_off(
+    on: bool, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_PREFILL_GRAPHS", str(int(on)))
+    args = EngineArgs(model=str(tiny_model), dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 24)
+    core = build_engine(args, progress=False, device=PacedDevice(1.0))
+    prompt, params = [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
+    core.add(AddRequest(request_id="a", prompt_token_ids=prompt, params=params, seed=0, eos_token_ids=[]))
+    core.step()
+    assert core.stats().num_graph_steps == int(on)
+    core.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +18,9 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
-from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
+from headway.kernels.compiler_process import Compiled, CompilerProcess, Job, OnDone
 from headway.kernels.triton_keys import settle_key
-from headway.kernels.triton_precompile import compile_kernels, hash_compiler, launches_noted
+from headway.kernels.triton_precompile import Compilation, NotedKernel, compiling, hash_compiler, launches_noted
 from tests.kernels.no_gpu import NoDriver
 
 
@@ -58,13 +58,30 @@ def in_thread(function: Any, *args: Any) -> None:
     thread.join()
 
 
+def compile_launches(*sizes: int, compiler: CompilerProcess | None = None) -> Compilation:
+    """Note launches of ``add_kernel`` of these sizes, and compile what is noted."""
+    with compiling(compiler) as compilation:
+        with launches_noted(compilation.add):
+            for size in sizes:
+                launch(size)
+        compilation.finish()
+    return compilation
+
+
 def noted_kernels_compile_once(launched: list[str]) -> None:
-    with launches_noted() as kernels:
-        for size in (16, 32, 16, 32):
-            launch(size)
-    assert [kernel.name for kernel in kernels] == [f"{__name__}.add_kernel"] * 2 and launched == []
     numbers: list[int] = []
-    compile_kernels(kernels, numbers.append)
+    names: list[str] = []
+
+    def take(kernel: NotedKernel) -> None:
+        names.append(kernel.name)
+        compilation.add(kernel)
+
+    with compiling() as compilation:
+        with launches_noted(take):
+            for size in (16, 32, 16, 32):
+                launch(size)
+        assert names == [f"{__name__}.add_kernel"] * 2 and launched == []
+        compilation.finish(numbers.append)
     assert numbers == [1, 1]
     with patch.object(knobs.runtime, "jit_cache_hook", lambda **facts: sys.exit("compiled again")):
         launch(16)
@@ -72,16 +89,26 @@ def noted_kernels_compile_once(launched: list[str]) -> None:
     assert launched == ["add_kernel"] * 2
 
 
+def noted_kernels_compile_while_others_are_noted(launched: list[str]) -> None:
+    with compiling() as compilation, launches_noted(compilation.add):
+        launch(16)
+        compilation.finish()  # before the last is noted
+        launch(32)
+        compilation.finish()
+    assert launched == [] and compilation.num_kernels == 2
+
+
 def launches_of_compiled_kernels_are_left_out_too(launched: list[str]) -> None:
     launch(16)
-    with launches_noted() as kernels:
+    noted: list[Any] = []
+    with launches_noted(noted.append):
         launch(16)
-    assert kernels == [] and launched == ["add_kernel"]
+    assert noted == [] and launched == ["add_kernel"]
 
 
 def what_is_not_compiled_afterwards_compiles_on_use(launched: list[str]) -> None:
     try:
-        with launches_noted():
+        with launches_noted(lambda kernel: None):
             launch(16)
             raise KeyError
     except KeyError:
@@ -90,28 +117,26 @@ def what_is_not_compiled_afterwards_compiles_on_use(launched: list[str]) -> None
 
 
 def other_threads_launch_as_ever(launched: list[str]) -> None:
-    with launches_noted() as kernels:
+    noted: list[Any] = []
+    with launches_noted(noted.append):
         in_thread(launch, 16)
-        assert launched == ["add_kernel"] and kernels == []
+        assert launched == ["add_kernel"] and noted == []
         launch(32)
         in_thread(launch, 32)
-        assert launched == ["add_kernel"] * 2 and len(kernels) == 1
-    compile_kernels(kernels)
+        assert launched == ["add_kernel"] * 2 and len(noted) == 1
 
 
 def errors_are_raised(launched: list[str]) -> None:
-    with launches_noted() as kernels:
-        wrong_kernel[(1,)](torch.empty(16), SIZE=16)
-        launch(16)
-    with pytest.raises(triton.CompilationError, match="missing is not defined") as caught:
-        compile_kernels(kernels)
+    with pytest.raises(triton.CompilationError, match="missing is not defined") as caught, compiling() as compilation:
+        with launches_noted(compilation.add):
+            wrong_kernel[(1,)](torch.empty(16), SIZE=16)
+            launch(16)
+        compilation.finish()
     assert caught.value.__notes__ == [f"while compiling {__name__}.wrong_kernel"]
 
 
 def the_disk_keeps_what_an_ordinary_launch_finds(launched: list[str]) -> None:
-    with launches_noted() as kernels:
-        launch(16)
-    compile_kernels(kernels)
+    compile_launches(16)
     add_kernel.device_caches.clear()
     found: list[bool] = []
     with patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: found.append(cache_hit)):
@@ -134,11 +159,13 @@ class Watched(CompilerProcess):
         self.jobs: list[str] = []
         self.complaints: list[str] = []
 
-    def compile(self, jobs: Sequence[Job]) -> Iterator[Compiled]:
-        self.jobs += [job.name for job in jobs]
-        for done in super().compile(jobs):
+    def submit(self, job: Job, on_done: OnDone) -> None:
+        def told(done: Compiled) -> None:
             self.complaints.append(done.complaint)
-            yield done
+            on_done(done)
+
+        self.jobs.append(job.name)
+        super().submit(job, told)
 
 
 def what_is_not_on_the_disk_goes_to_the_compiler(launched: list[str]) -> None:
@@ -148,11 +175,12 @@ def what_is_not_on_the_disk_goes_to_the_compiler(launched: list[str]) -> None:
     try:
         for wanted in (["apply_edits_kernel"], []):
             apply_edits_kernel.device_caches.clear()
-            with launches_noted() as kernels:
-                apply_edits(torch.zeros(64, dtype=torch.int32), packed, 3)
-            with patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: hits.append(cache_hit)):
-                assert compile_kernels(kernels, compiler=compiler) == len(wanted)
-            assert compiler.jobs == wanted
+            listener = patch.object(knobs.compilation, "listener", lambda cache_hit, **facts: hits.append(cache_hit))
+            with listener, compiling(compiler) as compilation:
+                with launches_noted(compilation.add):
+                    apply_edits(torch.zeros(64, dtype=torch.int32), packed, 3)
+                compilation.finish()
+            assert compiler.jobs == wanted and compilation.num_compiled == len(wanted)
             compiler.jobs.clear()
     finally:
         compiler.close()
@@ -161,9 +189,7 @@ def what_is_not_on_the_disk_goes_to_the_compiler(launched: list[str]) -> None:
 
 def what_the_compiler_cannot_compile_is_compiled_here(launched: list[str]) -> None:
     compiler = Watched()
-    with launches_noted() as kernels:
-        launch(64)  # its module is another one over there
-    assert compile_kernels(kernels, compiler=compiler) == 1
+    assert compile_launches(64, compiler=compiler).num_compiled == 1  # its module is another one over there
     assert "add_kernel" in compiler.complaints[0]
     compiler.close()
     launch(64)
@@ -173,11 +199,19 @@ def what_the_compiler_cannot_compile_is_compiled_here(launched: list[str]) -> No
 def a_dead_compiler_is_replaced_by_threads(launched: list[str]) -> None:
     compiler = Watched()
     compiler._process.kill()
-    with launches_noted() as kernels:
-        launch(128)
-        launch(256)
-    assert compile_kernels(kernels, compiler=compiler) == 2
+    assert compile_launches(128, 256, compiler=compiler).num_compiled == 2
     assert compiler.complaints == ["the compiler's process is gone"] * 2
+    compiler.close()
+    assert not compiler._reader.is_alive()
+
+
+def what_nobody_waits_for_any_more_is_given_up(launched: list[str]) -> None:
+    packed, compiler = torch.zeros(32, dtype=torch.int32), Watched()
+    apply_edits_kernel.device_caches.clear()
+    with pytest.raises(KeyError), compiling(compiler) as compilation, launches_noted(compilation.add):
+        apply_edits(torch.zeros(128, dtype=torch.int32), packed, 7)
+        raise KeyError
+    assert compiler._reader.is_alive(), "an answer that comes too late ends nothing"
     compiler.close()
 
 
@@ -201,17 +235,19 @@ def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
     try:
-        with launches_noted() as kernels:
+        noted: list[Any] = []
+        with launches_noted(noted.append):
             launch(16)
     finally:
         JITFunction.preload = preload
-    assert kernels == [] and launched == ["add_kernel"]
+    assert noted == [] and launched == ["add_kernel"]
 
 
 def main() -> None:
     run, hook = JITFunction.run, knobs.runtime.jit_cache_hook
     checks = [
         noted_kernels_compile_once,
+        noted_kernels_compile_while_others_are_noted,
         launches_of_compiled_kernels_are_left_out_too,
         what_is_not_compiled_afterwards_compiles_on_use,
         other_threads_launch_as_ever,
@@ -221,6 +257,7 @@ def main() -> None:
         what_is_not_on_the_disk_goes_to_the_compiler,
         what_the_compiler_cannot_compile_is_compiled_here,
         a_dead_compiler_is_replaced_by_threads,
+        what_nobody_waits_for_any_more_is_given_up,
         names_do_not_depend_on_what_was_hashed_before,
         another_triton_compiles_on_use,
     ]

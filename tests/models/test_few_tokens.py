@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel module is imported
 
 import headway.kernels.linear
+import headway.models.decoder
 from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
 from headway.kernels.skinny_linear.tiles import Kind
 from headway.models.layers.few_tokens import fusing
@@ -61,3 +62,13 @@ def test_only_half_precision_on_cuda_fuses_by_itself() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert fusing(cuda, torch.bfloat16) and fusing(cuda, torch.float16)
     assert fusing(cuda, torch.float32) is None and fusing(cpu, torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_layers_of_fused_kernels_can_be_switched_off(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for name in ("fusing", "starting_early", "going_wide"):
+        monkeypatch.setattr(headway.models.decoder, name, lambda *_, name=name: asked.append(name))
+    monkeypatch.setenv("HEADWAY_FUSED_LAYERS", str(int(on)))
+    ours(hf_model(TINY["llama-biases"]))
+    assert asked == (["fusing", "starting_early", "going_wide"] if on else [])

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+from headway.core.switches import NATIVE, is_on
+
 logger = logging.getLogger(__name__)
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
@@ -60,8 +62,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The loaded kernels, or None (logged once, with the reason) when they are switched off or cannot be built."""
-    if os.environ.get("HEADWAY_NATIVE", "1") == "0":
-        logger.info("native CPU kernels are off (HEADWAY_NATIVE=0); torch serves")
+    if not is_on(NATIVE):
+        logger.info("native CPU kernels are off (%s=0); torch serves", NATIVE)
         return None
     try:
         return load(build(cache_folder()))

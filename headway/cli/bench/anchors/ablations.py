@@ -12,22 +12,21 @@ from unittest.mock import patch
 
 from headway.cli.bench.anchors import gate
 from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
-from headway.cli.bench.anchors.table import NOT_SERVED, REFUSED
+from headway.cli.bench.anchors.table import REFUSED
+from headway.core.switches import EARLY_LAUNCH, FUSED_LAYERS, PREFILL_GRAPHS
 
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "no_early_launch": {},
+    "no_fused_layers": {},
+    "eager_prefill": {},
     "no_graphs": {"enforce_eager": True},
     "depth0": {"run_ahead": 0},
     "depth1": {"run_ahead": 1},
     "depth2": {"run_ahead": 2},
     "depth4": {"run_ahead": 4},
 }
-ENVIRONMENT: Final = {"no_early_launch": {"HEADWAY_EARLY_LAUNCH": "0"}}
-WITHOUT_SWITCH: Final = {
-    "no_fused_linears": "no engine argument turns the fused small-batch layers off; bench/ops/linear.py times both forms",
-    "eager_prefill": "no engine argument turns prefill graphs alone off; no_graphs turns them off with the others",
-}
+SWITCHES: Final = {"no_early_launch": EARLY_LAUNCH, "no_fused_layers": FUSED_LAYERS, "eager_prefill": PREFILL_GRAPHS}
 ALONE_REPEATS: Final = 5
 
 
@@ -38,33 +37,31 @@ def names_of(bench: Bench, variant: str) -> list[str]:
 
 def announce(bench: Bench) -> list[str]:
     """The figures of this module."""
-    names = [name for variant in (*VARIANTS, *WITHOUT_SWITCH) for name in names_of(bench, variant)]
+    names = [name for variant in VARIANTS for name in names_of(bench, variant)]
     bench.table.announce(names, "ms")
     return names
 
 
 def measure(bench: Bench) -> None:
-    """One engine per variant, each checked against the synchronous oracle with or without graphs as it is."""
+    """One engine per variant, each checked against the synchronous oracle with the same kernels."""
     announce(bench)
-    for variant, reason in WITHOUT_SWITCH.items():
-        bench.table.mark(names_of(bench, variant), NOT_SERVED, reason)
-    expected: dict[bool, list[list[int]]] = {}
+    expected: dict[tuple[bool, str | None], list[list[int]]] = {}
     for variant, given in VARIANTS.items():
         names = names_of(bench, variant)
         if not bench.table.wants(*names):
             continue
         with bench.table.measuring(names):
-            eager = bool(given.get("enforce_eager", False))
-            if eager not in expected:
-                expected[eager] = gate.oracle(bench, enforce_eager=eager)
-            with environment(ENVIRONMENT.get(variant, {})):
-                _variant(bench, names, given, expected[eager])
+            eager, variable = bool(given.get("enforce_eager", False)), SWITCHES.get(variant)
+            with switched_off(variable):
+                if (eager, variable) not in expected:
+                    expected[eager, variable] = gate.oracle(bench, enforce_eager=eager)
+                _variant(bench, names, given, expected[eager, variable])
 
 
 @contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """The process's environment with ``values``, seen also by what was read from it before."""
-    with patch.dict(os.environ, values):
+def switched_off(variable: str | None) -> Iterator[None]:
+    """Engines built inside do without the technique behind ``variable`` (``core.switches``)."""
+    with patch.dict(os.environ, {} if variable is None else {variable: "0"}):
         _read_again()
         yield
     _read_again()

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import tempfile
+import timeit
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,12 +175,18 @@ def make_report(args: AnchorArgs, card: str, tables: list[Table], timeline: dict
         "commit": args.commit or git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
+        "python_loop_s": python_loop_s(),
         "command": command_line(args),
         "num_runs": args.runs,
         "complete": not (args.only or args.model or args.ablations or args.tiny),
         "rows": [row.as_dict() for table in tables for row in table.rows()],
         "timeline": timeline,
     }
+
+
+def python_loop_s() -> float:
+    """Seconds of a loop of plain Python, the best of three: starts and host times depend on the host as much as on the card."""
+    return round(min(timeit.repeat("for i in range(3_000_000): x += i", "x = 0", number=1, repeat=3)), 3)
 
 
 def command_line(args: AnchorArgs) -> str:

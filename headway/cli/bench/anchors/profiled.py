@@ -1,8 +1,8 @@
 """Where a decode step's microseconds are: how busy the device is, kernels against bytes, host waits and copies.
 
-The profiler slows the host, so device time comes from a profiled run and the step it is compared with from an unprofiled
-one just before it. Host waits are blocking CUDA calls on the launching thread as CUPTI saw them, less the back-pressure the
-engine itself counts, which is the sign of a host that is ahead.
+The profiler slows the host, so device time comes from profiled runs and the steps these are compared with from unprofiled ones,
+all before the first profile. Host waits are blocking CUDA calls on the launching thread as
+CUPTI saw them, less the back-pressure the engine itself counts, which is the sign of a host that is ahead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.cli.bench.anchors.context import Bench, free_memory, plain, random_prompts
@@ -56,19 +57,28 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One steady decode: the unprofiled step, and the events of ``steps`` profiled ones.
+class Timed:
+    """One steady decode, not profiled.
 
     Attributes:
         step_us, host_us: wall time of a step, and the part in which the host did not wait for the device.
-        back_pressure: waits per profiled step that the engine counted itself.
-        floor_us: time to read the step's bytes; None if the card is unknown.
     """
 
     step_us: float
     host_us: float
-    back_pressure: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """The events of ``steps`` profiled steps of the same decode.
+
+    Attributes:
+        back_pressure: waits per step that the engine counted itself.
+        floor_us: time to read the step's bytes; None if the card is unknown.
+    """
+
     steps: int
+    back_pressure: float
     floor_us: float | None
     events: Sequence[Event]
 
@@ -106,16 +116,19 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
     core = build_engine(EngineArgs(model=str(bench.folder), skip_tokenizer_init=True, **bench.engine), progress=False)
     gc.collect()
     gc.freeze()  # as the engine's own process does
+    chosen = [rows for rows in bench.scale.rows if bench.table.wants(*_names(rows))]
+    timed: dict[int, Timed] = {}
     try:
-        for rows in bench.scale.rows:
-            wanted = [figure_name(figure, rows) for figure in FIGURES]
-            if bench.table.wants(*wanted):
-                with bench.table.measuring(wanted):
-                    measured = observe(bench, core, rows, bandwidth(card))
-                    for name, value in figures(measured, torch.cuda.is_available()).items():
-                        bench.table.add(figure_name(name, rows), value)
-                    if timeline is None or rows == TIMELINE_ROWS:
-                        timeline = make_timeline(measured.events, rows)
+        for rows in chosen:
+            with bench.table.measuring(_names(rows)):
+                timed[rows] = time_steps(bench, core, rows)
+        for rows in timed:
+            with bench.table.measuring(_names(rows)):
+                profiled = profile_steps(bench, core, rows, bandwidth(card))
+                for name, value in figures(timed[rows], profiled, torch.cuda.is_available()).items():
+                    bench.table.add(figure_name(name, rows), value)
+                if timeline is None or rows == TIMELINE_ROWS:
+                    timeline = make_timeline(profiled.events, rows)
     finally:
         core.shutdown()
         del core
@@ -123,25 +136,29 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
     return timeline
 
 
-def figures(measured: Measured, has_device: bool) -> dict[str, float]:
+def _names(rows: int) -> list[str]:
+    return [figure_name(figure, rows) for figure in FIGURES]
+
+
+def figures(timed: Timed, profiled: Profiled, has_device: bool) -> dict[str, float]:
     """Figure -> value per step."""
     if not has_device:
-        return {"host_us_per_step": measured.host_us}
-    kernels = [event for event in measured.events if event.lane == "kernel"]
-    copies = [event for event in measured.events if event.lane == "copy"]
-    calls = [event for event in measured.events if event.lane == "host"]
-    busy_us = covered_us(kernels) / measured.steps
-    waits = sum(blocking(event.name) is not None for event in calls) / measured.steps
+        return {"host_us_per_step": timed.host_us}
+    kernels = [event for event in profiled.events if event.lane == "kernel"]
+    copies = [event for event in profiled.events if event.lane == "copy"]
+    calls = [event for event in profiled.events if event.lane == "host"]
+    busy_us = covered_us(kernels) / profiled.steps
+    waits = sum(blocking(event.name) is not None for event in calls) / profiled.steps
     found = {
-        "busy_pct": 100 * busy_us / measured.step_us,
-        "kernels_per_step": len(kernels) / measured.steps,
-        "host_us_per_step": measured.host_us,
-        "host_waits_per_step": max(waits - measured.back_pressure, 0.0),
-        "h2d_per_step": sum("HtoD" in event.name for event in copies) / measured.steps,
-        "d2h_per_step": sum("DtoH" in event.name for event in copies) / measured.steps,
+        "busy_pct": 100 * busy_us / timed.step_us,
+        "kernels_per_step": len(kernels) / profiled.steps,
+        "host_us_per_step": timed.host_us,
+        "host_waits_per_step": max(waits - profiled.back_pressure, 0.0),
+        "h2d_per_step": sum("HtoD" in event.name for event in copies) / profiled.steps,
+        "d2h_per_step": sum("DtoH" in event.name for event in copies) / profiled.steps,
     }
-    if measured.floor_us is not None:
-        found["kernel_over_floor"] = busy_us / measured.floor_us
+    if profiled.floor_us is not None:
+        found["kernel_over_floor"] = busy_us / profiled.floor_us
     return found
 
 
@@ -158,21 +175,34 @@ def covered_us(events: Iterable[Event]) -> float:
     return total
 
 
-def observe(bench: Bench, core: EngineCore, rows: int, bytes_per_second: float | None) -> Measured:
-    """Watch ``rows`` requests in steady decode, once timed and once profiled, around the mean length of the ITL rows."""
-    scale = bench.scale
-    timed, profiled = scale.steps, max(scale.steps * 2 // 5, 1)
-    mean = scale.row_prompt + scale.long // 2
-    prompt = min(max(mean - SETTLE_STEPS - timed // 2, 1), scale.max_model_len - 2 * (SETTLE_STEPS + timed))
-    with _decoding(bench, core, rows, prompt, SETTLE_STEPS):
-        run = _steps(core, timed)
-    with _decoding(bench, core, rows, prompt, SETTLE_STEPS + (timed - profiled) // 2):
+def time_steps(bench: Bench, core: EngineCore, rows: int) -> Timed:
+    """Time ``rows`` requests in steady decode, around the mean length of the ITL rows: medians of the runs."""
+    seen = []
+    for _ in range(bench.runs):
+        with _decoding(bench, core, rows, _first_length(bench), SETTLE_STEPS):
+            seen.append(_steps(core, bench.scale.steps))
+    return Timed(median(run.us for run in seen), median(run.us - run.waited_us for run in seen))
+
+
+def profile_steps(bench: Bench, core: EngineCore, rows: int, bytes_per_second: float | None) -> Profiled:
+    """Profile fewer of the same steps, from the middle."""
+    timed, first = bench.scale.steps, _first_length(bench)
+    wanted = max(timed * 2 // 5, 1)
+    with _decoding(bench, core, rows, first, SETTLE_STEPS + (timed - wanted) // 2):
         recorder = Recorder()
         with recorder:
-            seen = _steps(core, profiled)
-    length = prompt + SETTLE_STEPS + timed // 2
+            seen = _steps(core, wanted)
+    length = first + SETTLE_STEPS + timed // 2
     floor = None if bytes_per_second is None else step_bytes(bench, rows, length) / bytes_per_second * 1e6
-    return Measured(run.us, run.us - run.waited_us, seen.waits, seen.launched, floor, recorder.events)
+    return Profiled(seen.launched, seen.waits, floor, recorder.events)
+
+
+def _first_length(bench: Bench) -> int:
+    """Of the prompts, so that the middle step is the ITL rows'."""
+    scale = bench.scale
+    mean = scale.row_prompt + scale.long // 2
+    most = scale.max_model_len - 2 * (SETTLE_STEPS + scale.steps)
+    return min(max(mean - SETTLE_STEPS - scale.steps // 2, 1), most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,23 @@
+"""Techniques that can be switched off by the environment, to see what each brings. All are on unless the variable is "0".
+
+For comparisons (``headway bench anchors --ablations``), not for serving: every one of them makes an engine slower.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+EARLY_LAUNCH: Final = "HEADWAY_EARLY_LAUNCH"
+"""Kernels that start before the one they wait for has ended."""
+FUSED_LAYERS: Final = "HEADWAY_FUSED_LAYERS"
+"""Layers whose products, norms, attention and epilogues share kernels; off: one kernel each, ``F.linear`` for products."""
+PREFILL_GRAPHS: Final = "HEADWAY_PREFILL_GRAPHS"
+"""Graphs of steps with prompts; off: their kernels are launched one by one."""
+NATIVE: Final = "HEADWAY_NATIVE"
+"""C kernels on a CPU; off: torch serves."""
+
+
+def is_on(variable: str) -> bool:
+    """Whether the technique behind this environment variable may be used; asked where an engine is built."""
+    return os.environ.get(variable, "1") != "0"
