@@ -44,18 +44,24 @@ FEW_ROWS, MANY_ROWS = 16, 128
 """Rows of small steps, of which there are also some of as many rows as there can be: logits are computed for all of them."""
 SMALL = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of small steps of few rows."""
-SMALL_MANY = (256, 512, 768, 1024, 1536)
-"""Tokens of small steps of many rows: a prompt, or a few, that join rows which decode."""
-LARGE = (2048, 3072, 4096, 6144)
+SMALL_MANY = (256, 512, 640, 768, 1024, 1536)
+SMALL_MOST = (256, 512, 640, 768, 896, 1024, 1536)
+"""Tokens of small steps of many rows, and of as many as there can be: a prompt, or a few, that join rows which decode."""
+LARGE = (2048, 2560, 3072, 4096, 5120, 6144)
 """Tokens of larger steps; full ones come after them."""
 FEW_PROMPTS, MORE_PROMPTS = 16, 64
 """Rows beside those on the decode kernel, in small steps of many rows and in larger ones: the more, the longer is the
 attention's grid."""
 LONG_PROMPTS = (2, 4, 8, 16)
-"""Rows, beside those on the decode kernel, of full steps. Their product with the longest prompt in the step is bounded: the
-attention of such steps has a grid of both, whose programs without work would take time."""
+"""Rows of full steps; beside rows that decode there may be the least and the largest of these numbers. Their product with the
+longest prompt in the step is bounded: the attention of such steps has a grid of both, whose programs without work would take
+time. Other kernels lose 8 % of it on a prompt of thousands of tokens, and nothing on shorter ones."""
+LONG = 4096
+"""Tokens from which on larger steps of few rows are for a long prompt, too."""
 MANY_PROMPTS = (1024, 4096)
 """Tokens of steps of any number of prompts, before full ones."""
+FAR = 3072
+"""Context of a row that decodes from which on a prompt's kernel takes longer for it than the decode kernel and more padding."""
 
 
 def prefill_shapes(max_tokens: int, max_rows: int) -> list[PrefillShape]:
@@ -74,15 +80,17 @@ def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
         yield tokens, FEW_ROWS, FEW_ROWS, tokens
     for tokens in SMALL_MANY:
         yield tokens, MANY_ROWS, FEW_PROMPTS, tokens
+    for tokens in SMALL_MOST:
         yield tokens, most, FEW_PROMPTS, tokens
     for tokens in LARGE:
-        yield tokens, FEW_ROWS, FEW_ROWS, tokens
-        yield tokens, LONG_PROMPTS[0], LONG_PROMPTS[0], tokens
+        rows = FEW_ROWS if tokens < LONG else LONG_PROMPTS[0]
+        yield tokens, rows, rows, tokens
     if full <= SMALL[-1]:
         yield full, FEW_ROWS, FEW_ROWS, full
     for prompts in LONG_PROMPTS if full > SMALL[-1] else ():
         yield full, prompts, prompts, 2 * full // prompts
-        yield full, most, prompts, 2 * full // prompts
+        if prompts in (LONG_PROMPTS[0], LONG_PROMPTS[-1]):
+            yield full, most, prompts, 2 * full // prompts
     for tokens in (*LARGE, full):
         yield tokens, most, MORE_PROMPTS, tokens
     for tokens in (*MANY_PROMPTS, full):
@@ -121,12 +129,21 @@ class PrefillGraphs(StepGraphs):
         self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
 
     def shape_for(
-        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int
+        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int, context_bound: int = 0
     ) -> PrefillShape | None:
-        """The first shape that holds the step: all shapes together hold every step of the engine."""
+        """The first shape that holds the step: all shapes together hold every step of the engine.
+
+        Args:
+            context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
+                it.
+        """
         step = (num_rows, num_decode_rows, max_query_len)
-        first = bisect_left(self._tokens, num_tokens)
-        return next((shape for shape in self._ordered[first:] if shape.holds(*step)), None)
+        fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
+        first = next(fitting, None)
+        if first is None or first.decode_rows or context_bound <= FAR:
+            return first
+        near = max(2 * first.tokens, SMALL_MANY[0])
+        return next((each for each in fitting if each.decode_rows and each.tokens <= near), first)
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""

@@ -321,8 +321,9 @@ class ModelRunner:
         if plan.num_decode_rows == plan.num_rows:
             graphs, shape = decode, decode.shape_for(plan.num_rows, num_edits)
         else:
-            longest = int(plan.query_lens.max())
-            graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, plan.num_decode_rows, longest)
+            decodes, longest = plan.num_decode_rows, int(plan.query_lens.max())
+            context = int(plan.starts_bound[:decodes].max()) if decodes else 0
+            graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, decodes, longest, context)
             if shape is not None and num_edits > max_edits(*shape[:3]):
                 self._edit_first(num_edits)
         return None if shape is None else (graphs.replay(shape, variant), shape[1])

@@ -107,6 +107,7 @@ def test_rows_that_decode_beside_prompts_equal_the_cpu(
         "MANY_ROWS": 6,
         "SMALL": (8, 16),
         "SMALL_MANY": (8, 16),
+        "SMALL_MOST": (8, 16),
         "LARGE": (32,),
         "MANY_PROMPTS": (16,),
     }

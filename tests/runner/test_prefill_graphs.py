@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.kernels.sample import RANDOM
-from headway.runner.prefill_graphs import FEW_PROMPTS, LARGE, SMALL, PrefillGraphs, PrefillShape, prefill_shapes
+from headway.runner.prefill_graphs import FAR, FEW_PROMPTS, LARGE, SMALL, PrefillGraphs, PrefillShape, prefill_shapes
 from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Variant
 
@@ -57,12 +57,14 @@ def test_every_step_has_a_shape(data: st.DataObject) -> None:
         ((10, 1, 0, 10), (16, 16, 0, 16)),
         ((512, 1, 0, 512), (512, 16, 0, 512)),
         ((300, 17, 16, 200), (512, 128, 112, 512)),
-        ((812, 301, 300, 512), (1024, 512, 496, 1024)),
+        ((812, 301, 300, 512), (896, 512, 496, 896)),
+        ((540, 29, 28, 512), (640, 128, 112, 640)),
         ((812, 128, 100, 512), (1024, 512, 0, 1024)),  # more prompts than go beside a hundred rows
         ((200, 180, 179, 21), (256, 256, 240, 256)),
         ((200, 180, 0, 21), (1024, 512, 0, 1024)),
         ((1100, 3, 0, 500), (1536, 16, 0, 1536)),
-        ((2000, 1, 0, 2000), (2048, 2, 0, 2048)),
+        ((2000, 1, 0, 2000), (2048, 16, 0, 2048)),
+        ((4000, 1, 0, 4000), (4096, 2, 0, 4096)),
         ((2000, 3, 1, 1000), (2048, 16, 0, 2048)),
         ((7000, 2, 0, 4000), (8192, 2, 0, 8192)),
         ((7680, 8, 0, 1024), (8192, 8, 0, 2048)),
@@ -95,3 +97,16 @@ def test_long_steps_have_fewer_tails_that_cover_as_much() -> None:
     few, all_of_them = made._tail_variants(made.shapes[-1]), made._tail_variants(made.shapes[0])
     assert len(few) < len(all_of_them)
     assert all(any(one.covers(other) for one in few) for other in all_of_them)
+
+
+def test_rows_of_long_contexts_get_the_decode_kernel() -> None:
+    made = graphs(8192, 512)
+    assert made.shape_for(500, 6, 5, 495, FAR) == (512, 16, 0, 512)
+    assert made.shape_for(500, 6, 5, 495, FAR + 1) == (512, 128, 112, 512)
+    assert made.shape_for(20, 6, 5, 15, FAR + 1) == (256, 128, 112, 256)
+    assert graphs(8192, 16).shape_for(500, 6, 5, 495, FAR + 1) == (512, 16, 0, 512)  # there is no other
+
+
+def test_without_shapes_there_is_none() -> None:
+    nothing: Any = None
+    assert PrefillGraphs(nothing, nothing, nothing, [], []).shape_for(5, 1, 0, 5) is None

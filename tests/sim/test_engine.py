@@ -91,8 +91,8 @@ def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ..
     seen: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     shape_for = PrefillGraphs.shape_for
 
-    def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, longest: int) -> PrefillShape:
-        shape = shape_for(self, tokens, rows, decode_rows, longest)
+    def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, *others: int) -> PrefillShape:
+        shape = shape_for(self, tokens, rows, decode_rows, *others)
         assert shape is not None
         seen.append((shape, (rows, decode_rows)))
         return shape
