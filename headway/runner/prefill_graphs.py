@@ -47,7 +47,7 @@ SMALL = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 SMALL_MANY = (256, 512, 640, 768, 1024, 1536)
 SMALL_MOST = (256, 512, 640, 768, 896, 1024, 1536)
 """Tokens of small steps of many rows, and of as many as there can be: a prompt, or a few, that join rows which decode."""
-LARGE = (2048, 2560, 3072, 4096, 5120, 6144)
+LARGE = (2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576)
 """Tokens of larger steps; full ones come after them."""
 FEW_PROMPTS, MORE_PROMPTS = 16, 64
 """Rows beside those on the decode kernel, in small steps of many rows and in larger ones: the more, the longer is the
