@@ -55,7 +55,7 @@ attention's grid."""
 LONG_PROMPTS = (2, 4, 8, 16)
 """Rows of full steps; beside rows that decode there may be the least and the largest of these numbers. Their product with the
 longest prompt in the step is bounded: the attention of such steps has a grid of both, whose programs without work would take
-time. Other kernels lose 8 % of it on a prompt of thousands of tokens, and nothing on shorter ones."""
+time. Tiles that need no such bound lose 8 % of it on a prompt of thousands of tokens."""
 LONG = 4096
 """Tokens from which on larger steps of few rows are for a long prompt, too."""
 MANY_PROMPTS = (1024, 4096)
