@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from headway.core.ints import next_power_of_2
+from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import (
+    COUNTED_SPLITS,
+    RESIDENTS,
     DecodeRows,
     DecodeTile,
     PrefillTile,
@@ -83,8 +85,11 @@ def launch_decode(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
-    hold = decode_rows is None and holds_tile(num_rows * kv_heads, num_sms(q.device))
+    programs, sms = num_rows * kv_heads, num_sms(q.device)
+    num_splits, min_tiles = choose_splits(programs, bound, tile.block_n, sms)
+    if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
+        num_splits = max(num_splits, min(COUNTED_SPLITS, cdiv(bound, tile.block_n)))
+    hold = decode_rows is None and holds_tile(programs, sms)
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
@@ -93,7 +98,7 @@ def launch_decode(
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
         seq_lens if decode_rows is None else decode_rows,
-        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
+        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms), scale, window, soft_cap,
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),

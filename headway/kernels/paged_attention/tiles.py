@@ -17,6 +17,10 @@ SPLIT_TOKENS = 1024
 """Once the rows fill the device, a row is split only into pieces of at least this many tokens."""
 MAX_SPLITS = 64
 MAX_SPLITS_WHEN_FULL = 8
+COUNTED_SPLITS = 4
+"""Most splits of a row, at least, where the number of rows is read on the device."""
+RESIDENTS = 3.0
+"""Programs a processor, for which rows are split while there are fewer."""
 INTERPRETED_SMS = 4
 """Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
 
@@ -100,7 +104,7 @@ def holds_tile(programs: int, sms: int) -> bool:
     return 4 * programs <= sms
 
 
-def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: float = 3.0) -> tuple[int, int]:
+def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: float = RESIDENTS) -> tuple[int, int]:
     """(splits per row at most, tiles per split at least) of a decode launch.
 
     Args:

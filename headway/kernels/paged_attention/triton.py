@@ -174,6 +174,17 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WI
 
 
 @triton.jit
+def counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits):
+    """(whether a row is among those counted, tiles per split at least, splits at most): as ``choose_splits`` does, with the
+    true number of rows in place of its bound."""
+    count = tl.load(decode_rows_ptr)
+    programs = tl.maximum(count, 1) * tl.num_programs(0)
+    few = programs < busy
+    most = tl.where(few, tl.minimum((busy + programs - 1) // programs, num_splits), num_splits)
+    return row < count, tl.where(few, 1, min_tiles), most
+
+
+@triton.jit
 def weigh_splits(
     out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
     GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -206,7 +217,7 @@ def weigh_splits(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots"],
+    do_not_specialize=["num_rows", "num_splits", "min_tiles", "busy", "window", "num_blocks", "num_slots"],
     do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "decode_rows_ptr"],
 )
 def decode_kernel(
@@ -221,6 +232,7 @@ def decode_kernel(
     row_slots_ptr, seq_lens_ptr,
     decode_rows_ptr,  # [1], with COUNTED: rows from there on are left alone
     num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
+    busy,  # programs that the device takes side by side, for COUNTED
     scale, window, soft_cap,
     q_stride, block_stride, offset_stride, head_stride,
     H: tl.constexpr,
@@ -231,12 +243,8 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MEMBERS: tl.constexpr,  # GROUP, rounded up
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HOLD: tl.constexpr,
-    COUNTED: tl.constexpr,
-    EARLY: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    HOLD: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
     the program that is done last weighs them all; their order does not depend on which it is.
@@ -248,11 +256,11 @@ def decode_kernel(
     row = tl.program_id(1)
     split = tl.program_id(2)
     slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
-    idle = split >= tl.maximum(used, 1)
+    mine, most_splits = row >= 0, num_splits
     if COUNTED:
-        idle = idle | (row >= tl.load(decode_rows_ptr))
-    if idle:
+        mine, min_tiles, most_splits = counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits)
+    first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, WINDOWED)
+    if (split >= tl.maximum(used, 1)) | (not mine):
         wait_for_inputs(EARLY)
         return
 
