@@ -104,6 +104,8 @@ def test_rows_that_decode_beside_prompts_equal_the_cpu(
     """Graphs with a bound of decode rows: fewer of them than that, and more."""
     sizes = {
         "FEW_ROWS": 2,
+        "SOME_ROWS": 3,
+        "SMALL_SOME": (16,),
         "MANY_ROWS": 6,
         "SMALL": (8, 16),
         "SMALL_MANY": (8, 16),

@@ -79,9 +79,12 @@ def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ..
     """Small shapes of all kinds; of each replayed one what it is, and (rows, decode rows) of the step."""
     sizes = {
         "FEW_ROWS": 2,
+        "SOME_ROWS": 3,
         "MANY_ROWS": 6,
         "SMALL": (8, 16),
+        "SMALL_SOME": (16,),
         "SMALL_MANY": (8, 16),
+        "SMALL_MOST": (8, 16),
         "LARGE": (32,),
         "MANY_PROMPTS": (16,),
     }
