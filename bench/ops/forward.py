@@ -23,7 +23,7 @@ from timing import time_calls
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_decode, launch_prefill
-from headway.kernels.paged_attention.tiles import DecodeTile, PrefillTile
+from headway.kernels.paged_attention.tiles import DecodeRows, DecodeTile, PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
@@ -233,7 +233,9 @@ def sweep() -> None:
             tile = PrefillTile(m, n, shape.size, warps, stages, "tf32")
             label = f"prefill {rows}x{length} m={m} n={n} warps={warps} stages={stages}"
             caches = (inputs.q, inputs.k_cache, inputs.v_cache, out)
-            attempt(label, flops / FLOPS_PER_US, [partial(launch_prefill, *caches, tables, NUMBERS, 0, tile)])
+            attempt(
+                label, flops / FLOPS_PER_US, [partial(launch_prefill, *caches, tables, NUMBERS, DecodeRows(0), tile)]
+            )
     for rows in DECODE_ROWS:
         parts = decode_inputs(shape, rows, DECODE_CONTEXT)
         out = torch.empty_like(parts[0].q)

@@ -33,7 +33,7 @@ from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
 from headway.kernels.paged_attention.overlap import LONG, SHORT, OverlapTile, launch_overlapped
-from headway.kernels.paged_attention.tiles import PrefillTile
+from headway.kernels.paged_attention.tiles import DecodeRows, PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
@@ -159,11 +159,11 @@ def attention(report: Report) -> None:
 
 
 def _general(tensors: Any, tables: Any, scale: float, tile: PrefillTile, out: torch.Tensor) -> None:
-    launch_prefill(*tensors, out, tables, (scale, 0, 0.0), 0, tile)
+    launch_prefill(*tensors, out, tables, (scale, 0, 0.0), DecodeRows(0), tile)
 
 
 def _overlapped(tensors: Any, tables: Any, scale: float, most: int, tile: OverlapTile, out: torch.Tensor) -> None:
-    launch_overlapped(*tensors, out, *tables, scale, 0, most, tile)
+    launch_overlapped(*tensors, out, *tables, scale, DecodeRows(0), most, tile)
 
 
 def agree(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.overlap import OverlapTile, launch_overlapped
+from headway.kernels.paged_attention.tiles import DecodeRows
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
 FLOPS_PER_US = 790e6
@@ -69,8 +70,8 @@ def paged(rows: Rows, heads: tuple[int, int], size: int = 128, **changes: Any) -
 
 def launch(inputs: PagedInputs, tile: Any, scale: float, out: torch.Tensor) -> None:
     tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
-    tensors = (inputs.q, inputs.k_cache, inputs.v_cache)
-    launch_overlapped(*tensors, out, tables, inputs.arrivals, scale, inputs.num_decode_rows, inputs.max_query_len, tile)
+    tensors, first = (inputs.q, inputs.k_cache, inputs.v_cache), DecodeRows(inputs.num_decode_rows)
+    launch_overlapped(*tensors, out, tables, inputs.arrivals, scale, first, inputs.max_query_len, tile)
 
 
 def check(name: str, tile: Any) -> bool:

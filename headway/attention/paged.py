@@ -98,7 +98,8 @@ class PagedAttention:
         """The second half: q [T, H, D] of a step whose keys and values are in the cache -> [T, H * D]."""
         tables = (batch.block_tables, batch.row_slots, batch.query_start, batch.seq_lens, batch.arrivals)
         sizes = (batch.num_decode_rows, batch.max_query_len, batch.max_seq_len_bound)
-        out = paged_attention(q, k_cache, v_cache, *tables, self.scale, self.window, self.soft_cap, *sizes)
+        numbers = (self.scale, self.window, self.soft_cap)
+        out = paged_attention(q, k_cache, v_cache, *tables, *numbers, *sizes, batch.decode_rows)
         return cast(torch.Tensor, out).flatten(1)
 
     def attend_last(

@@ -96,7 +96,7 @@ class PagedInputs:
     Attributes:
         q: [T, H, D]; k_cache, v_cache: [NB, bs, KH, D]; block_tables: [S, MB]; row_slots: [R];
         query_start: [R + 1]; seq_lens: [R]; arrivals: [R, KH].
-        num_decode_rows, max_query_len, max_seq_len_bound: as the op takes them.
+        num_decode_rows, max_query_len, max_seq_len_bound, decode_rows: as the op takes them.
     """
 
     q: torch.Tensor
@@ -110,12 +110,14 @@ class PagedInputs:
     num_decode_rows: int
     max_query_len: int
     max_seq_len_bound: int
+    decode_rows: torch.Tensor | None = None
 
     def arguments(self, scale: float, window: int = 0, soft_cap: float = 0.0) -> tuple[object, ...]:
         """The op's arguments, in order."""
         return (
             self.q, self.k_cache, self.v_cache, self.block_tables, self.row_slots, self.query_start, self.seq_lens,
             self.arrivals, scale, window, soft_cap, self.num_decode_rows, self.max_query_len, self.max_seq_len_bound,
+            self.decode_rows,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
 from headway.models.layers.linear import Linear
-from headway.models.layers.many_tokens import ManyTokens, WideTokens, going_wide, pays, within
+from headway.models.layers.many_tokens import ManyTokens, WideTokens, going_wide, within
 from headway.models.layers.mid_tokens import MidRows, MidTokens, Step, starting_early
 from headway.models.layers.mlp import GatedMLP
 from headway.models.layers.norm import RMSNorm
@@ -121,7 +121,8 @@ class DecoderModel(nn.Module):
         if num_tokens in self._mid_tokens or num_tokens <= self._few_tokens:
             hidden = self._small_step(residual, batch, kv)
             return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
-        wide = within(self._many_tokens, num_tokens) and pays(batch)
+        decodes = batch.num_decode_rows == num_tokens  # attention then takes the projections as they are
+        wide = within(self._many_tokens, num_tokens) and not decodes
         x = self._chain[0][0].input_norm.forward(residual)
         for i in range(len(self._chain) - only_rows):
             if wide:

@@ -6,6 +6,7 @@ import torch
 
 from headway.kernels.step_unpack import step_unpack
 from headway.state.batch import StepBatch
+from headway.state.packed_step import DECODE_ROWS_AT
 from headway.state.slots import SlotArena
 
 
@@ -35,7 +36,10 @@ class BatchBuffers:
         max_query_len: int,
         max_seq_len_bound: int,
     ) -> StepBatch:
-        """Expand the packed step (int32 [P] on the device) into a batch of ``num_tokens`` x ``num_rows``, padding included."""
+        """Expand the packed step (int32 [P] on the device) into a batch of ``num_tokens`` x ``num_rows``, padding included.
+
+        ``num_decode_rows``: ``num_rows``, or a bound with room for all but ``num_rows - num_decode_rows`` rows of the step.
+        """
         batch = StepBatch(
             input_ids=self._tokens[0, :num_tokens],
             positions=self._tokens[1, :num_tokens],
@@ -49,6 +53,7 @@ class BatchBuffers:
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,
+            decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if num_decode_rows < num_rows else None,
         )
         step_unpack(
             packed,

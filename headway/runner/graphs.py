@@ -113,11 +113,15 @@ class StepGraphs:
     def _capture(self, shape: Shape) -> None:
         front = partial(self._front, *shape)
         whole = self._whole_variants(shape)
-        self._split[shape] = SplitStep(self._device, front, self._back, self._tails, self._spare, whole)
+        self._split[shape] = SplitStep(self._device, front, self._back, self._tail_variants(shape), self._spare, whole)
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Variants with a graph of the whole step, in order of preference."""
         return ()
+
+    def _tail_variants(self, shape: Shape) -> Sequence[Variant]:
+        """Variants with a tail, in order of preference."""
+        return self._tails
 
 
 class DecodeGraphs(StepGraphs):

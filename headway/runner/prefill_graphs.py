@@ -1,66 +1,164 @@
 """CUDA graphs of steps that hold prompts: launching their kernels one by one takes the host as long as running them, or longer.
 
-A ``SplitStep`` for each padded number of tokens and rows: of small steps, and of full ones, which are what many prompts or a
-long one make. Between the two, steps take the device long enough to hide launches, and padding would cost too much. Decode
-rows in such a step are treated as prompts of one token.
+A ``SplitStep`` for each of some shapes, so many that every step finds one whose padding costs less than launches would. Rows
+that decode beside prompts run on the decode kernel; their number is read on the device, and a shape has a bound of it. Where
+rows are few they are treated as prompts of one token: a prompt that is alone shall not wait for a kernel without work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs
+from headway.device.base import Device
+from headway.kernels.sample import RANDOM
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs, StepLogits
+from headway.runner.split_step import MOST_LOGPROBS, SampleAndAdvance
+from headway.sampling.draw import ALL_PATHS
+from headway.sampling.logprobs import NOT_ASKED
 from headway.sampling.sampler import Variant
 
-FEW_ROWS = 16
-SMALL = (
-    *((tokens, FEW_ROWS) for tokens in (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)),
-    *((tokens, 128) for tokens in (256, 512, 768, 1024, 1536)),
-)
-"""(tokens, rows) of small steps, both padded. The first that holds a step is taken: with few rows, few logits are computed.
-The second kind is for a prompt, or a few, that join many rows which decode."""
-LARGEST_SMALL = 1536
-"""Tokens up to which a step may be padded to any size."""
-FULL_ROWS = (16, 8, 4, 2)
-"""Rows of full steps. Their product with the longest prompt in the step is bounded: it sizes the grid of the attention, whose
-programs without work would take time."""
-LEAST_FULL = 15 / 16
-"""Share of a full step's tokens from which on it is padded to a full one."""
+
+class PrefillShape(NamedTuple):
+    """Sizes that steps with prompts are padded to.
+
+    Attributes:
+        tokens, rows: of the step.
+        decode_rows: most rows that the decode kernel takes; rows that are prompts, or beyond those, have the room that is left.
+        longest: most tokens of a row; with the number of prompts it sizes the grid of their attention.
+    """
+
+    tokens: int
+    rows: int
+    decode_rows: int
+    longest: int
+
+    def holds(self, rows: int, decode_rows: int, longest: int) -> bool:
+        """Whether a step of exactly so many fits, but for its tokens."""
+        others = rows - min(decode_rows, self.decode_rows)
+        return others <= self.rows - self.decode_rows and longest <= self.longest
 
 
-def prefill_shapes(max_tokens: int, max_rows: int) -> list[Shape]:
-    """(tokens, rows, most tokens of a row) in order of preference, for steps of up to ``max_tokens`` x ``max_rows``."""
-    shapes = [(tokens, min(rows, max_rows), tokens) for tokens, rows in SMALL if tokens <= max_tokens]
-    if max_tokens > LARGEST_SMALL:
-        shapes += [(max_tokens, min(rows, max_rows), 2 * max_tokens // rows) for rows in FULL_ROWS]
-    return list(dict.fromkeys(shapes))
+FEW_ROWS, SOME_ROWS, MANY_ROWS = 16, 64, 128
+"""Rows of small steps, of which there are also some of as many rows as there can be: logits are computed for all of them."""
+SMALL = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
+"""Tokens of small steps of few rows."""
+SMALL_SOME = (512, 640, 768, 1024)
+"""Tokens of small steps of some rows, all of them prompts or treated as such: 7 us a layer less than the decode kernel's part
+of it takes for 20 rows of 700 tokens, even at 60."""
+SMALL_MANY = (512, 640, 768, 1024, 1536)
+SMALL_MOST = (256, 512, 640, 768, 1024, 1536)
+"""Tokens of small steps of many rows, and of as many as there can be: a prompt, or a few, that join rows which decode."""
+LARGE = (2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480, 24576)
+"""Tokens of larger steps; full ones come after them."""
+FEW_PROMPTS, MORE_PROMPTS = 16, 64
+"""Rows beside those on the decode kernel, in small steps of many rows and in larger ones: the more, the longer is the
+attention's grid."""
+LONG_PROMPTS = (1, 2, 4, 8, 16)
+"""Rows of full steps; beside rows that decode there may be the least and the largest of these numbers. Their product with the
+longest prompt in the step is bounded: the attention of such steps has a grid of both, whose programs without work would take
+time: beside 400 rows that decode, 7600 tokens of a context of 15000 take 1.44 ms a layer with a bound of one prompt, 1.59 with
+one of two, and 1.82 in tiles that need none."""
+LONG = 4096
+"""Tokens from which on larger steps of few rows are for a long prompt, too."""
+MANY_PROMPTS = (1024, 4096)
+"""Tokens of steps of any number of prompts, before full ones."""
+FAR = 3072
+"""Context of a row that decodes from which on a prompt's kernel takes longer for it than the decode kernel and more padding."""
+
+
+def prefill_shapes(max_tokens: int, max_rows: int) -> list[PrefillShape]:
+    """In order of preference, for all steps of up to ``max_tokens`` x ``max_rows``."""
+    found = {
+        _shape(tokens, min(rows, max_rows), others, longest)
+        for tokens, rows, others, longest in _sizes(max_tokens, max_rows)
+        if tokens <= max_tokens
+    }
+    return sorted(found, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows, shape.longest))
+
+
+def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tokens, rows, rows beside those on the decode kernel, longest row), rows where there are so many."""
+    for tokens in SMALL:
+        yield tokens, FEW_ROWS, FEW_ROWS, tokens
+    for tokens in SMALL_SOME:
+        yield tokens, SOME_ROWS, SOME_ROWS, tokens
+    for tokens in SMALL_MANY:
+        yield tokens, MANY_ROWS, FEW_PROMPTS, tokens
+    for tokens in SMALL_MOST:
+        yield tokens, most, FEW_PROMPTS, tokens
+    for tokens in LARGE:
+        rows = FEW_ROWS if tokens < LONG else LONG_PROMPTS[0]
+        yield tokens, rows, rows, tokens
+    if full <= SMALL[-1]:
+        yield full, FEW_ROWS, FEW_ROWS, full
+    for prompts in LONG_PROMPTS if full > SMALL[-1] else ():
+        yield full, prompts, prompts, 2 * full // prompts
+        if prompts in (LONG_PROMPTS[0], LONG_PROMPTS[-1]):
+            yield full, most, prompts, 2 * full // prompts
+    for tokens in (*LARGE, full):
+        yield tokens, most, MORE_PROMPTS, tokens
+    for tokens in (*MANY_PROMPTS, full):
+        yield tokens, most, most, tokens
+
+
+def _shape(tokens: int, rows: int, others: int, longest: int) -> PrefillShape:
+    rows = min(rows, tokens)
+    return PrefillShape(tokens, rows, max(rows - others, 0), min(longest, tokens))
 
 
 _NEWCOMERS, _EDITS_EACH, _BLOCK_TOKENS = 16, 24, 16
 
 
-def max_edits(num_tokens: int, num_rows: int) -> int:
+def max_edits(num_tokens: int, num_rows: int, num_decode_rows: int) -> int:
     """Edits of slots that the graph of a shape applies: newcomers' without prefix hits or long tables, each block one."""
-    return _EDITS_EACH * min(num_rows, _NEWCOMERS) + num_tokens // _BLOCK_TOKENS
+    return _EDITS_EACH * min(num_rows, _NEWCOMERS) + num_tokens // _BLOCK_TOKENS + num_decode_rows
 
 
 class PrefillGraphs(StepGraphs):
-    """Captured steps with prompts, of ``prefill_shapes``."""
+    """Captured steps with prompts.
 
-    def shape_for(self, num_tokens: int, num_rows: int, max_query_len: int) -> Shape | None:
-        """The first shape that holds the step without much padding, or None."""
-        for shape in self.shapes:
-            tokens, rows, longest = shape
-            if num_tokens <= tokens and num_rows <= rows and max_query_len <= longest:
-                return shape if tokens <= LARGEST_SMALL or num_tokens >= LEAST_FULL * tokens else None
-        return None
+    Args:
+        shapes: of ``prefill_shapes``.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        front: StepLogits,
+        back: SampleAndAdvance,
+        shapes: Sequence[PrefillShape],
+        tails: Sequence[Variant],
+    ) -> None:
+        super().__init__(device, front, back, shapes, tails)
+        self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
+
+    def shape_for(
+        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int, context_bound: int = 0
+    ) -> PrefillShape | None:
+        """The first shape that holds the step: all shapes together hold every step of the engine.
+
+        Args:
+            context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
+                it.
+        """
+        step = (num_rows, num_decode_rows, max_query_len)
+        fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
+        first = next(fitting, None)
+        if first is None or first.decode_rows or context_bound <= FAR:
+            return first
+        near = max(2 * first.tokens, SMALL_MOST[0])
+        return next((each for each in fitting if each.decode_rows and each.tokens <= near), first)
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""
-        tokens, rows, _ = shape
-        return WHOLE_STEP_VARIANTS[:2] if tokens <= LARGEST_SMALL and rows <= FEW_ROWS else ()
+        tokens, rows, *_ = shape
+        return WHOLE_STEP_VARIANTS[:2] if tokens <= SMALL[-1] and rows <= FEW_ROWS else ()
 
-    def _rehearsed(self) -> list[Shape]:
-        """Full steps differ in what sizes their grids alone: one of them will do."""
-        full = [shape for shape in self.shapes if shape[0] > LARGEST_SMALL]
-        return [shape for shape in super()._rehearsed() if shape not in full[1:]]
+    def _tail_variants(self, shape: Shape) -> Sequence[Variant]:
+        """Fewer behind long steps, where one that does too much costs little."""
+        if shape[0] <= SMALL[-1]:
+            return self._tails
+        kinds = (0, RANDOM, ALL_PATHS), (NOT_ASKED, MOST_LOGPROBS)
+        return [each for each in self._tails if each.flags in kinds[0] and each.max_logprobs in kinds[1]]

@@ -23,7 +23,7 @@ from headway.kernels.sample import RANDOM
 from headway.kernels.slot_advance import slot_advance
 from headway.runner.admission import AdmissionWriter
 from headway.runner.batch_buffers import BatchBuffers
-from headway.runner.graphs import DecodeGraphs, StepGraphs
+from headway.runner.graphs import DecodeGraphs, Shape, StepGraphs
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import RESULT_INTS, ResultLayout, logprob_ints, pack_results, unpack_results
 from headway.runner.split_step import Replayed
@@ -39,8 +39,6 @@ NO_LIST = (0, 0)  # position, length
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 PROMPT_LOGITS_CHUNK = 256
 """Prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes."""
-BETWEEN_TOKENS = 2048
-"""Of a step that is too large for a small graph and not a full one: it may run on kernels that neither of these uses."""
 SHORT_PROMPT = 1024
 """Tokens; a rehearsal fills a step with such prompts as well as with a single one."""
 
@@ -153,7 +151,7 @@ class ModelRunner:
         return self._sampler.every_edit
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
-        """Replay ``decode`` on decode steps and ``prefill`` on small and on full steps with prompts from now on."""
+        """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""
         self._graphs, self._prefill_graphs = decode, prefill
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -319,11 +317,14 @@ class ModelRunner:
         if decode is None or prefill is None:
             return None
         graphs: StepGraphs
+        shape: Shape | None
         if plan.num_decode_rows == plan.num_rows:
             graphs, shape = decode, decode.shape_for(plan.num_rows, num_edits)
         else:
-            graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, int(plan.query_lens.max()))
-            if shape is not None and num_edits > max_edits(*shape[:2]):
+            decodes, longest = plan.num_decode_rows, int(plan.query_lens.max())
+            context = int(plan.starts_bound[:decodes].max()) if decodes else 0
+            graphs, shape = prefill, prefill.shape_for(num_tokens, plan.num_rows, decodes, longest, context)
+            if shape is not None and num_edits > max_edits(*shape[:3]):
                 self._edit_first(num_edits)
         return None if shape is None else (graphs.replay(shape, variant), shape[1])
 
@@ -340,15 +341,16 @@ class ModelRunner:
         )
         return batch, self._model.logits(self._model(batch, self._kv))
 
-    def prefill_logits(self, num_tokens: int, num_rows: int, max_query_len: int) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step with prompts of up to ``max_query_len`` tokens, padded: edits, unpack, forward,
-        logits."""
-        self._apply_edits(max_edits(num_tokens, num_rows))
+    def prefill_logits(
+        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int
+    ) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step of a ``PrefillShape``, padded: edits, unpack, forward, logits."""
+        self._apply_edits(max_edits(num_tokens, num_rows, num_decode_rows))
         batch = self._buffers.unpack(
             self._packed,
             num_tokens=num_tokens,
             num_rows=num_rows,
-            num_decode_rows=0,
+            num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=self.config.max_model_len,  # a cached prefix may be of any length
         )
@@ -418,16 +420,11 @@ class ModelRunner:
             short = min(num_tokens, SHORT_PROMPT)
             few = min(num_rows, cdiv(num_tokens, short))
             # Long prompts may run on other kernels than short ones, many more than few, and those beside decode rows on more.
-            between = min(num_tokens, BETWEEN_TOKENS)
-            kinds = (
-                (between, 1, 0, between), (between, num_rows, min(num_rows, between) - 1, between),
-                (num_tokens, 1, 0, num_tokens), (num_tokens, few, 0, short), (num_tokens, num_rows, mixed, num_tokens),
-                (num_tokens, num_rows, 0, num_tokens),
-            )  # fmt: skip
-            for tokens, rows, decode_rows, longest in dict.fromkeys(kinds):
+            kinds = ((1, 0, num_tokens), (few, 0, short), (num_rows, mixed, num_tokens), (num_rows, 0, num_tokens))
+            for rows, decode_rows, longest in dict.fromkeys(kinds):
                 batch = self._buffers.unpack(
                     self._packed,
-                    num_tokens=tokens,
+                    num_tokens=num_tokens,
                     num_rows=rows,
                     num_decode_rows=decode_rows,
                     max_query_len=longest,

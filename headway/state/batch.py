@@ -23,9 +23,10 @@ class StepBatch:
         logit_indices: [R], batch row -> its last token.
         block_tables: [S, MB], slot -> KV blocks; 0 is the null block.
         arrivals: [R, KH], scratch of the attention kernels, zero between them.
-        num_decode_rows: leading rows with exactly one token.
+        num_decode_rows: leading rows with exactly one token; with ``decode_rows`` a bound.
         max_query_len: most tokens of any row (exact).
         max_seq_len_bound: >= every seq_len; sizes grids only.
+        decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
     """
 
     input_ids: torch.Tensor
@@ -40,3 +41,4 @@ class StepBatch:
     num_decode_rows: int
     max_query_len: int
     max_seq_len_bound: int
+    decode_rows: torch.Tensor | None = None

@@ -1,14 +1,15 @@
 """The packed step: all that the host tells the device about one step, in one int32 buffer and one copy.
 
 ```
-[0..16)   header: number of edits, offset of their descriptors, rows, tokens, offset of the rows, result ring index
+[0..16)   header: number of edits, offset of their descriptors, rows, tokens, offset of the rows, result ring index, decode rows
 [16..512) payload and edits of a step whose rows are those of the step before, and stay where they are
 [512..)   rows, 4 ints each: slot, tokens in this step, first token, samples (0/1)
 payload   values of the edits, and lists that some operations read in place
 edits     3 ints each: arena position, payload position, length (at most MAX_EDIT)
 ```
 In steady decode a hundred bytes are sent: on an H200 a copy of more than 1 KB takes 10 us longer. The kernels
-``apply_edits`` and ``step_unpack`` read it; nothing else on the device does, except through ``list_at``.
+``apply_edits`` and ``step_unpack`` read it, attention the number of decode rows; nothing else on the device does, except
+through ``list_at``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ HEADER_INTS = 16
 ROWS_AT = 512
 ROW_INTS = 4
 EDIT_INTS = 3
+DECODE_ROWS_AT = 6
 MAX_EDIT = 1024
 """Most values one edit may carry; longer ones are cut, so that the kernel's work per edit is bounded."""
 
@@ -54,6 +56,7 @@ class PackedRows:
         self.num_tokens = plan.num_tokens
         self.header: Int32s = np.zeros(HEADER_INTS, np.int32)
         self.header[2], self.header[3], self.header[4] = num_rows, self.num_tokens, ROWS_AT
+        self.header[DECODE_ROWS_AT] = plan.num_decode_rows
         self.rows: Int32s = np.zeros(ROW_INTS * num_rows, np.int32)
         rows = self.rows.reshape(num_rows, ROW_INTS)
         rows[:, 0] = plan.slots

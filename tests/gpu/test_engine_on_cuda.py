@@ -88,7 +88,7 @@ def test_every_feature_at_every_depth_equals_the_cpu(
 def test_full_steps_as_graphs_equal_the_cpu(
     tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"SMALL": ((16, 8),), "LARGEST_SMALL": 16, "FULL_ROWS": (8, 4, 2), "LEAST_FULL": 0.5}.items():
+    for name, value in {"SMALL": (16,), "FEW_ROWS": 8, "LONG_PROMPTS": (2, 4, 8)}.items():
         monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
     core = engine(tiny_model, run_ahead=2)
     with no_waits(monkeypatch):
@@ -111,6 +111,35 @@ def test_keys_and_values_in_8_bits(
     assert {name: each.token_ids for name, each in answers.items()} == {
         name: each.token_ids for name, each in expected.items()
     }
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+def test_rows_that_decode_beside_prompts_equal_the_cpu(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Graphs with a bound of decode rows: fewer of them than that, and more."""
+    sizes = {
+        "FEW_ROWS": 2,
+        "SOME_ROWS": 3,
+        "SMALL_SOME": (16,),
+        "MANY_ROWS": 6,
+        "SMALL": (8, 16),
+        "SMALL_MANY": (8, 16),
+        "SMALL_MOST": (8, 16),
+        "LARGE": (32,),
+        "MANY_PROMPTS": (16,),
+    }
+    sizes |= {"FEW_PROMPTS": 1, "MORE_PROMPTS": 3, "LONG_PROMPTS": (2, 4)}
+    for name, value in sizes.items():
+        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    core = engine(tiny_model, run_ahead=depth, max_num_seqs=12)
+    prompts = [each for each in batch() if each.params.prompt_logprobs is None]
+    with no_waits(monkeypatch):
+        answers = run(core, prompts)
+    for request_id, answer in answers.items():
+        close(answer, oracle[request_id], tolerance=1e-3)
+    stats = core.stats()
+    assert stats.num_graph_steps == stats.num_steps
 
 
 def test_preemption_on_the_gpu(tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ INT_POINTERS = (
     "kv_slots_ptr",
     "arrivals_ptr",
     "counter_ptr",
+    "decode_rows_ptr",
 )
 SMS = 132
 
@@ -155,20 +156,22 @@ def compile_attention(
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    for hold in (False, True):
-        more = {"GROUP": heads // kv_heads, "HOLD": hold}
-        compile_typed(f"decode {name} hold={hold}", decode_kernel, {**kind, **blocks, **more}, types, options)
+    for hold, counted in ((False, False), (False, True), (True, False)):
+        more = {"GROUP": heads // kv_heads, "HOLD": hold, "COUNTED": counted}
+        names = f"decode {name} hold={hold} counted={counted}"
+        compile_typed(names, decode_kernel, {**kind, **blocks, **more}, types, options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
-        compile_typed(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, "KH": kv_heads}, types, options)
+        more = {"KH": kv_heads, "COUNTED": True}
+        compile_typed(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, **more}, types, options)
 
 
 def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
     """The kernel of programs that stay, or for no rows that of short tiles."""
     group = heads // kv_heads
-    constants: dict[str, object] = {"KH": kv_heads, "D": size, "BS": block_size}
+    constants: dict[str, object] = {"KH": kv_heads, "D": size, "BS": block_size, "COUNTED": True}
     name, block_n = f"D={size} H={heads} KH={kv_heads} BS={block_size}", SHORT_KEYS
     if rows:
         tile = overlap_tile((heads, kv_heads), 8192, rows, 8192 // rows, SMS)

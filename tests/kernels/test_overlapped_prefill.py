@@ -27,6 +27,7 @@ from headway.kernels.paged_attention.overlap import (
     overlap_tile,
     short_stages,
 )
+from headway.kernels.paged_attention.tiles import DecodeRows
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
 SMS = 132
@@ -58,15 +59,28 @@ def make(rows: Rows, heads: tuple[int, int] = (16, 8), size: int = 128, **change
     return make_paged_inputs(rows, heads=heads, size=size, **{**settings, "heads_first": True, **changes})
 
 
+def counted(inputs: PagedInputs, bound: int) -> PagedInputs:
+    """The same rows with a bound in place of the number of decode rows."""
+    count = torch.tensor([inputs.num_decode_rows], dtype=torch.int32, device=inputs.q.device)
+    return replace(inputs, num_decode_rows=bound, decode_rows=count)
+
+
+def decode_rows(inputs: PagedInputs) -> int:
+    """How many rows the decode kernel takes."""
+    count = inputs.decode_rows
+    return min(inputs.num_decode_rows, inputs.num_decode_rows if count is None else int(count))
+
+
 def run(inputs: PagedInputs, tile: Tile) -> torch.Tensor:
     """The kernel's output over NaN, decode rows excepted."""
     out = torch.full_like(inputs.q, float("nan"))
     tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
-    tensors, first, most = (inputs.q, inputs.k_cache, inputs.v_cache, out), inputs.num_decode_rows, inputs.max_query_len
+    tensors, most = (inputs.q, inputs.k_cache, inputs.v_cache, out), inputs.max_query_len
+    rows, first = DecodeRows(inputs.num_decode_rows, inputs.decode_rows), decode_rows(inputs)
     if tile is None:
-        launch_short(*tensors, tables, 0.09, first)
+        launch_short(*tensors, tables, 0.09, rows)
     else:
-        launch_overlapped(*tensors, tables, inputs.arrivals, 0.09, first, most, tile)
+        launch_overlapped(*tensors, tables, inputs.arrivals, 0.09, rows, most, tile)
     assert bool(out[:first].isnan().all()), "decode rows are not its business"
     assert not bool(inputs.arrivals.any())
     return out[first:]
@@ -84,7 +98,8 @@ def run_model(
     from headway.kernels.paged_attention import triton_prefill, triton_short
     from tests.kernels.gluon_warps import Descriptor, Machine, Pointer
 
-    q, cache, first = inputs.q, inputs.k_cache, inputs.num_decode_rows
+    q, cache, first, bound = inputs.q, inputs.k_cache, decode_rows(inputs), inputs.num_decode_rows
+    rows = DecodeRows(bound, inputs.decode_rows)
     num_blocks, block_size, kv_heads, size = cache.shape
     group, num_rows = q.shape[1] // kv_heads, len(inputs.row_slots)
     page = (min(block_size, SHORT_KEYS if tile is None else tile.block_n), 64)
@@ -93,19 +108,34 @@ def run_model(
     out = torch.full_like(q, float("nan"))
     tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
     pointers = [Pointer(x.view(-1)) for x in (out, *tables)]
-    sizes = (len(q), num_rows, first, inputs.block_tables.shape[0], num_blocks, inputs.block_tables.shape[1])
+    count, counted = Pointer(rows.pointer(inputs.query_start)), inputs.decode_rows is not None
+    sizes = (len(q), num_rows, bound, inputs.block_tables.shape[0], num_blocks, inputs.block_tables.shape[1])
     steps = (cache.stride(0) // size, cache.stride(2) // size)
     kind = (kv_heads, size, block_size)
     if tile is None:
         module: Any = triton_short
         name = "short_prefill_kernel"
-        programs = kv_heads * ((len(q) - first) * group // 64 + num_rows - first + 1)
-        arguments = (*descriptors, *pointers, *sizes, 0.09, *steps, *kind, SHORT_KEYS, PAIRED_STAGES, False)
+        programs = kv_heads * (rows.other_tokens(q) * group // 64 + num_rows - bound + 1)
+        arguments = (
+            *descriptors, *pointers, count, *sizes, 0.09, *steps, *kind, SHORT_KEYS, PAIRED_STAGES, counted, False,
+        )  # fmt: skip
     else:
         module, name, programs = triton_prefill, "overlapped_prefill_kernel", 3
-        units = kv_heads * ((num_rows - first) * cdiv(inputs.max_query_len, BLOCK_M // group) + module.PADS.value)
-        counter = Pointer(inputs.arrivals[first].view(-1))
-        arguments = (*descriptors, *pointers, counter, *sizes, units, 0.09, *steps, *kind, *astuple(tile))
+        units = kv_heads * ((num_rows - bound) * cdiv(inputs.max_query_len, BLOCK_M // group) + module.PADS.value)
+        counter = Pointer(inputs.arrivals.view(-1))
+        arguments = (
+            *descriptors,
+            *pointers,
+            counter,
+            count,
+            *sizes,
+            units,
+            0.09,
+            *steps,
+            *kind,
+            *astuple(tile),
+            counted,
+        )
     for program in range(programs):
         machine = Machine(module, program, programs, seed + program)
         fault(machine.names)
@@ -115,9 +145,10 @@ def run_model(
 
 
 def check(inputs: PagedInputs, tile: Tile, run: Run = run, times: int = 5) -> None:
-    arguments = inputs.arguments(0.09)
+    exact = replace(inputs, num_decode_rows=decode_rows(inputs), decode_rows=None)  # done together
+    arguments = exact.arguments(0.09)
     on_cpu = [a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments]
-    expected = paged_attention.reference(*on_cpu)[inputs.num_decode_rows :]
+    expected = paged_attention.reference(*on_cpu)[decode_rows(inputs) :]
     outputs = [run(inputs, tile) for _ in range(times)]
     assert_close(outputs[0].cpu(), expected)
     for other in outputs[1:]:  # a moving result would be a race
@@ -128,6 +159,13 @@ def check(inputs: PagedInputs, tile: Tile, run: Run = run, times: int = 5) -> No
 @pytest.mark.parametrize("rows", [PROMPTS[:5], CHUNKS, [(1, 1)], [(200, 200)]])
 def test_equals_reference_on_the_machine(rows: Rows, tile: Tile) -> None:
     check(make(rows, (4, 2), device="cpu", pad_rows=3, pad_tokens=300, bound=2048), tile, run_model, 1)
+
+
+@pytest.mark.parametrize("tile", [SHORT, None])
+@pytest.mark.parametrize(("bound", "pad_rows"), [(2, 0), (6, 3), (20, 17), (141, 138)])
+def test_decode_rows_counted_on_the_device_on_the_machine(bound: int, pad_rows: int, tile: Tile) -> None:
+    """Fewer than the bound, or more: those beyond it are prompts of one token then."""
+    check(counted(make(CHUNKS, (4, 2), device="cpu", pad_rows=pad_rows, pad_tokens=300), bound), tile, run_model, 1)
 
 
 @pytest.mark.parametrize("tile", [SHORT, None])
@@ -156,6 +194,13 @@ def test_the_machine_sees_what_is_not_fenced_or_waited_for(seed: int, tile: Tile
 def test_equals_reference(tile: Tile, hopper: str) -> None:
     for rows in (PROMPTS, CHUNKS, [(1, 1)], [(640, 640)], [(700, 700)] * 9):
         check(make(rows, pad_rows=3, pad_tokens=700, bound=2048), tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [SHORT, LONG, None])
+@pytest.mark.parametrize(("bound", "pad_rows"), [(2, 0), (6, 3), (20, 17), (448, 504)])
+def test_decode_rows_counted_on_the_device(bound: int, pad_rows: int, tile: Tile, hopper: str) -> None:
+    check(counted(make(CHUNKS, pad_rows=pad_rows, pad_tokens=700, bound=2048), bound), tile)
 
 
 @pytest.mark.gpu
@@ -207,7 +252,7 @@ def test_a_row_has_the_same_bits_in_any_company(hopper: str) -> None:
 def test_the_op_uses_them(rows: Rows, tile: Tile, hopper: str) -> None:
     inputs = make(rows, on_device=True)
     assert fits(inputs.q, inputs.k_cache, (0.09, 0, 0.0))
-    assert choose_overlap(inputs.q, inputs.k_cache, 0, len(rows), rows[0][0]) == tile
+    assert choose_overlap(inputs.q, inputs.k_cache, DecodeRows(0), len(rows), rows[0][0]) == tile
     assert torch.equal(paged_attention(*inputs.arguments(0.09)), run(inputs, tile))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.launch import launch_decode
 from headway.kernels.paged_attention.tiles import MAX_SPLITS, SPLIT_TOKENS, choose_splits, decode_tile
 from headway.kernels.testing import PagedInputs, assert_close, interpreter_loops, kernel_dtypes, make_paged_inputs
 
@@ -151,6 +152,48 @@ def test_padded_decode_batch_of_a_graph(device: str) -> None:
     out = paged_attention.implementation("cuda")(*inputs.arguments(0.25))
     assert_close(out, expected(inputs.arguments(0.25)))
     assert not out[-3:].any()
+
+
+COUNTED: list[tuple[list[tuple[int, int]], int, int, int]] = [
+    (MIXED, 3, 0, 0), (MIXED, 1, 0, 3), (MIXED, 5, 2, 40), (PREFILL, 9, 9, 5), (DECODE, 9, 12, 3),
+    ([(1, 700), (9, 30)], 70, 76, 1),
+]  # fmt: skip
+"""Rows, bound of decode rows, padding rows and tokens."""
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize(("rows", "bound", "pad_rows", "pad_tokens"), COUNTED)
+def test_decode_rows_counted_on_the_device(
+    rows: list[tuple[int, int]], bound: int, pad_rows: int, pad_tokens: int, dtype: torch.dtype, device: str
+) -> None:
+    """A captured shape: fewer decode rows than the bound has room for, or more."""
+    inputs = make(rows, device, pad_rows=pad_rows, pad_tokens=pad_tokens, bound=800, dtype=dtype)
+    count = torch.tensor([inputs.num_decode_rows], dtype=torch.int32, device=device)
+    inputs = replace(inputs, num_decode_rows=bound, decode_rows=count)
+    check(inputs)
+    check(inputs, window=20, soft_cap=1.5)
+    out = paged_attention.implementation("cuda")(*inputs.arguments(0.25))
+    assert not out[out.shape[0] - pad_tokens :].any()
+
+
+def test_decode_programs_leave_rows_beyond_the_count_alone(device: str) -> None:
+    inputs = make([(1, 40), (1, 700), (1, 30), (1, 9)], device, bound=800)
+    out = torch.full_like(inputs.q, float("nan"))
+    tables = (inputs.block_tables, inputs.row_slots, inputs.seq_lens)
+    count = torch.tensor([2], dtype=torch.int32, device=device)
+    launch_decode(
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        out,
+        inputs.arrivals,
+        tables,
+        (0.25, 0, 0.0),
+        4,
+        800,
+        decode_rows=count,
+    )
+    assert not out[:2].isnan().any() and bool(out[2:].isnan().all()) and not inputs.arrivals.any()
 
 
 def test_many_splits_are_weighed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

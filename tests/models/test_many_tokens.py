@@ -41,17 +41,12 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("full", [1, 99])
 @pytest.mark.parametrize("never", ["", "wide_qkv", "wide_gate_up", "wide_add"])
-def test_wide_steps_equal_separate_steps(
-    never: str, full: int, used: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``full``: tokens from which on steps with decode rows are wide, too."""
+def test_wide_steps_equal_separate_steps(never: str, used: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = hf_model(TINY["qwen3"])
     plain, wide, ending = (Machine(ours(oracle)) for _ in range(3))
     config = plain.model.config
     monkeypatch.setattr(many_tokens, "HEAD_SIZE", config.head_dim)
-    monkeypatch.setattr(many_tokens, "FULL_TOKENS", full)
 
     used_for: dict[Kind, Counts] = {
         "wide_qkv": (range(10, 15), range(16, 99)),
@@ -69,7 +64,7 @@ def test_wide_steps_equal_separate_steps(
         expected = plain.step(step)
         for wanted, found in zip(expected, wide.step(step), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
-        tokens = sum(len(row.tokens) for row in step) if full == 1 or len(step[0].tokens) > 1 else 0
+        tokens = sum(len(row.tokens) for row in step)
         each: dict[Kind, int] = {"wide_qkv": 1, "wide_gate_up": 1, "wide_add": 2}
         wanted_uses = {
             name: each[kind] * config.num_layers * any(tokens in part for part in used_for[kind])

@@ -5,63 +5,111 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.kernels.sample import RANDOM
-from headway.kernels.wide_linear.tiles import GRAPH_TOKENS
-from headway.runner.prefill_graphs import FULL_ROWS, LARGEST_SMALL, SMALL, PrefillGraphs, prefill_shapes
+from headway.runner.prefill_graphs import FAR, FEW_PROMPTS, LARGE, SMALL, PrefillGraphs, PrefillShape, prefill_shapes
+from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Variant
+
+EVERY_EDIT = 31
 
 
 def graphs(max_tokens: int, max_rows: int) -> PrefillGraphs:
     """Never captured."""
     nothing: Any = None
-    return PrefillGraphs(nothing, nothing, nothing, prefill_shapes(max_tokens, max_rows), [])
+    return PrefillGraphs(
+        nothing, nothing, nothing, prefill_shapes(max_tokens, max_rows), [Variant(), *tail_variants(EVERY_EDIT)]
+    )
 
 
-def test_shapes_fit_the_engine() -> None:
-    assert len(prefill_shapes(8192, 256)) == len(SMALL) + len(FULL_ROWS)
-    assert prefill_shapes(8192, 256)[-4:] == [(8192, 16, 1024), (8192, 8, 2048), (8192, 4, 4096), (8192, 2, 8192)]
-    for max_tokens, max_rows in ((8, 4), (64, 4), (1536, 200), (4096, 8)):
-        shapes = prefill_shapes(max_tokens, max_rows)
-        assert len(set(shapes)) == len(shapes)
-        assert all(tokens <= max_tokens and rows <= max_rows and most <= tokens for tokens, rows, most in shapes)
+@pytest.mark.parametrize(
+    ("max_tokens", "max_rows"), [(8, 4), (64, 4), (1000, 200), (1536, 200), (4096, 8), (8192, 512)]
+)
+def test_shapes_fit_the_engine(max_tokens: int, max_rows: int) -> None:
+    shapes = prefill_shapes(max_tokens, max_rows)
+    assert len(set(shapes)) == len(shapes) <= 50
+    for tokens, rows, decode_rows, longest in shapes:
+        assert tokens <= max_tokens and 0 < rows <= min(max_rows, tokens) and longest <= tokens
+        assert 0 <= decode_rows < rows  # else the step would be taken for one of decode rows alone
 
 
-def test_products_of_small_steps_end_where_small_graphs_do() -> None:
-    assert GRAPH_TOKENS == LARGEST_SMALL + 1 == max(tokens for tokens, _ in SMALL) + 1
+@given(data=st.data())
+def test_every_step_has_a_shape(data: st.DataObject) -> None:
+    max_rows = data.draw(st.sampled_from([1, 7, 64, 256, 512]))
+    made = graphs(data.draw(st.sampled_from([512, 1000, 2048, 5000, 8192])), max_rows)
+    full = made.shapes[-1][0]
+    rows = data.draw(st.integers(1, max_rows))
+    decode_rows = data.draw(st.integers(0, rows - 1))
+    longest = data.draw(st.integers(1, full - rows + 1))
+    tokens = data.draw(st.integers(longest + rows - 1, min(full, decode_rows + longest * (rows - decode_rows))))
+    shape = made.shape_for(tokens, rows, decode_rows, longest)
+    assert shape is not None and shape.tokens >= tokens and shape.rows >= rows and shape.longest >= longest
+    assert shape.rows - shape.decode_rows >= rows - min(decode_rows, shape.decode_rows)
+    if tokens <= LARGE[-1] and rows - decode_rows <= FEW_PROMPTS:
+        assert shape.tokens <= 2 * max(tokens, rows, 128)
 
 
 @pytest.mark.parametrize(
     ("step", "shape"),
     [
-        ((10, 1, 10), (16, 16, 16)),
-        ((300, 17, 200), (512, 128, 512)),
-        ((1100, 3, 500), (1536, 128, 1536)),
-        ((2000, 3, 1000), None),
-        ((7679, 8, 1000), None),
-        ((7680, 8, 1024), (8192, 16, 1024)),
-        ((8192, 8, 1024), (8192, 16, 1024)),
-        ((8192, 8, 1025), (8192, 8, 2048)),
-        ((8192, 1, 8192), (8192, 2, 8192)),
-        ((8192, 3, 8000), None),
-        ((8192, 17, 800), None),
+        ((10, 1, 0, 10), (16, 16, 0, 16)),
+        ((512, 1, 0, 512), (512, 16, 0, 512)),
+        ((300, 17, 16, 200), (512, 64, 0, 512)),
+        ((812, 301, 300, 512), (1024, 512, 496, 1024)),
+        ((540, 29, 28, 512), (640, 64, 0, 640)),
+        ((577, 66, 65, 512), (640, 128, 112, 640)),
+        ((812, 128, 100, 512), (1024, 512, 0, 1024)),  # more prompts than go beside a hundred rows
+        ((200, 180, 179, 21), (256, 256, 240, 256)),
+        ((200, 180, 0, 21), (1024, 512, 0, 1024)),
+        ((1100, 3, 0, 500), (1536, 16, 0, 1536)),
+        ((2000, 1, 0, 2000), (2048, 16, 0, 2048)),
+        ((4000, 1, 0, 4000), (4096, 1, 0, 4096)),
+        ((2000, 3, 1, 1000), (2048, 16, 0, 2048)),
+        ((7000, 1, 0, 7000), (8192, 1, 0, 8192)),
+        ((7000, 2, 0, 4000), (8192, 2, 0, 8192)),
+        ((7680, 8, 0, 1024), (8192, 8, 0, 2048)),
+        ((8192, 16, 0, 1024), (8192, 16, 0, 1024)),
+        ((8192, 3, 2, 8190), (8192, 512, 511, 8192)),
+        ((8192, 401, 400, 7792), (8192, 512, 511, 8192)),
+        ((8192, 402, 400, 4000), (8192, 512, 448, 8192)),
+        ((8192, 416, 400, 512), (8192, 512, 496, 1024)),
+        ((8192, 417, 400, 512), (8192, 512, 448, 8192)),
+        ((8192, 512, 510, 7000), (8192, 512, 448, 8192)),
+        ((8192, 512, 511, 7681), (8192, 512, 511, 8192)),
+        ((8192, 512, 0, 16), (8192, 512, 0, 8192)),
     ],
 )
 def test_a_step_takes_the_first_shape_that_holds_it(
-    step: tuple[int, int, int], shape: tuple[int, int, int] | None
+    step: tuple[int, int, int, int], shape: tuple[int, int, int, int]
 ) -> None:
-    """(tokens, rows, longest row)."""
-    assert graphs(8192, 256).shape_for(*step) == shape
-
-
-def test_one_full_step_is_rehearsed() -> None:
-    made = graphs(8192, 256)
-    assert [shape for shape in made._rehearsed() if shape[0] == 8192] == [(8192, 16, 1024)]
-    assert set(made.shapes) - set(made._rehearsed()) == {(8192, 8, 2048), (8192, 4, 4096), (8192, 2, 8192)}
+    """(tokens, rows, rows that decode, longest row)."""
+    assert graphs(8192, 512).shape_for(*step) == PrefillShape(*shape)
 
 
 def test_small_steps_of_few_rows_are_whole_graphs() -> None:
     made = graphs(8192, 256)
     whole = {shape for shape in made.shapes if made._whole_variants(shape)}
-    assert whole == {(tokens, rows, tokens) for tokens, rows in SMALL if rows == 16}
-    assert made._whole_variants((512, 16, 512)) == (Variant(), Variant(flags=RANDOM))
+    assert whole == {(tokens, 16, 0, tokens) for tokens in SMALL}
+    assert made._whole_variants((512, 16, 0, 512)) == (Variant(), Variant(flags=RANDOM))
+
+
+def test_long_steps_have_fewer_tails_that_cover_as_much() -> None:
+    made = graphs(8192, 256)
+    few, all_of_them = made._tail_variants(made.shapes[-1]), made._tail_variants(made.shapes[0])
+    assert len(few) < len(all_of_them)
+    assert all(any(one.covers(other) for one in few) for other in all_of_them)
+
+
+def test_rows_of_long_contexts_get_the_decode_kernel() -> None:
+    made = graphs(8192, 512)
+    assert made.shape_for(500, 6, 5, 495, FAR) == (512, 16, 0, 512)
+    assert made.shape_for(500, 6, 5, 495, FAR + 1) == (512, 128, 112, 512)
+    assert made.shape_for(20, 6, 5, 15, FAR + 1) == (256, 256, 240, 256)
+    assert graphs(8192, 16).shape_for(500, 6, 5, 495, FAR + 1) == (512, 16, 0, 512)  # there is no other
+
+
+def test_without_shapes_there_is_none() -> None:
+    nothing: Any = None
+    assert PrefillGraphs(nothing, nothing, nothing, [], []).shape_for(5, 1, 0, 5) is None

@@ -11,12 +11,13 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from headway.core.plan import StepPlan
 from headway.device.sim import HostSyncError, InvariantError, RaceError
 from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
 from headway.engine.host_grammars import HostGrammars, Next
 from headway.runner.graphs import DecodeGraphs, Shape
-from headway.runner.prefill_graphs import PrefillGraphs
+from headway.runner.prefill_graphs import PrefillGraphs, PrefillShape
 from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
 from tests.engine.harness import Answer, request, run
@@ -84,15 +85,88 @@ def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
             assert watch.num_zombie_rows > 0, "requests end on the device before the host knows"
 
 
-def test_steps_of_more_rows_than_the_prefill_graphs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.runner.prefill_graphs.SMALL", ((16, 2), (64, 2)))
-    batch = requests_for([FEATURES[name] for name in ("greedy", "logprobs", "top_p", "presence")] * 2, seed=4)
-    with simulated(13, run_ahead=2) as (core, _, _):
+@pytest.fixture
+def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
+    """Small shapes of all kinds; of each replayed one what it is, and (rows, decode rows) of the step."""
+    sizes = {
+        "FEW_ROWS": 2,
+        "SOME_ROWS": 3,
+        "MANY_ROWS": 6,
+        "SMALL": (8, 16),
+        "SMALL_SOME": (16,),
+        "SMALL_MANY": (8, 16),
+        "SMALL_MOST": (8, 16),
+        "LARGE": (32,),
+        "MANY_PROMPTS": (16,),
+    }
+    sizes |= {"FEW_PROMPTS": 1, "MORE_PROMPTS": 3, "LONG_PROMPTS": (2, 4)}
+    for name, value in sizes.items():
+        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    seen: list[tuple[tuple[int, ...], tuple[int, int]]] = []
+    shape_for = PrefillGraphs.shape_for
+
+    def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, *others: int) -> PrefillShape:
+        shape = shape_for(self, tokens, rows, decode_rows, *others)
+        assert shape is not None
+        seen.append((shape, (rows, decode_rows)))
+        return shape
+
+    monkeypatch.setattr(PrefillGraphs, "shape_for", watched)
+    return seen
+
+
+@pytest.mark.parametrize("pool", ["roomy", "small"])
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+def test_rows_that_decode_beside_prompts(
+    prefill_replays: list[tuple[tuple[int, ...], tuple[int, int]]], depth: int, pool: str
+) -> None:
+    """Prompts come in while others generate; some are cut into chunks, share a prefix, or start again after a preemption."""
+    names = ("greedy", "presence", "top_p", "logprobs", "bad_words", "stop_token_ids")
+    lengths = (4, 9, 3, 40, 5, 30, 1, 12, 3, 60, 2, 8, 17, 3, 50, 6)
+    batch = [
+        request(str(i), [*range(8 * (i % 3)), *((7 * i + j) % 60 for j in range(length))], max_tokens=5 + 5 * (i % 4),
+                **FEATURES[names[i % 6]])
+        for i, length in enumerate(lengths)
+    ]  # fmt: skip
+    sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 32}
+    if pool == "small":
+        sizes["kv_cache_memory_bytes"] = 24 * KV_BLOCK_BYTES
+    with simulated(31 + depth, run_ahead=depth, **sizes) as (core, _, _):
         compare(run(core, batch), expected(batch))
+        if pool == "small":
+            assert core.stats().num_preemptions > 0
+    mixed = [(shape[2], rows, decode) for shape, (rows, decode) in prefill_replays if decode]
+    assert any(decode < bound for bound, _, decode in mixed)
+    assert any(bound and rows - decode > 1 for bound, rows, decode in mixed)
+    if pool == "roomy" and depth == 0:  # deeper, the device's random pace decides
+        assert any(0 < bound < decode for bound, _, decode in mixed), "rows beyond the bound are prompts"
+        assert any(not bound for bound, _, _ in mixed)
+
+
+def test_a_step_that_says_nothing_of_its_decode_rows_is_reported(
+    prefill_replays: list[tuple[tuple[int, ...], tuple[int, int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway.state.packed_step import PackedRows
+
+    init = PackedRows.__init__
+
+    def forgetful(self: PackedRows, plan: StepPlan) -> None:
+        init(self, plan)
+        self.header[6] = 0
+
+    batch = [request(str(i), [i, 1 + i, 2], max_tokens=9) for i in range(6)] + [request("x", [*range(60)])]
+
+    def play_it() -> None:
+        with simulated(3, run_ahead=2) as (core, _, _):
+            monkeypatch.setattr(PackedRows, "__init__", forgetful)
+            run(core, batch)
+
+    with pytest.raises(InvariantError, match="decode rows"):
+        play_it()
 
 
 def test_steps_of_more_edits_than_the_prefill_graphs_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.runner.runner.max_edits", lambda num_tokens, num_rows: 9)
+    monkeypatch.setattr("headway.runner.runner.max_edits", lambda *sizes: 9)
     batch = requests_for([FEATURES[name] for name in ("greedy", "bad_words", "stop_token_ids")] * 2, seed=4)
     with simulated(15, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
@@ -101,7 +175,7 @@ def test_steps_of_more_edits_than_the_prefill_graphs_apply(monkeypatch: pytest.M
 @pytest.mark.parametrize("depth", [0, 2])
 def test_full_steps_are_graphs(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """Prompts of one and of several steps, whole steps of them and nearly whole ones; rows that decode join some."""
-    for name, value in {"SMALL": ((8, 4),), "LARGEST_SMALL": 8, "FULL_ROWS": (8, 2), "LEAST_FULL": 3 / 4}.items():
+    for name, value in {"SMALL": (8,), "FEW_ROWS": 4, "LONG_PROMPTS": (2, 8)}.items():
         monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
     seen: list[tuple[int, ...]] = []
     replay = PrefillGraphs.replay
@@ -117,7 +191,7 @@ def test_full_steps_are_graphs(monkeypatch: pytest.MonkeyPatch, depth: int) -> N
     ]
     with simulated(21, run_ahead=depth, max_num_batched_tokens=16) as (core, _, _):
         compare(run(core, batch), expected(batch))
-    assert {(16, 8, 4), (16, 2, 16)} <= set(seen)
+    assert {(16, 8, 0, 4), (16, 2, 0, 16)} <= set(seen)
 
 
 @pytest.mark.parametrize(("depth", "lengths"), [(0, (8, 8)), (2, (7, 3))])

@@ -97,12 +97,18 @@ def check_attention(args: tuple[Any, ...]) -> After:
     """R3: host bounds cover the device's truth. Blocks in use are real ones."""
     cache, tables, row_slots, query_start, seq_lens = args[1], args[3], args[4], args[5], args[6]
     arrivals, decode_rows, max_query, bound = args[7], args[11], args[12], args[13]
+    count = args[14] if len(args) > 14 else None
     need(not bool(arrivals.any()), "paged_attention: counters of shared rows are not zero")
     longest = int(seq_lens.max())
     need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
     spans = query_start[1:] - query_start[:-1]
     need(int(spans.max()) <= max_query, f"paged_attention: max_query_len={max_query}, but a row has {int(spans.max())}")
-    need(bool((spans[:decode_rows] <= 1).all()), "paged_attention: a decode row has several tokens")
+    used = decode_rows if count is None else min(int(count[0]), decode_rows)
+    need(bool((spans[:used] <= 1).all()), "paged_attention: a decode row has several tokens")
+    others = int((spans[used:] > 0).sum())
+    need(
+        count is None or others <= len(spans) - decode_rows, f"paged_attention: {others} rows behind {used} decode rows"
+    )
     block_size = cache.shape[1]
     for row in range(len(seq_lens)):
         length, slot = int(seq_lens[row]), int(row_slots[row])

@@ -128,6 +128,7 @@ def paged_attention(
     num_decode_rows: int,
     max_query_len: int,
     max_seq_len_bound: int,
+    decode_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
@@ -135,7 +136,7 @@ def paged_attention(
     if not is_native(q, k_cache, v_cache) or not tables or size > MAX_HEAD_SIZE:
         return _reference(
             "paged_attention", q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals,
-            scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound,
+            scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound, decode_rows,
         )  # fmt: skip
     out = torch.empty_like(q)
     failed = native().headway_paged_attention(

@@ -1,7 +1,7 @@
 """Causal attention over the paged KV cache, for decode rows, prefill rows and any mix of the two.
 
 paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
-                num_decode_rows, max_query_len, max_seq_len_bound) -> out
+                num_decode_rows, max_query_len, max_seq_len_bound, decode_rows) -> out
     q             [T, H, D] (bf16, f16, f32), last two dimensions contiguous; any D; H a multiple of KH
     k_cache, v_cache  [NB, bs, KH, D] in q's dtype or float8_e4m3fn, equal strides, head dimensions contiguous;
                   bs a power of two from 8 to 256
@@ -17,6 +17,8 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     num_decode_rows   leading rows with exactly one token (padding rows among them may have none)
     max_query_len     most tokens of any row, exact
     max_seq_len_bound >= every seq_len; sizes grids only
+    decode_rows   int32 [1], the true number of such rows where the host knows a bound: the first min(decode_rows,
+                  num_decode_rows) rows have one token each, and at most R - num_decode_rows rows that are not padding follow
     out           [T, H, D] in q's dtype; tokens past query_start[R] are zeros
 
 A decode row's keys and values before its newest token were written by earlier steps, or by a kernel that has surely ended
@@ -49,6 +51,7 @@ def _paged_attention_meta(
     num_decode_rows: int,
     max_query_len: int,
     max_seq_len_bound: int,
+    decode_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
@@ -56,7 +59,7 @@ def _paged_attention_meta(
 paged_attention = Op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, "
     "Tensor query_start, Tensor seq_lens, Tensor(a!) arrivals, float scale, int window, float soft_cap, int num_decode_rows, "
-    "int max_query_len, int max_seq_len_bound) -> Tensor",
+    "int max_query_len, int max_seq_len_bound, Tensor? decode_rows=None) -> Tensor",
     reference=reference.paged_attention,
     meta=_paged_attention_meta,
     triton="headway.kernels.paged_attention.launch:paged_attention",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from headway.core.ints import next_power_of_2
+from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import (
+    COUNTED_SPLITS,
+    RESIDENTS,
+    DecodeRows,
     DecodeTile,
     PrefillTile,
     choose_splits,
@@ -35,6 +38,7 @@ def paged_attention(
     num_decode_rows: int,
     max_query_len: int,
     max_seq_len_bound: int,
+    decode_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     size = q.shape[2]
     assert q.stride()[1:] == (size, 1) and block_tables.is_contiguous(), "heads and tables must be contiguous"
@@ -44,25 +48,28 @@ def paged_attention(
     if num_decode_rows:
         tables = (block_tables, row_slots, seq_lens)
         if k_cache.dtype != q.dtype and serves(size, q.shape[1] // k_cache.shape[2], q.dtype, k_cache.dtype, q.device):
-            rows = slice(min(num_decode_rows, q.shape[0]))  # Triton would load 8-bit values byte by byte
+            # Triton would load 8-bit values byte by byte. Rows behind the counted ones are prompts, whose tokens are written
+            # again below, or padding, which ends at once.
+            rows = slice(min(num_decode_rows, q.shape[0]))
             launch_early_decode(
                 q[rows].flatten(1), k_cache, v_cache, out[rows], arrivals, tables, numbers, max_seq_len_bound, None
             )
         else:
-            launch_decode(q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound)
-    if q.shape[0] > num_decode_rows:  # tokens of other rows, or padding behind the last row
+            launch_decode(
+                q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound,
+                decode_rows=decode_rows,
+            )  # fmt: skip
+    first = DecodeRows(num_decode_rows, decode_rows)
+    if first.other_tokens(q):
         spans = (block_tables, row_slots, query_start, seq_lens)
         if not fits(q, k_cache, numbers):
-            launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
+            launch_prefill(q, k_cache, v_cache, out, spans, numbers, first)
             return out
-        tile = choose_overlap(q, k_cache, num_decode_rows, row_slots.shape[0], max_query_len)
-        # No graph has decode rows beside prompts: tensor descriptors would cost the host more than the device wins.
-        if tile is None and num_decode_rows:
-            launch_prefill(q, k_cache, v_cache, out, spans, numbers, num_decode_rows)
-        elif tile is None:
-            launch_short(q, k_cache, v_cache, out, spans, scale, num_decode_rows)
+        tile = choose_overlap(q, k_cache, first, row_slots.shape[0], max_query_len)
+        if tile is None:
+            launch_short(q, k_cache, v_cache, out, spans, scale, first)
         else:
-            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, num_decode_rows, max_query_len, tile)
+            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, first, max_query_len, tile)
     return out
 
 
@@ -77,8 +84,9 @@ def launch_decode(
     num_rows: int,
     max_seq_len_bound: int,
     tile: DecodeTile | None = None,
+    decode_rows: torch.Tensor | None = None,
 ) -> None:
-    """Rows [0, num_rows), one kernel."""
+    """Rows [0, num_rows), or those of them that are among the first ``decode_rows``; one kernel."""
     block_tables, row_slots, seq_lens = tables
     scale, window, soft_cap = numbers
     num_rows = min(num_rows, q.shape[0])
@@ -86,8 +94,11 @@ def launch_decode(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
-    hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
+    programs, sms = num_rows * kv_heads, num_sms(q.device)
+    num_splits, min_tiles = choose_splits(programs, bound, tile.block_n, sms)
+    if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
+        num_splits = max(num_splits, min(COUNTED_SPLITS, cdiv(bound, tile.block_n)))
+    hold = decode_rows is None and holds_tile(programs, sms)
     partial = top = out
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
@@ -95,11 +106,12 @@ def launch_decode(
     num_slots, table_width = block_tables.shape
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
-        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, scale, window, soft_cap,
+        seq_lens if decode_rows is None else decode_rows,
+        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms), scale, window, soft_cap,
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold, COUNTED=decode_rows is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip
 
@@ -111,25 +123,25 @@ def launch_prefill(
     out: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float, int, float],
-    first_row: int,
+    first: DecodeRows,
     tile: PrefillTile | None = None,
 ) -> None:
-    """Rows from ``first_row`` on, and zeros for the tokens behind the last row."""
+    """Rows behind the ``first``, and zeros for the tokens behind the last row."""
     block_tables, row_slots, query_start, seq_lens = tables
     scale, window, soft_cap = numbers
     num_tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_rows = row_slots.shape[0]
-    tokens = num_tokens - first_row
+    tokens = first.other_tokens(q)
     tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device))
-    num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first_row) + 1  # see find_row
+    num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first.bound) + 1  # see find_row
     num_slots, table_width = block_tables.shape
     prefill_kernel[(num_tiles * kv_heads,)](
-        q, k_cache, v_cache, out, block_tables, row_slots, query_start, seq_lens,
-        num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, window, soft_cap,
+        q, k_cache, v_cache, out, block_tables, row_slots, query_start, seq_lens, first.pointer(query_start),
+        num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, scale, window, soft_cap,
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, KH=kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision,
+        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, COUNTED=first.count is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

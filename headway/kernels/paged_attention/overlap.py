@@ -10,7 +10,7 @@ import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
-from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.paged_attention.tiles import DecodeRows, num_sms
 
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
@@ -69,11 +69,11 @@ def launch_overlapped(
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     arrivals: torch.Tensor,
     scale: float,
-    first_row: int,
+    first: DecodeRows,
     max_query_len: int,
     tile: OverlapTile,
 ) -> None:
-    """Rows from ``first_row`` on, and zeros for the tokens behind the last row. Neither window nor soft cap."""
+    """Rows behind the ``first``, and zeros for the tokens behind the last row. Neither window nor soft cap."""
     from headway.kernels.paged_attention.triton_prefill import PADS, overlapped_prefill_kernel
 
     block_tables, row_slots, query_start, seq_lens = tables
@@ -81,12 +81,12 @@ def launch_overlapped(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_slots, table_width = block_tables.shape
     num_rows, group = row_slots.shape[0], heads // kv_heads
-    units = kv_heads * ((num_rows - first_row) * cdiv(max_query_len, BLOCK_M // group) + PADS.value)
+    units = kv_heads * ((num_rows - first.bound) * cdiv(max_query_len, BLOCK_M // group) + PADS.value)
     overlapped_prefill_kernel[(min(num_sms(q.device), units),)](
         *descriptors(q, k_cache, v_cache, tile.block_n), out, block_tables, row_slots, query_start, seq_lens,
-        arrivals[first_row], num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, units, scale,
-        *steps(k_cache), KH=kv_heads, D=size, BS=block_size, BLOCK_N=tile.block_n, STAGES=tile.stages, KEPT=tile.kept,
-        num_warps=4, maxnreg=MAX_REGISTERS,
+        arrivals, first.pointer(query_start), num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, units,
+        scale, *steps(k_cache), KH=kv_heads, D=size, BS=block_size, BLOCK_N=tile.block_n, STAGES=tile.stages,
+        KEPT=tile.kept, COUNTED=first.count is not None, num_warps=4, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def launch_short(
     out: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
-    first_row: int,
+    first: DecodeRows,
     stages: int | None = None,
 ) -> None:
     """The same in tiles of 64 (queries x heads of a KV head), which need no bound on a row's queries."""
@@ -109,13 +109,14 @@ def launch_short(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_slots, table_width = block_tables.shape
     num_rows, queries = row_slots.shape[0], BLOCK_M // 2 * kv_heads // heads
-    tokens = num_tokens - first_row
-    tiles = tokens // queries + (num_rows - first_row) + 1  # see find_tile
+    tokens = first.other_tokens(q)
+    tiles = tokens // queries + (num_rows - first.bound) + 1  # see find_tile
     stages = stages or short_stages(tokens * kv_heads // queries, num_sms(q.device))
     short_prefill_kernel[(tiles * kv_heads,)](
         *descriptors(q, k_cache, v_cache, SHORT_KEYS), out, block_tables, row_slots, query_start, seq_lens,
-        num_tokens, num_rows, first_row, num_slots, num_blocks, table_width, scale, *steps(k_cache),
-        KH=kv_heads, D=size, BS=block_size, BLOCK_N=SHORT_KEYS, STAGES=stages,
+        first.pointer(query_start), num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, scale,
+        *steps(k_cache), KH=kv_heads, D=size, BS=block_size, BLOCK_N=SHORT_KEYS, STAGES=stages,
+        COUNTED=first.count is not None,
         num_warps=4, maxnreg=SHORT_REGISTERS, **launch_early(q.device),
     )  # fmt: skip
 
@@ -162,8 +163,8 @@ def fits(q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, floa
 
 
 def choose_overlap(
-    q: torch.Tensor, k_cache: torch.Tensor, first_row: int, num_rows: int, most: int
+    q: torch.Tensor, k_cache: torch.Tensor, first: DecodeRows, num_rows: int, most: int
 ) -> OverlapTile | None:
     """The tile for such tensors, which fit; ``most`` is the op's max_query_len."""
-    tokens, heads, _ = q.shape
-    return overlap_tile((heads, k_cache.shape[2]), tokens - first_row, num_rows - first_row, most, num_sms(q.device))
+    heads = (q.shape[1], k_cache.shape[2])
+    return overlap_tile(heads, first.other_tokens(q), num_rows - first.bound, most, num_sms(q.device))

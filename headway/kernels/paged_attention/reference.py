@@ -25,6 +25,7 @@ def paged_attention(
     num_decode_rows: int,
     max_query_len: int,
     max_seq_len_bound: int,
+    decode_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, num_rows = q.shape[0], row_slots.shape[0]
     num_slots, table_width = block_tables.shape
@@ -37,8 +38,9 @@ def paged_attention(
     tables = torch.where((tables >= 0) & (tables < num_blocks), tables, 0)
 
     out = q.new_zeros((num_tokens + 1, *q.shape[1:]))  # the last token collects what belongs nowhere
-    groups = [(0, num_decode_rows, 1)] if num_decode_rows else []
-    groups += [(row, row + 1, max_query_len) for row in range(num_decode_rows, num_rows)]
+    together = 0 if decode_rows is not None else num_decode_rows  # any row may be a prompt then
+    groups = [(0, together, 1)] if together else []
+    groups += [(row, row + 1, max_query_len) for row in range(together, num_rows)]
     for low, high, most in groups:
         rows = slice(low, high)
         index = torch.arange(most, device=q.device)

@@ -17,6 +17,10 @@ SPLIT_TOKENS = 1024
 """Once the rows fill the device, a row is split only into pieces of at least this many tokens."""
 MAX_SPLITS = 64
 MAX_SPLITS_WHEN_FULL = 8
+COUNTED_SPLITS = 4
+"""Most splits of a row, at least, where the number of rows is read on the device."""
+RESIDENTS = 3.0
+"""Programs a processor, for which rows are split while there are fewer."""
 INTERPRETED_SMS = 4
 """Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
 
@@ -43,6 +47,22 @@ class PrefillTile:
     num_warps: int
     num_stages: int
     precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The leading rows that the decode kernel serves: ``bound``, or no more than that and than ``count`` (int32 [1])."""
+
+    bound: int
+    count: torch.Tensor | None = None
+
+    def other_tokens(self, q: torch.Tensor) -> int:
+        """Tokens of q [T, H, D] that other rows and padding may have; 0: all are the decode kernel's."""
+        return q.shape[0] if self.count is not None else max(q.shape[0] - self.bound, 0)
+
+    def pointer(self, unused: torch.Tensor) -> torch.Tensor:
+        """``count``, or what a kernel gets that does not read it."""
+        return unused if self.count is None else self.count
 
 
 @lru_cache(maxsize=64)
@@ -84,7 +104,7 @@ def holds_tile(programs: int, sms: int) -> bool:
     return 4 * programs <= sms
 
 
-def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: float = 3.0) -> tuple[int, int]:
+def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: float = RESIDENTS) -> tuple[int, int]:
     """(splits per row at most, tiles per split at least) of a decode launch.
 
     Args:

@@ -186,6 +186,17 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WI
 
 
 @triton.jit
+def counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits):
+    """(whether a row is among those counted, tiles per split at least, splits at most): as ``choose_splits`` does, with the
+    true number of rows in place of its bound."""
+    count = tl.load(decode_rows_ptr)
+    programs = tl.maximum(count, 1) * tl.num_programs(0)
+    few = programs < busy
+    most = tl.where(few, tl.minimum((busy + programs - 1) // programs, num_splits), num_splits)
+    return row < count, tl.where(few, 1, min_tiles), most
+
+
+@triton.jit
 def weigh_splits(
     out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
     GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -218,8 +229,8 @@ def weigh_splits(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "min_tiles", "window", "num_blocks", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr"],
+    do_not_specialize=["num_rows", "num_splits", "min_tiles", "busy", "window", "num_blocks", "num_slots"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "decode_rows_ptr"],
 )
 def decode_kernel(
     q_ptr,  # [T, H, D]
@@ -230,9 +241,10 @@ def decode_kernel(
     top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
     arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
     tables_ptr,  # [S, table_width]
-    row_slots_ptr,
-    seq_lens_ptr,
+    row_slots_ptr, seq_lens_ptr,
+    decode_rows_ptr,  # [1], with COUNTED: rows from there on are left alone
     num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
+    busy,  # programs that the device takes side by side, for COUNTED
     scale, window, soft_cap,
     q_stride, block_stride, offset_stride, head_stride,
     H: tl.constexpr,
@@ -243,11 +255,8 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MEMBERS: tl.constexpr,  # GROUP, rounded up
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HOLD: tl.constexpr,
-    EARLY: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    HOLD: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
     the program that is done last weighs them all; their order does not depend on which it is.
@@ -259,8 +268,11 @@ def decode_kernel(
     row = tl.program_id(1)
     split = tl.program_id(2)
     slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
-    if split >= tl.maximum(used, 1):
+    mine, most_splits = row >= 0, num_splits
+    if COUNTED:
+        mine, min_tiles, most_splits = counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits)
+    first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, WINDOWED)
+    if (split >= tl.maximum(used, 1)) | (not mine):
         wait_for_inputs(EARLY)
         return
 
@@ -320,25 +332,31 @@ def decode_kernel(
 
 
 @triton.jit
-def find_row(tile, query_start_ptr, first_row, num_rows, BLOCK_Q: tl.constexpr):
-    """The row that owns a flat tile number.
+def find_row(tile, query_start_ptr, first_row, most_rows, num_rows, BLOCK_Q: tl.constexpr):
+    """(the row that owns a flat tile number, its first tile).
 
-    Row r owns the tiles from (query_start[r] - first token) // BLOCK_Q + (r - first_row) on: at least as many as it
-    needs, and no two rows overlap. Row ``num_rows`` stands for the padding tokens behind the last row.
+    Of the ``most_rows`` rows from ``first_row`` on, the i-th owns the tiles from (its first token - first_row) // BLOCK_Q + i
+    on: at least as many as it needs, and no two rows overlap. The padding tokens behind the last row come after all of them,
+    as row ``num_rows``.
     """
     count = 0
-    for start in range(first_row, num_rows + 1, ROW_SEARCH):
-        row = start + tl.arange(0, ROW_SEARCH)
-        token = tl.load(query_start_ptr + row, mask=row <= num_rows, other=0)
-        first_tile = tl.maximum(token - first_row, 0) // BLOCK_Q + row - first_row
-        count += tl.sum(((row <= num_rows) & (first_tile <= tile)).to(tl.int32), axis=0)
-    return tl.maximum(first_row + count - 1, first_row)
+    for start in range(0, most_rows + 1, ROW_SEARCH):
+        i = start + tl.arange(0, ROW_SEARCH)
+        row = tl.where(i < most_rows, first_row + i, num_rows)
+        token = tl.load(query_start_ptr + row, mask=i <= most_rows, other=0)
+        first_tile = tl.maximum(token - first_row, 0) // BLOCK_Q + i
+        count += tl.sum(((i <= most_rows) & (first_tile <= tile)).to(tl.int32), axis=0)
+    i = tl.maximum(count - 1, 0)
+    row = tl.where(i < most_rows, first_row + i, num_rows)
+    return row, tl.maximum(tl.load(query_start_ptr + row) - first_row, 0) // BLOCK_Q + i
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "num_rows", "first_row", "window", "num_blocks", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "tables_ptr"],
-)
+    do_not_specialize=["num_tokens", "num_rows", "num_decode_rows", "window", "num_blocks", "num_slots"],
+    do_not_specialize_on_alignment=[
+        "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "tables_ptr", "decode_rows_ptr",
+    ],
+)  # fmt: skip
 def prefill_kernel(
     q_ptr,  # [T, H, D]
     k_ptr,  # [NB, BS, KH, D]
@@ -348,9 +366,10 @@ def prefill_kernel(
     row_slots_ptr,
     query_start_ptr,
     seq_lens_ptr,
+    decode_rows_ptr,  # [1], with COUNTED
     num_tokens,
     num_rows,
-    first_row,  # rows before it are decode rows, one token each
+    num_decode_rows,  # at most, with COUNTED
     num_slots,
     num_blocks,
     table_width,
@@ -371,18 +390,22 @@ def prefill_kernel(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
     """One program per KV head and tile of queries; late tiles, which see the most keys, start first."""
     GROUP: tl.constexpr = H // KH
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0) % KH
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KH
-    row = find_row(tile, query_start_ptr, first_row, num_rows, BLOCK_Q)
+    first_row = num_decode_rows
+    if COUNTED:
+        first_row = tl.maximum(tl.minimum(tl.load(decode_rows_ptr), num_decode_rows), 0)
+    row, first_tile = find_row(tile, query_start_ptr, first_row, num_rows - num_decode_rows, num_rows, BLOCK_Q)
     token = tl.load(query_start_ptr + row)
     token_end = tl.load(query_start_ptr + row + 1, mask=row < num_rows, other=num_tokens)
     token_end = tl.minimum(token_end, num_tokens)
     num_queries = token_end - token
-    first_query = (tile - (tl.maximum(token - first_row, 0) // BLOCK_Q + row - first_row)) * BLOCK_Q
+    first_query = (tile - first_tile) * BLOCK_Q
     if (first_query >= num_queries) | (token < 0):
         return
     slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)

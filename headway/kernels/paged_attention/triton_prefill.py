@@ -50,15 +50,24 @@ def hold(total):
 
 
 @gluon.jit
+def count_first(decode_rows_ptr, num_decode_rows, COUNTED: gl.constexpr):
+    """Rows that another kernel serves, before all others."""
+    first_row = num_decode_rows
+    if COUNTED:
+        first_row = gl.maximum(gl.minimum(gl.load(decode_rows_ptr), num_decode_rows), 0)
+    return first_row
+
+
+@gluon.jit
 def find_unit(number, num_units, plan, KH: gl.constexpr, BLOCK_Q: gl.constexpr):
     """(first token, queries, slot, context, KV head, tile, rank, step) of a unit.
 
     The latest tiles of all rows come first: they see most keys. Tile -1: nothing to attend to. Context 0: every ``step``-th
     tile from ``rank`` on is zeros.
     """
-    query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, num_slots, capacity = plan
+    query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, most_rows, num_slots, capacity = plan
     live = number < num_units
-    wide = (num_rows - first_row) * KH
+    wide = most_rows * KH
     real = (num_units // KH - PADS) * KH  # the others are the padding's
     is_pad = number >= real
     rank = gl.where(is_pad, (number - real) // KH, number // wide)
@@ -74,16 +83,8 @@ def find_unit(number, num_units, plan, KH: gl.constexpr, BLOCK_Q: gl.constexpr):
     seq_len = gl.where(known, gl.minimum(seq_len, capacity), 0)
     seq_len = gl.where(seq_len < num_queries, 0, seq_len)
     tile = (num_queries + BLOCK_Q - 1) // BLOCK_Q - 1 - rank
-    return (
-        token,
-        num_queries,
-        gl.where(known, slot, 0),
-        seq_len,
-        number % KH,
-        gl.where(seq_len > 0, tile, -1),
-        rank,
-        step,
-    )
+    tile = gl.where(seq_len > 0, tile, -1)
+    return token, num_queries, gl.where(known, slot, 0), seq_len, number % KH, tile, rank, step
 
 
 @gluon.jit
@@ -370,8 +371,15 @@ def attend_units(
 
 
 @gluon.jit(
-    do_not_specialize=["num_tokens", "num_rows", "first_row", "num_blocks", "num_slots", "num_units"],
-    do_not_specialize_on_alignment=["counter_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "tables_ptr"],
+    do_not_specialize=["num_tokens", "num_rows", "num_decode_rows", "num_blocks", "num_slots", "num_units"],
+    do_not_specialize_on_alignment=[
+        "counter_ptr",
+        "row_slots_ptr",
+        "query_start_ptr",
+        "seq_lens_ptr",
+        "tables_ptr",
+        "decode_rows_ptr",
+    ],
 )
 def overlapped_prefill_kernel(
     q_desc,  # [T, H, D] in blocks of [a warpgroup's queries, GROUP, 64]
@@ -379,27 +387,19 @@ def overlapped_prefill_kernel(
     v_desc,
     out_ptr,  # [T, H, D]
     tables_ptr,  # [S, table_width]
-    row_slots_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
+    row_slots_ptr, query_start_ptr, seq_lens_ptr,
     counter_ptr,  # zero before and after: the next unit but those that programs begin with
-    num_tokens,
-    num_rows,
-    first_row,  # rows before it are decode rows, one token each
-    num_slots,
-    num_blocks,
-    table_width,
-    num_units,  # KH x (rows from first_row on x most tiles of a row, and PADS)
+    decode_rows_ptr,  # [1], with COUNTED
+    num_tokens, num_rows,
+    num_decode_rows,  # leading rows of one token each, for another kernel; at most, with COUNTED
+    num_slots, num_blocks, table_width,
+    num_units,  # KH x (most rows behind the decode rows x most tiles of a row, and PADS)
     scale,
     block_rows,  # rows of k_desc from block to block
     head_rows,  # and from head to head
-    KH: gl.constexpr,
-    D: gl.constexpr,
-    BS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    KEPT: gl.constexpr,
-):
+    KH: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, KEPT: gl.constexpr, COUNTED: gl.constexpr,
+):  # fmt: skip
     """Grid: one program a processor, of one warpgroup here and five warps beside it."""
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -422,7 +422,20 @@ def overlapped_prefill_kernel(
         mbarrier.init(empty.index(stage), count=2)  # both warpgroups
     fence_async_shared()
     bars = (q_full, q_empty, full, empty)
-    plan = (query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, num_slots, table_width * BS)
+    first_row = count_first(decode_rows_ptr, num_decode_rows, COUNTED)
+    most_rows = num_rows - num_decode_rows
+    capacity = table_width * BS
+    plan = (
+        query_start_ptr,
+        row_slots_ptr,
+        seq_lens_ptr,
+        num_tokens,
+        num_rows,
+        first_row,
+        most_rows,
+        num_slots,
+        capacity,
+    )
     cache = (num_blocks, table_width, block_rows, head_rows)
     gl.warp_specialize(
         [

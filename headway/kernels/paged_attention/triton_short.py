@@ -14,7 +14,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.paged_attention.triton_prefill import LOG2E, PANEL, attend, copy_pages, find_pages, tile_bounds
+from headway.kernels.paged_attention.triton_prefill import (
+    LOG2E,
+    PANEL,
+    attend,
+    copy_pages,
+    count_first,
+    find_pages,
+    tile_bounds,
+)
 
 SEARCH = gl.constexpr(128)
 """Rows that are looked at together."""
@@ -24,19 +32,21 @@ SEARCH = gl.constexpr(128)
 def find_tile(number, plan, BLOCK_Q: gl.constexpr):
     """(first token, queries, slot, context, tile) of a flat tile number; tile -1: there is none.
 
-    Row r owns the numbers from (query_start[r] - first token) // BLOCK_Q + (r - first_row) on: at least as many as it needs,
-    and no two rows overlap. Its latest tiles, which see most keys, come first. Row ``num_rows`` is the padding behind the rows.
-    Context 0: the tile is zeros.
+    Of the ``most_rows`` rows from ``first_row`` on, the i-th owns the numbers from (its first token - first_row) // BLOCK_Q + i
+    on: at least as many as it needs, and no two rows overlap. Its latest tiles, which see most keys, come first. The padding
+    behind the rows comes after all of them, as row ``num_rows``. Context 0: the tile is zeros.
     """
-    query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, num_slots, capacity = plan
+    query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, most_rows, num_slots, capacity = plan
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     count = 0
-    for start in range(first_row, num_rows + 1, SEARCH):
-        rows = start + gl.arange(0, SEARCH, layout=LAYOUT)
-        before = gl.maximum(gl.load(query_start_ptr + rows, mask=rows <= num_rows, other=0) - first_row, 0)
-        begun = (rows <= num_rows) & (before // BLOCK_Q + rows - first_row <= number)
+    for start in range(0, most_rows + 1, SEARCH):
+        i = start + gl.arange(0, SEARCH, layout=LAYOUT)
+        rows = gl.where(i < most_rows, first_row + i, num_rows)
+        before = gl.maximum(gl.load(query_start_ptr + rows, mask=i <= most_rows, other=0) - first_row, 0)
+        begun = (i <= most_rows) & (before // BLOCK_Q + i <= number)
         count += gl.sum(begun.to(gl.int32), axis=0)
-    row = gl.maximum(first_row + count - 1, first_row)
+    index = gl.maximum(count - 1, 0)
+    row = gl.where(index < most_rows, first_row + index, num_rows)
     has_row = row < num_rows
     token = gl.maximum(gl.load(query_start_ptr + row), 0)
     token_end = gl.load(query_start_ptr + row + 1, mask=has_row, other=num_tokens)
@@ -46,7 +56,7 @@ def find_tile(number, plan, BLOCK_Q: gl.constexpr):
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(seq_len, capacity), 0)
     seq_len = gl.where(seq_len < num_queries, 0, seq_len)
-    first = gl.maximum(token - first_row, 0) // BLOCK_Q + row - first_row
+    first = gl.maximum(token - first_row, 0) // BLOCK_Q + index
     tile = gl.maximum((num_queries + BLOCK_Q - 1) // BLOCK_Q - 1 - (number - first), -1)
     return token, num_queries, gl.where(known, slot, 0), seq_len, tile
 
@@ -128,8 +138,14 @@ def attend_tile(
 
 
 @gluon.jit(
-    do_not_specialize=["num_tokens", "num_rows", "first_row", "num_blocks", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "tables_ptr"],
+    do_not_specialize=["num_tokens", "num_rows", "num_decode_rows", "num_blocks", "num_slots"],
+    do_not_specialize_on_alignment=[
+        "row_slots_ptr",
+        "query_start_ptr",
+        "seq_lens_ptr",
+        "tables_ptr",
+        "decode_rows_ptr",
+    ],
 )
 def short_prefill_kernel(
     q_desc,  # [T, H, D] in blocks of [queries of a tile, GROUP, 64]
@@ -140,9 +156,10 @@ def short_prefill_kernel(
     row_slots_ptr,
     query_start_ptr,
     seq_lens_ptr,
+    decode_rows_ptr,  # [1], with COUNTED
     num_tokens,
     num_rows,
-    first_row,  # rows before it are decode rows, one token each
+    num_decode_rows,  # leading rows of one token each, for another kernel; at most, with COUNTED
     num_slots,
     num_blocks,
     table_width,
@@ -154,6 +171,7 @@ def short_prefill_kernel(
     BS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    COUNTED: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: KV heads x flat tile numbers, see ``find_tile``; one warpgroup here and a warp beside it."""
@@ -178,7 +196,20 @@ def short_prefill_kernel(
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     bars = (q_full, q_empty, full, empty)
-    plan = (query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, num_slots, table_width * BS)
+    first_row = count_first(decode_rows_ptr, num_decode_rows, COUNTED)
+    most_rows = num_rows - num_decode_rows
+    capacity = table_width * BS
+    plan = (
+        query_start_ptr,
+        row_slots_ptr,
+        seq_lens_ptr,
+        num_tokens,
+        num_rows,
+        first_row,
+        most_rows,
+        num_slots,
+        capacity,
+    )
     cache = (num_blocks, table_width, block_rows, head_rows)
     kv_head = gl.program_id(0) % KH
     unit = find_tile(gl.program_id(0) // KH, plan, ROWS // GROUP)

@@ -2,12 +2,12 @@
 
 ``TABLE`` holds what was measured on one H200 in bfloat16, where one kernel beat cuBLAS and the kernel behind it: with 8192
 tokens, a full step, over seconds and with the clock that the card's power allows (``bench/ops/wide_linear.py``); of Qwen3-0.6B
-with 384 to 1536 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
+with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
 Nothing is tuned while serving.
 
-Below ``FULL_TOKENS`` they are for as many tokens as steps have that are replayed as graphs: launched one by one, with tensor
-descriptors, a layer costs the host 400 to 570 us, more than it takes the device. A step without a graph (prompt
-log-probabilities, graphs off) pays that. 2048 tokens would gain 10 us a layer on the device (170 -> 160).
+They are for steps that are replayed as graphs: launched one by one, with tensor descriptors, a layer costs the host 400 to 570
+us, up to some thousand tokens more than it takes the device. A step without a graph (prompt log-probabilities, graphs off)
+pays that.
 """
 
 from __future__ import annotations
@@ -36,29 +36,21 @@ HEAD_SIZE = 128
 
 Counts = tuple[range, ...]
 """Numbers of tokens."""
-GRAPH_TOKENS = 1537
-"""More than the largest small step that is a graph (``runner.prefill_graphs``)."""
-FULL_TOKENS = 8192
-"""From here on the device takes long enough to hide launches one by one."""
 MOST_TOKENS = 2**20
 
 TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
     {
         # Qwen3-0.6B
-        ("wide_gate_up", 6144, 1024): (range(257, GRAPH_TOKENS), range(FULL_TOKENS, MOST_TOKENS)),
-        ("wide_qkv", 4096, 1024): (  # 768 tokens lost
-            range(257, 641), range(1281, GRAPH_TOKENS), range(FULL_TOKENS, MOST_TOKENS),
-        ),
-        ("wide_add", 1024, 2048): (range(FULL_TOKENS, MOST_TOKENS),),
-        ("wide_add", 1024, 3072): (range(FULL_TOKENS, MOST_TOKENS),),
+        ("wide_gate_up", 6144, 1024): (range(257, MOST_TOKENS),),
+        ("wide_qkv", 4096, 1024): (range(257, 641), range(1281, MOST_TOKENS)),  # 768 tokens lost
+        ("wide_add", 1024, 2048): (range(4096, MOST_TOKENS),),
+        ("wide_add", 1024, 3072): (range(4096, MOST_TOKENS),),
         # Llama-3.1-8B; its down projection, K = 14336, lost
-        ("wide_gate_up", 28672, 4096): (  # 1024 tokens were measured outside of layers
-            range(1024, GRAPH_TOKENS), range(FULL_TOKENS, MOST_TOKENS),
-        ),
-        ("wide_qkv", 6144, 4096): (range(FULL_TOKENS, MOST_TOKENS),),
-        ("wide_add", 4096, 4096): (range(FULL_TOKENS, MOST_TOKENS),),
+        ("wide_gate_up", 28672, 4096): (range(1024, MOST_TOKENS),),  # 1024 tokens were measured outside of layers
+        ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
     }
-)  # fmt: skip
+)
 """(op, N, K) -> the numbers of tokens it is used for; what is absent lost, or nobody measured it."""
 
 

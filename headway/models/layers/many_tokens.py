@@ -13,7 +13,7 @@ import torch
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
-from headway.kernels.wide_linear.tiles import FULL_TOKENS, HEAD_SIZE, Counts, Kind, wide_tokens
+from headway.kernels.wide_linear.tiles import HEAD_SIZE, Counts, Kind, wide_tokens
 from headway.models.layers.attention import Attention
 from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import GatedMLP
@@ -94,15 +94,6 @@ def _add_counts(linear: Linear, used: WideTokens) -> Counts:
 def within(counts: Counts, tokens: int) -> bool:
     """Whether ``tokens`` is one of them."""
     return any(tokens in each for each in counts)
-
-
-def pays(batch: StepBatch) -> bool:
-    """Whether wide products do, where they are fast: not beside decode rows, unless the step is a full one.
-
-    Graphs call all rows prompts, so a smaller step with decode rows is surely launched kernel by kernel, and wide products cost
-    the host more; one of decode rows alone has an attention that reads the projections as they are.
-    """
-    return batch.num_decode_rows == 0 or len(batch.input_ids) >= FULL_TOKENS
 
 
 def _weight(norm: RMSNorm | None) -> torch.Tensor | None:
