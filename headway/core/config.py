@@ -28,8 +28,8 @@ class EngineArgs:
         revision: hub revision, pinned for every file.
         dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
-            which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half. GPUs: from compute
-            capability 8.9 on.
+            which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
+            longer. GPUs: from compute capability 8.9 on.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.

@@ -88,7 +88,7 @@ class WarmUp:
 
     def capture(self, runner: ModelRunner) -> None:
         """Capture steps of all common shapes as graphs, and let the runner replay these. After ``rehearse``."""
-        decode, prefill = _graphs(runner)
+        decode, prefill = _graphs(runner, with_prompts=is_on(PREFILL_GRAPHS))
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
         bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
         with self._times.phase("graphs"), bar as advance, torch.inference_mode():
@@ -137,8 +137,8 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
         decode.rehearse(eager, sampling=sampling)
 
 
-def _graphs(runner: ModelRunner) -> tuple[DecodeGraphs, PrefillGraphs]:
+def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGraphs, PrefillGraphs]:
     config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs) if is_on(PREFILL_GRAPHS) else []
+    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs) if with_prompts else []
     return decode, PrefillGraphs(runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails])

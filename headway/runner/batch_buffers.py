@@ -35,10 +35,13 @@ class BatchBuffers:
         num_decode_rows: int,
         max_query_len: int,
         max_seq_len_bound: int,
+        counted: bool = True,
     ) -> StepBatch:
         """Expand the packed step (int32 [P] on the device) into a batch of ``num_tokens`` x ``num_rows``, padding included.
 
-        ``num_decode_rows``: ``num_rows``, or a bound with room for all but ``num_rows - num_decode_rows`` rows of the step.
+        Args:
+            num_decode_rows: ``num_rows``, or a bound with room for all but ``num_rows - num_decode_rows`` rows of the step.
+            counted: attention reads the true number of decode rows from the packed step; if not, ``num_decode_rows`` is it.
         """
         batch = StepBatch(
             input_ids=self._tokens[0, :num_tokens],
@@ -53,7 +56,7 @@ class BatchBuffers:
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,
-            decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if num_decode_rows < num_rows else None,
+            decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if counted and num_decode_rows < num_rows else None,
         )
         step_unpack(
             packed,

@@ -302,6 +302,7 @@ class ModelRunner:
             num_decode_rows=plan.num_decode_rows,
             max_query_len=int(plan.query_lens.max()),
             max_seq_len_bound=int((plan.starts_bound + plan.query_lens).max()),
+            counted=self.device.compiles_kernels,  # as graphs do, so that fewer kernels are compiled; a reference would do more
         )
         hidden = self._model(batch, self._kv, only_rows=prompt is None)
         logits = self._model.logits(hidden) if prompt is None else self.row_logits(batch, hidden)
