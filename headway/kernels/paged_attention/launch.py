@@ -88,7 +88,9 @@ def launch_decode(
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
     hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
-    partial = top = out
+    partial = top = arrivals.view(
+        torch.float32
+    )  # nobody's; of the type they have where rows are split, so one kernel serves
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
         top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
@@ -121,7 +123,7 @@ def launch_prefill(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_rows = row_slots.shape[0]
     tokens = num_tokens - first_row
-    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device))
+    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device), k_cache.itemsize)
     num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first_row) + 1  # see find_row
     num_slots, table_width = block_tables.shape
     prefill_kernel[(num_tiles * kv_heads,)](
