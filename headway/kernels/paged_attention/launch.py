@@ -88,9 +88,7 @@ def launch_decode(
     bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, num_sms(q.device))
     hold = holds_tile(num_rows * kv_heads, num_sms(q.device))
-    partial = top = arrivals.view(
-        torch.float32
-    )  # nobody's; of the type they have where rows are split, so one kernel serves
+    partial = top = arrivals.view(torch.float32)  # read by nobody; of the parts' type, so that one kernel serves
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
         top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
