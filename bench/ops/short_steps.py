@@ -91,7 +91,7 @@ def attention(report: Report, _: list[int]) -> None:
         tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
         tensors = (inputs.q, inputs.k_cache, inputs.v_cache)
         few = (tables[0], inputs.row_slots[: len(rows)], inputs.query_start[: len(rows) + 1], inputs.seq_lens)
-        tile = prefill_tile(SIZE, HEADS, KV_HEADS, inputs.q.dtype, len(inputs.q), num_sms(inputs.q.device))
+        tile = prefill_tile(SIZE, HEADS, KV_HEADS, inputs.q.dtype, len(inputs.q), num_sms(inputs.q.device), 2)
 
         def general(out: torch.Tensor, tensors: Any = tensors, tables: Any = tables, tile: Any = tile) -> None:
             launch_prefill(*tensors, out, tables, (SCALE, 0, 0.0), DecodeRows(0), tile)

@@ -17,8 +17,9 @@ from headway.engine.warm_up import PhaseTimes
 from tests.engine.paced_device import PacedDevice
 from tests.kernels.compiler_process import run_module
 
-MOST_KERNELS = 80
-"""Specialisations that a start of Qwen3-0.6B may compile. One takes 0.05 to 1 s of a core, and a tenth of that of all."""
+MOST_KERNELS = 88
+"""Specialisations that a start of Qwen3-0.6B may compile, with the tiles of Hopper's decode attention. One takes 0.05 to 1 s of
+a core, and a tenth of that of all."""
 
 
 def boot(cache: Path, broken: str = "", kv_cache_dtype: str = "auto") -> dict[str, Any]:
@@ -33,7 +34,13 @@ def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path, 
     late = [name for name, thread in told["compiled"] if not thread.startswith("headway-compile")]
     assert late == [], "compiled where they were first launched: no rehearsal ran them"
     names = Counter(name for name, _ in told["compiled"])
-    assert {"race_kernel", "finish_kernel", "decode_kernel", "prefill_kernel", "step_unpack_kernel"} <= names.keys()
+    assert {
+        "race_kernel",
+        "finish_kernel",
+        "early_decode_kernel",
+        "prefill_kernel",
+        "step_unpack_kernel",
+    } <= names.keys()
     assert names.total() <= MOST_KERNELS, f"more specialisations make a first start slower: {names}"
     assert told["launched"] > 1000 and "error" not in told
 

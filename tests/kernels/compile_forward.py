@@ -161,7 +161,7 @@ def compile_attention(
         names = f"decode {name} hold={hold} counted={counted}"
         compile_typed(names, decode_kernel, {**kind, **blocks, **more}, types, options)
     for tokens in (512, 65536):
-        big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS)
+        big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS, 1 if fp8 else 2)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
         more = {"KH": kv_heads, "COUNTED": True}

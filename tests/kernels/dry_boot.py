@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,8 @@ def patches(recorder: Recorder) -> list[AbstractContextManager[Any]]:
     return [
         patch("triton.compiler.compile", recorder.compile),
         patch("headway.kernels.paged_attention.launch.num_sms", lambda device: 132),
+        patch("headway.kernels.paged_attention.early_decode.num_sms", lambda device: 132),
+        patch("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: True),
         patch("headway.models.decoder.fusing", lambda device, dtype: fused_rows),
         patch.object(Op, "__call__", lambda self, *args: self.implementation("cuda")(*args)),
         patch.object(headway.models.load, "_fill_randomly", lambda model, seed: None),
@@ -108,6 +111,7 @@ def steps(runner: ModelRunner) -> None:
             runner._packed, num_tokens=tokens, num_rows=rows, num_decode_rows=decode_rows,
             max_query_len=tokens - decode_rows, max_seq_len_bound=4000,
         )  # fmt: skip
+        runner._model(replace(batch, max_seq_len_bound=500), runner._kv)  # no row is split
         runner.row_logits(batch, runner._model(batch, runner._kv))
         logits = runner._model.logits(runner._model(batch, runner._kv, only_rows=True))
         for edits, flags, logprobs in product(

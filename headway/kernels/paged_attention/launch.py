@@ -99,7 +99,7 @@ def launch_decode(
     if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
         num_splits = max(num_splits, min(COUNTED_SPLITS, cdiv(bound, tile.block_n)))
     hold = decode_rows is None and holds_tile(programs, sms)
-    partial = top = out
+    partial = top = arrivals.view(torch.float32)  # read by nobody; of the parts' type, so that one kernel serves
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
         top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
@@ -133,7 +133,7 @@ def launch_prefill(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_rows = row_slots.shape[0]
     tokens = first.other_tokens(q)
-    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device))
+    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device), k_cache.itemsize)
     num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first.bound) + 1  # see find_row
     num_slots, table_width = block_tables.shape
     prefill_kernel[(num_tiles * kv_heads,)](
