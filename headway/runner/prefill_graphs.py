@@ -45,8 +45,8 @@ FEW_ROWS, SOME_ROWS, MANY_ROWS = 16, 64, 128
 SMALL = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
 """Tokens of small steps of few rows."""
 SMALL_SOME = (512, 640, 768, 1024)
-"""Tokens of small steps of some rows, all of them prompts or treated as such: 7 us a layer less than the decode kernel's part
-of it takes for 20 rows of 700 tokens, even at 60."""
+"""Tokens of small steps of some rows, all of them prompts or treated as such: 7 us a layer faster than with the decode kernel
+for 20 rows of 700 tokens, even at 60."""
 SMALL_MANY = (512, 640, 768, 1024, 1536)
 SMALL_MOST = (256, 512, 640, 768, 1024, 1536)
 """Tokens of small steps of many rows, and of as many as there can be: a prompt, or a few, that join rows which decode."""
@@ -65,7 +65,8 @@ LONG = 4096
 MANY_PROMPTS = (1024, 4096)
 """Tokens of steps of any number of prompts, before full ones."""
 FAR = 3072
-"""Context of a row that decodes from which on a prompt's kernel takes longer for it than the decode kernel and more padding."""
+"""Context of a row that decodes from which on it is not treated as a prompt, where there is another shape. Beside 500 tokens
+five rows of 3000 take 38 us a layer either way, of 6000 72 us as prompts and 54 on the decode kernel, of 16000 186 and 110."""
 
 
 def prefill_shapes(max_tokens: int, max_rows: int) -> list[PrefillShape]:

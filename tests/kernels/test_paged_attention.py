@@ -176,24 +176,19 @@ def test_decode_rows_counted_on_the_device(
     assert not out[out.shape[0] - pad_tokens :].any()
 
 
-def test_decode_programs_leave_rows_beyond_the_count_alone(device: str) -> None:
-    inputs = make([(1, 40), (1, 700), (1, 30), (1, 9)], device, bound=800)
+@pytest.mark.parametrize("many", [False, True])
+def test_decode_programs_leave_rows_beyond_the_count_alone(many: bool, device: str) -> None:
+    """Few are split and come first in the grid; many fill the device."""
+    counted = (210 if device == "cuda" else 7) if many else 2  # the interpreter stands for a small device
+    inputs = make([(1, 40), (1, 700), *[(1, 5)] * (counted - 2), (1, 30), (1, 9)], device, bound=800)
     out = torch.full_like(inputs.q, float("nan"))
     tables = (inputs.block_tables, inputs.row_slots, inputs.seq_lens)
-    count = torch.tensor([2], dtype=torch.int32, device=device)
-    launch_decode(
-        inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
-        out,
-        inputs.arrivals,
-        tables,
-        (0.25, 0, 0.0),
-        4,
-        800,
-        decode_rows=count,
-    )
-    assert not out[:2].isnan().any() and bool(out[2:].isnan().all()) and not inputs.arrivals.any()
+    count = torch.tensor([counted], dtype=torch.int32, device=device)
+    caches = (inputs.k_cache, inputs.v_cache)
+    numbers = (0.25, 0, 0.0)
+    launch_decode(inputs.q, *caches, out, inputs.arrivals, tables, numbers, len(out), 800, decode_rows=count)
+    assert_close(out[:counted], expected(inputs.arguments(0.25))[:counted])
+    assert bool(out[counted:].isnan().all()) and not inputs.arrivals.any()
 
 
 def test_many_splits_are_weighed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

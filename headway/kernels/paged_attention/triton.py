@@ -186,14 +186,20 @@ def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WI
 
 
 @triton.jit
-def counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits):
-    """(whether a row is among those counted, tiles per split at least, splits at most): as ``choose_splits`` does, with the
-    true number of rows in place of its bound."""
-    count = tl.load(decode_rows_ptr)
+def counted_plan(row, split, decode_rows_ptr, busy, min_tiles, num_splits):
+    """(whether there is work, row, split, tiles per split at least, splits at most) of a program, by the true number of rows.
+
+    Rows that would leave the device idle are split, as ``choose_splits`` does. Their programs come before those without work,
+    which otherwise lie between one split of all rows and the next.
+    """
+    count = tl.minimum(tl.load(decode_rows_ptr), tl.num_programs(1))
     programs = tl.maximum(count, 1) * tl.num_programs(0)
     few = programs < busy
+    number = split * tl.num_programs(1) + row
+    row = tl.where(few, number % tl.maximum(count, 1), row)
+    split = tl.where(few, number // tl.maximum(count, 1), split)
     most = tl.where(few, tl.minimum((busy + programs - 1) // programs, num_splits), num_splits)
-    return row < count, tl.where(few, 1, min_tiles), most
+    return row < count, row, split, tl.where(few, 1, min_tiles), most
 
 
 @triton.jit
@@ -264,13 +270,13 @@ def decode_kernel(
     With ``HOLD`` it fetches its first tile before it waits for the queries; only the newest key and value are missing then.
     """
     start_next(EARLY)
-    kv_head = tl.program_id(0)
-    row = tl.program_id(1)
-    split = tl.program_id(2)
-    slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     mine, most_splits = row >= 0, num_splits
     if COUNTED:
-        mine, min_tiles, most_splits = counted_plan(row, decode_rows_ptr, busy, min_tiles, num_splits)
+        mine, row, split, min_tiles, most_splits = counted_plan(
+            row, split, decode_rows_ptr, busy, min_tiles, num_splits
+        )
+    slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
     first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, WINDOWED)
     if (split >= tl.maximum(used, 1)) | (not mine):
         wait_for_inputs(EARLY)
