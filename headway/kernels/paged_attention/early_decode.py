@@ -61,7 +61,9 @@ def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
         return EarlyTile(4, 3, 1.5, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     if programs <= 2 * sms:
         return EarlyTile(2, 3, 3.0, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
-    return EarlyTile(2, 3) if programs <= 10 * sms else EarlyTile(2, 2)
+    if programs <= 10 * sms:
+        return EarlyTile(2, 3)
+    return EarlyTile(2, 1) if group <= 2 and 14 * sms < programs <= 16 * sms else EarlyTile(2, 2)
 
 
 def serves(size: int, group: int, dtype: torch.dtype, device: torch.device) -> bool:
