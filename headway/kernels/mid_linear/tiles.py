@@ -115,8 +115,8 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         # Qwen3-0.6B
         ("mid_linear", 4096, 1024): {
             8: MidTile(32, 128, 1, 4, 4, 4), 16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4),
-            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(64, 128, 1, 5, 3, 8, 128),
-            256: MidTile(64, 128, 1, 5, 3, 8, 128),
+            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 64, 1, 8, 6, 4), 192: MidTile(64, 64, 1, 5, 5, 8, 128),
+            256: MidTile(64, 64, 1, 5, 5, 8, 128),
         },
         ("mid_gate_up", 6144, 1024): {
             8: MidTile(64, 128, 1, 8, 4, 4), 16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4),
@@ -132,8 +132,8 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         ("mid_add", 1024, 3072): {
             8: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 16: MidTile(128, 64, 1, 6, 6, 8, cluster=8),
             32: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
-            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4), 192: MidTile(64, 128, 1, 8, 3, 4, cluster=2),
-            256: MidTile(64, 128, 1, 8, 3, 4, cluster=2),
+            128: MidTile(32, 128, 1, 12, 4, 4, cluster=2), 192: MidTile(64, 128, 1, 7, 4, 4, cluster=2),
+            256: MidTile(64, 128, 1, 7, 4, 4, cluster=2),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),

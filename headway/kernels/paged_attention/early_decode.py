@@ -49,7 +49,8 @@ def early_tile(programs: int, group: int, sms: int) -> EarlyTile:
 
     What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
     of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters at one row. There half
-    as many programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2).
+    as many programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2). One stage is for about 256 rows
+    of Qwen3 alone: 1.6 us a layer there, but 1 to 2 slower at 192 and 224.
     """
     if 8 * programs <= sms:
         return EarlyTile(4, 1, 1.94, 8) if group <= 2 else EarlyTile(4, 1)
