@@ -1,7 +1,7 @@
 """Chooses the tiles of the linear layers for 3 to 256 rows on one Hopper card, beside ``F.linear`` and separate kernels.
 
     python bench/ops/mid_linear.py [--rows 64 32] [--chains 24 32 48 64] [--budget 60] [--jobs 14]
-    python bench/ops/mid_linear.py --rows 256 128 192 16 --chains 8 12 16 96 128 192 256 --way parts
+    python bench/ops/mid_linear.py --rows 256 192 128 --chains 96 128 160 192 224 256
     python bench/ops/mid_linear.py --model llama-8b --rows 64 32 128 256 --chains 24 32 64 128 256
 
 As in ``linear.py``: a tile is first compared with the reference, then timed inside whole decoder layers with attention, 28 of

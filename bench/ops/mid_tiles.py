@@ -21,7 +21,9 @@ WAYS: dict[str, dict[str, Kind]] = {
 
 def candidates(layer: Layer, rows: int, way: str) -> Iterator[MidTile]:
     kind = WAYS[way][layer.name]
-    if kind == "mid_add":
+    if way == "meet" and rows > 64 and layer.inputs < 4096:
+        yield from wide_blocks(layer, rows, kind)
+    elif kind == "mid_add":
         yield from clusters(layer, rows)
     elif way == "meet":
         yield from scaled(layer, rows, kind)
@@ -42,6 +44,33 @@ def scaled(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
             ahead = layer.inputs // block_k // share
             tiles += [MidTile(wide, block_k, 1, ahead, x_ahead, 4) for x_ahead in {512 // block_k, ahead}]
     yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
+
+
+def wide_blocks(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
+    """Tiles for several blocks of rows, for most processors once to three times; with as many weights ahead as fit, and with
+    room left for a program of the next kernel."""
+    inputs, found = layer.inputs, set()
+    blocks = ((64, 32, 4), (64, 64, 4), (64, 96, 4), (64, 128, 4), (64, 128, 8), (64, 192, 8))
+    blocks += ((128, 32, 8), (128, 48, 8), (128, 64, 8), (128, 96, 8), (128, 128, 8))
+    flights = ((64, 3, 0), (64, 4, 0), (64, 5, 1), (128, 2, 0), (128, 3, 0))
+    for (block, wide, warps), cluster, flight in product(blocks, (1, 2, 4), flights):
+        block_k, x_ahead, trailing = flight
+        programs = cdiv(layer.outputs, wide) * cluster * cdiv(rows, block)
+        each = cdiv(programs, PROCESSORS)
+        if inputs % (block_k * cluster) or each > 3 or programs < 0.7 * PROCESSORS * each:
+            continue
+        if layer.outputs % wide or (kind != "mid_add" and (cluster > 1 or wide < 48)):
+            continue
+        start = MidTile(wide, block_k, 1, 1, x_ahead, warps, block, trailing, cluster)
+        chunks = start.chunks(inputs)
+        for sharing in (each, each + 1):
+            for w_ahead in range(chunks, x_ahead - 1, -1):
+                tile = replace(start, w_ahead=w_ahead)
+                if tile.fits(inputs) and (tile.shared_bytes(inputs) + 1024) * sharing <= SHARED_LIMIT + 1024:
+                    found.add(tile)
+                    break
+    tiles = [tile for bucket, tile in sorted(TABLE[kind, layer.outputs, layer.inputs].items()) if bucket > 64]
+    yield from dict.fromkeys([*tiles, *sorted(found, key=repr)])
 
 
 def clusters(layer: Layer, rows: int) -> Iterator[MidTile]:

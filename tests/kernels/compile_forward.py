@@ -231,7 +231,7 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
 def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile: MidTile | None = None) -> None:
     tile = tile or mid_tile_for(kind, rows, outputs, inputs)
     silu = kind == "mid_gate_up"
-    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide}
+    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.widths()[0]}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
     constants |= {
         "X_AHEAD": tile.x_ahead,
@@ -240,7 +240,8 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "BIAS": False,
     }
     squares = 32 if kind == "mid_gate_up" else 0
-    constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else {"SQUARES": squares, "SILU": silu}
+    ours = {"SQUARES": squares, "SILU": silu, "MORE": tile.widths()[1]}
+    constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else ours
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
     kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
     copies = tile.w_ahead * tile.wide * tile.block_k // 8 // (32 * tile.num_warps)  # of 16 bytes, by each thread

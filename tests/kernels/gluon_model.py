@@ -19,7 +19,7 @@ import torch
 
 from headway.kernels.mid_linear import triton as module
 
-HELPERS = ("buffers", "multiply", "meet")
+HELPERS = ("buffers", "weight_rows", "copy_weights", "multiply", "meet", "store_columns")
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
 
@@ -50,6 +50,11 @@ class Buffer:
 
     data: torch.Tensor
     state: str = "free"  # copying -> landed -> visible -> fenced -> reading -> read -> free
+    readers: int = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
 
     def permute(self, order: tuple[int, int]) -> Buffer:
         """Second factors are kept as [columns, inputs], which is what the product below expects."""
@@ -141,20 +146,29 @@ class Program:
     def multiply(self, a: Buffer, b: Buffer, acc: Any, is_async: bool) -> Later:
         assert is_async
         for buffer in (a, b):
-            if buffer.state != "fenced":
+            if buffer.state not in ("fenced", "reading"):
                 raise RaceError(f"a product of a buffer that is {buffer.state}")
             buffer.state = "reading"
+            buffer.readers += 1
         return Later(a, b, acc)
 
     def wait_products(self, outstanding: int, deps: list[Any]) -> Any:
-        assert outstanding in (0, 1)
-        (later,) = deps
+        """Chains of products that take turns: the newest ``outstanding`` keep running, as many of each chain."""
+        each, rest = divmod(outstanding, len(deps))
+        assert each in (0, 1) and rest == 0
+        done = tuple(self.finish(each, later) for later in deps)
+        return done if len(done) > 1 else done[0]
+
+    def finish(self, outstanding: int, later: Any) -> Any:
         if not isinstance(later, Later):
             return later
-        if outstanding:  # the newest keeps running
-            return Later(later.a, later.b, self.wait_products(0, [later.acc]))
-        acc = self.wait_products(0, [later.acc])
-        later.a.state = later.b.state = "read"
+        if outstanding:
+            return Later(later.a, later.b, self.finish(0, later.acc))
+        acc = self.finish(0, later.acc)
+        for buffer in (later.a, later.b):
+            buffer.readers -= 1
+            if not buffer.readers:
+                buffer.state = "read"
         return acc + later.a.data.float() @ later.b.data.float().T
 
     def store(self, pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:

@@ -128,6 +128,20 @@ def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch
 
 
 @pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("rows", [5, 70])
+@pytest.mark.parametrize("trailing", [0, 1])
+def test_modelled_tiles_of_two_widths(trailing: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.kernels.mid_linear import launch
+
+    monkeypatch.setattr(launch, "tile_for", lambda *_: MidTile(48, 64, 1, 2, 1, 4, 64, trailing))
+    arguments = inputs((rows, 70, 64 * 6), "cpu", True, torch.float16)
+    for op in (mid_linear, mid_gate_up):
+        for squares in (None, sums(5, arguments[0])):
+            more = [*arguments, squares, EPS]
+            assert_close(op.implementation("cuda")(*more), op.reference(*more))
+
+
+@pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("splits", [1, 2])
 def test_copies_and_products_keep_their_order(splits: int) -> None:
     """Every number of chunks in flight: nothing is read before it is there or overwritten before it was read."""
@@ -189,13 +203,16 @@ ODD_TILES = [
     MidTile(128, 64, 2, 6, 3, 4, 64, 1),
     MidTile(64, 64, 2, 9, 4, 8, 128, 1),
     MidTile(128, 64, 3, 5, 3, 8, 128),
+    MidTile(96, 64, 1, 7, 5, 8, 128, 1),
+    MidTile(192, 64, 1, 6, 4, 8),
+    MidTile(48, 128, 1, 4, 2, 4),
 ]
 LONG = [MidTile(64, 64, 1, 7, 3, 4), MidTile(128, 64, 1, 6, 6, 8, 64, 1), MidTile(64, 128, 1, 3, 3, 8, 128)]  # fmt: skip
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [*TILES, *ODD_TILES, *LONG], ids=repr)
-@pytest.mark.parametrize("rows", [9, 24, 64, 150, 256])
+@pytest.mark.parametrize("rows", [9, 24, 64, 129, 150, 192, 200, 255, 256])
 def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     """Rows of x that are strided; bit for bit the same whatever other rows there are; nothing is written beside it."""
     from headway.kernels.mid_linear.launch import launch
@@ -231,7 +248,7 @@ CLUSTERS = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [*MEETING, *CLUSTERS], ids=repr)
-@pytest.mark.parametrize("rows", [1, 3, 9, 64, 150])
+@pytest.mark.parametrize("rows", [1, 3, 9, 64, 129, 150, 192, 200, 255, 256])
 def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided rows, the same twice and whatever other rows there are, nothing beside it."""
     from headway.kernels.mid_linear.launch import launch_add
@@ -349,6 +366,7 @@ def test_the_table_has_no_holes() -> None:
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
             assert tile.cluster == 1 or kind == "mid_add"
+            assert not tile.widths()[1] or kind in ("mid_linear", "mid_gate_up")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -374,6 +392,8 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
     assert not MidTile(16, 64, 1, 4, 4, 16).fits(1024), "products are 8 columns wide"
     assert not MidTile(16, 64, 1, 4, 4, 4, cluster=3).fits(1024), "K does not divide"
     assert not MidTile(128, 64, 1, 8, 8, 4, cluster=2).fits(4096), "216 KB, and 34 for a cluster's sums"
+    assert not MidTile(112, 64, 1, 4, 4, 4).fits(1024), "not two powers of two"
+    assert not MidTile(96, 64, 1, 4, 4, 4, cluster=2).fits(1024), "two widths and a cluster"
 
 
 def test_meta_gives_shapes() -> None:

@@ -69,7 +69,7 @@ def launch(
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out if squares is None else squares, out, rows, x.stride(0), eps,
         N=outputs, SQUARES=0 if squares is None else squares.shape[0], BIAS=bias is not None, SILU=silu,
-        **_constants(tile, inputs), **launch_early(x.device),
+        MORE=tile.widths()[1], **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def launch_add(
     outputs = weight.shape[0]
     _check(x, weight, out, outputs, tile)
     assert residual.shape == out.shape == (rows, outputs) and residual.is_contiguous() and norm.is_contiguous()
-    assert residual.dtype == norm.dtype == out.dtype == x.dtype and norm.shape == (outputs,) and tile.splits == 1
+    assert residual.dtype == norm.dtype == out.dtype == x.dtype and norm.shape == (outputs,)
+    assert tile.splits == 1 and tile.widths()[1] == 0, tile
     assert (
         squares.shape == (tile.programs(outputs), rows) and squares.is_contiguous() and squares.dtype == torch.float32
     )
@@ -111,7 +112,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, outputs: in
 
 def _constants(tile: MidTile, inputs: int) -> dict[str, Any]:
     return {
-        "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide, "BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs),
+        "K": inputs, "ROWS": tile.rows, "WIDE": tile.widths()[0], "BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs),
         "W_AHEAD": tile.w_ahead, "X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "RING": tile.ring(inputs),
         "num_warps": tile.num_warps,
     }  # fmt: skip

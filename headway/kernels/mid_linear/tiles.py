@@ -40,7 +40,8 @@ class MidTile:
     """One program's work.
 
     Attributes:
-        wide: weight rows per program, gate and up counted apart; a power of two from 16.
+        wide: weight rows per program, gate and up counted apart; a power of two from 16, or, where no parts are summed
+            apart, one and a smaller one.
         block_k: inputs per chunk, 64 or 128.
         splits: parts of K that different programs sum; 1 but for ``linear_parts``.
         w_ahead: chunks of weights that are copied before the kernel waits for its activations.
@@ -60,6 +61,11 @@ class MidTile:
     rows: int = 64
     trailing: int = 0
     cluster: int = 1
+
+    def widths(self) -> tuple[int, int]:
+        """``wide`` as the largest power of two in it, and the rest."""
+        first: int = 1 << (self.wide.bit_length() - 1)
+        return first, self.wide - first
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
@@ -93,11 +99,13 @@ class MidTile:
         """Whether the kernel can run it."""
         chunks = self.chunks(inputs)
         whole = inputs % (self.block_k * self.splits * self.cluster) == 0
-        columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
+        first, more = self.widths()
+        columns = [wide * min(self.num_warps, self.rows // 16) // self.num_warps for wide in (first, more or first)]
         return (
             whole
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
-            and columns >= 8
+            and min(columns) >= 8
+            and (more == 0 or (more & (more - 1) == 0 and self.splits == self.cluster == 1))
             and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
 
@@ -107,23 +115,25 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         # Qwen3-0.6B
         ("mid_linear", 4096, 1024): {
             8: MidTile(32, 128, 1, 4, 4, 4), 16: MidTile(32, 128, 1, 4, 4, 4), 32: MidTile(64, 128, 1, 8, 4, 4),
-            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 128, 1, 8, 4, 4), 192: MidTile(128, 128, 1, 4, 2, 8),
-            256: MidTile(128, 128, 1, 4, 2, 8),
+            64: MidTile(64, 128, 1, 8, 4, 4), 128: MidTile(64, 64, 1, 8, 6, 4), 192: MidTile(64, 64, 1, 5, 5, 8, 128),
+            256: MidTile(64, 64, 1, 5, 5, 8, 128),
         },
         ("mid_gate_up", 6144, 1024): {
             8: MidTile(64, 128, 1, 8, 4, 4), 16: MidTile(64, 128, 1, 8, 4, 4), 32: MidTile(64, 64, 1, 8, 8, 4),
             64: MidTile(64, 64, 1, 8, 8, 4), 128: MidTile(64, 64, 1, 10, 6, 8, 128, 1),
-            192: MidTile(64, 64, 1, 5, 3, 8, 128), 256: MidTile(64, 64, 1, 5, 3, 8, 128),
+            192: MidTile(96, 64, 1, 3, 3, 8, 128), 256: MidTile(96, 64, 1, 3, 3, 8, 128),
         },
         ("mid_add", 1024, 2048): {
             8: MidTile(64, 64, 1, 4, 4, 4, cluster=8), 16: MidTile(64, 64, 1, 4, 4, 4, cluster=8),
             32: MidTile(64, 64, 1, 8, 8, 4, cluster=4), 64: MidTile(32, 64, 1, 16, 16, 4, cluster=2),
-            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
+            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4), 192: MidTile(64, 128, 1, 8, 3, 4, cluster=2),
+            256: MidTile(64, 128, 1, 8, 3, 4, cluster=2),
         },
         ("mid_add", 1024, 3072): {
             8: MidTile(128, 64, 1, 6, 6, 8, cluster=8), 16: MidTile(128, 64, 1, 6, 6, 8, cluster=8),
             32: MidTile(64, 64, 1, 12, 12, 4, cluster=4), 64: MidTile(64, 64, 1, 12, 12, 4, cluster=4),
-            128: MidTile(64, 64, 1, 5, 4, 4, cluster=4),
+            128: MidTile(32, 128, 1, 12, 4, 4, cluster=2), 192: MidTile(64, 128, 1, 7, 4, 4, cluster=2),
+            256: MidTile(64, 128, 1, 7, 4, 4, cluster=2),
         },
         ("linear_parts", 1024, 2048): {
             16: MidTile(64, 128, 4, 4, 4, 4), 32: MidTile(32, 64, 4, 8, 8, 4), 64: MidTile(64, 128, 4, 4, 4, 4),

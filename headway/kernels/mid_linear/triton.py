@@ -93,12 +93,29 @@ def buffers(like_ptr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, BLOCK_K: gl.con
 
 
 @gluon.jit
+def weight_rows(weight_ptr, first, lane, N: gl.constexpr, K: gl.constexpr, WIDE: gl.constexpr, PAIR: gl.constexpr,
+                COPY: gl.constexpr):  # fmt: skip
+    """Where the weight rows of outputs ``first`` and on begin; those of gate and up lie side by side in a tile."""
+    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
+    unit = gl.minimum(first + wide // PAIR, N - 1)
+    return weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
+
+
+@gluon.jit
+def copy_weights(buffer, weight_at, start, keep, COPY: gl.constexpr):
+    """Start copying a chunk of weights where ``keep``."""
+    every = gl.expand_dims(gl.arange(0, buffer.shape[0], layout=gl.SliceLayout(1, COPY)) < buffer.shape[0], 1)
+    async_copy.async_copy_global_to_shared(buffer, weight_at + start, mask=every & keep)
+
+
+@gluon.jit
 def multiply(
-    xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc,
+    xs, weights, more, x_at, weight_at, more_at, keep_x, turn, acc, more_acc,
     CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr, W_AHEAD: gl.constexpr, X_AHEAD: gl.constexpr,
-    TRAILING: gl.constexpr, RING: gl.constexpr,
+    TRAILING: gl.constexpr, RING: gl.constexpr, MORE: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
-    """acc and the products of all chunks, of which the first X_AHEAD and W_AHEAD are being copied."""
+    """acc and the products of all chunks, of which the first X_AHEAD and W_AHEAD are being copied; with MORE also more_acc and
+    those with the tile's other weights."""
     X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
     W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
     for ring in range(CHUNKS // RING):  # once when all chunks are unrolled
@@ -106,22 +123,70 @@ def multiply(
             chunk = ring * RING + j
             # An earlier product's buffers are filled anew below.
             if j > TRAILING and (RING < CHUNKS or j + X_AHEAD < CHUNKS):
-                acc = warpgroup_mma_wait(TRAILING, deps=[acc])
+                if MORE > 0:
+                    acc, more_acc = warpgroup_mma_wait(2 * TRAILING, deps=[acc, more_acc])
+                else:
+                    acc = warpgroup_mma_wait(TRAILING, deps=[acc])
             async_copy.wait_group(X_AHEAD - 1)
             gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
             fence_async_shared()
             acc = warpgroup_mma(xs[j % X_BUFFERS], weights[j % W_BUFFERS].permute((1, 0)), acc, is_async=True)
+            if MORE > 0:
+                more_acc = warpgroup_mma(
+                    xs[j % X_BUFFERS], more[j % W_BUFFERS].permute((1, 0)), more_acc, is_async=True
+                )
             if RING < CHUNKS or j + X_AHEAD < CHUNKS:
                 start = chunk_start(chunk + X_AHEAD, turn, CHUNKS, BLOCK_K)
                 keep = keep_x & (chunk + X_AHEAD < CHUNKS)
                 async_copy.async_copy_global_to_shared(xs[(j + X_AHEAD) % X_BUFFERS], x_at + start, mask=keep)
             if RING < CHUNKS or j + W_AHEAD < CHUNKS:
                 start = chunk_start(chunk + W_AHEAD, turn, CHUNKS, BLOCK_K)
-                keep = keep_w & (chunk + W_AHEAD < CHUNKS)
-                async_copy.async_copy_global_to_shared(weights[(j + W_AHEAD) % W_BUFFERS], weight_at + start, mask=keep)
+                some = chunk + W_AHEAD < CHUNKS
+                copy_weights(weights[(j + W_AHEAD) % W_BUFFERS], weight_at, start, some, COPY)
+                if MORE > 0:
+                    copy_weights(more[(j + W_AHEAD) % W_BUFFERS], more_at, start, some, COPY)
             async_copy.commit_group()
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    return acc
+        if MORE > 0:
+            acc, more_acc = warpgroup_mma_wait(0, deps=[acc, more_acc])
+        else:
+            acc = warpgroup_mma_wait(0, deps=[acc])
+    return acc, more_acc
+
+
+@gluon.jit
+def store_columns(
+    total, scale, bias_ptr, out_ptr, first, place,
+    N: gl.constexpr, SCALED: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
+):  # fmt: skip
+    """Sums [ROWS, columns], with SCALED times the rows' ``scale``, become outputs ``first`` and on.
+
+    ``place``: the first row, the split, the number of all rows.
+    """
+    start_row, split, num_rows = place
+    ROWS: gl.constexpr = total.shape[0]
+    WIDE: gl.constexpr = total.shape[1]
+    SUMS: gl.constexpr = product_layout(ROWS, WIDE, gl.num_warps())
+    PAIR: gl.constexpr = 2 if SILU else 1
+    BLOCK_N: gl.constexpr = WIDE // PAIR
+    if SCALED:
+        total *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, SUMS)), 1)
+    if BIAS:
+        wide = gl.arange(0, WIDE, layout=gl.SliceLayout(0, SUMS))
+        unit = gl.minimum(first + wide // PAIR, N - 1)
+        bias = gl.load(bias_ptr + unit + wide % PAIR * N).to(gl.float32)
+        total += gl.expand_dims(gl.where(split == 0, bias, 0.0), 0)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    y = total.to(dtype)
+    if SILU:
+        gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
+        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
+        y = (silu * up).to(dtype)
+    STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, gl.num_warps())
+    y = gl.convert_layout(y, STORE)
+    row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+    col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
+    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
+    gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -138,6 +203,7 @@ def mid_linear_kernel(
     K: gl.constexpr,
     ROWS: gl.constexpr,
     WIDE: gl.constexpr,
+    MORE: gl.constexpr,  # weight rows beside WIDE, for numbers that are no power of two
     BLOCK_K: gl.constexpr,
     CHUNKS: gl.constexpr,
     W_AHEAD: gl.constexpr,
@@ -156,23 +222,25 @@ def mid_linear_kernel(
     COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
     ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
     PAIR: gl.constexpr = 2 if SILU else 1
-    BLOCK_N: gl.constexpr = WIDE // PAIR
-    first = gl.program_id(0) * BLOCK_N
+    first = gl.program_id(0) * ((WIDE + MORE) // PAIR)
     split = gl.program_id(1)
     turn = gl.program_id(0) % CHUNKS
-    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
-    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
-    keep_w = gl.expand_dims(wide < WIDE, 1)
-    unit = gl.minimum(first + wide // PAIR, N - 1)  # gate and up rows of an output lie side by side in the tile
-    weight_at = weight_ptr + gl.expand_dims((unit + wide % PAIR * N).to(gl.int64) * K, 1) + lane
     start_row = gl.program_id(2) * ROWS
+    lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + split * (CHUNKS * BLOCK_K)
+    weight_at = weight_rows(weight_ptr, first, lane, N, K, WIDE, PAIR, COPY)
+    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
+    more_at, more = weight_at, weights
+    if MORE > 0:
+        more_at = weight_rows(weight_ptr, first + WIDE // PAIR, lane, N, K, MORE, PAIR, COPY)
+        more = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), MORE, BLOCK_K)
     token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
     keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
-    weights = buffers(x_ptr, least(W_AHEAD + 1 + TRAILING, CHUNKS), WIDE, BLOCK_K)
     xs = buffers(x_ptr, least(X_AHEAD + 1 + TRAILING, CHUNKS), ROWS, BLOCK_K)
     for i in gl.static_range(W_AHEAD):
         async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
+        if MORE > 0:
+            async_copy.async_copy_global_to_shared(more[i], more_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
     async_copy.commit_group()
     if EARLY:
         gdc_wait()
@@ -187,30 +255,21 @@ def mid_linear_kernel(
         async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
         async_copy.commit_group()
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    more_acc = acc
+    if MORE > 0:
+        MORE_ACC: gl.constexpr = product_layout(ROWS, MORE, WARPS)
+        more_acc = gl.zeros([ROWS, MORE], gl.float32, layout=MORE_ACC)
+    scale = eps
     if SQUARES > 0:  # while the activations are on their way
         scale = gl.convert_layout(gl.rsqrt(gl.sum(squares, axis=0) / K + eps), gl.SliceLayout(1, ACC))
-    acc = multiply(
-        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
-    )
-    if SQUARES > 0:
-        acc *= gl.expand_dims(scale, 1)
-    if BIAS:
-        wide_bias = gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
-        unit_bias = gl.minimum(first + wide_bias // PAIR, N - 1)
-        bias = gl.load(bias_ptr + unit_bias + wide_bias % PAIR * N).to(gl.float32)
-        acc += gl.expand_dims(gl.where(split == 0, bias, 0.0), 0)
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
-    y = acc.to(dtype)
-    if SILU:
-        gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
-        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-        y = (silu * up).to(dtype)
-    STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, WARPS)
-    y = gl.convert_layout(y, STORE)
-    row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
-    col = first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, STORE))
-    keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
-    gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
+    acc, more_acc = multiply(
+        xs, weights, more, x_at, weight_at, more_at, keep_x, turn, acc, more_acc,
+        CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING, MORE, COPY,
+    )  # fmt: skip
+    place = (start_row, split, num_rows)
+    store_columns(acc, scale, bias_ptr, out_ptr, first, place, N, SQUARES > 0, BIAS, SILU)
+    if MORE > 0:
+        store_columns(more_acc, scale, bias_ptr, out_ptr, first + WIDE // PAIR, place, N, SQUARES > 0, BIAS, SILU)
 
 
 @gluon.jit
@@ -286,9 +345,7 @@ def mid_add_kernel(
         finished = (gl.minimum(num_rows - start_row, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
         open_mailbox(box, finished * (CLUSTER * WIDE * 4))
     lane = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPY)), 0) + rank * (CHUNKS * BLOCK_K)
-    wide = gl.arange(0, WIDE, layout=gl.SliceLayout(1, COPY))
-    keep_w = gl.expand_dims(wide < WIDE, 1)
-    weight_at = weight_ptr + gl.expand_dims(gl.minimum(tile * WIDE + wide, N - 1).to(gl.int64) * K, 1) + lane
+    weight_at = weight_rows(weight_ptr, tile * WIDE, lane, N, K, WIDE, 1, COPY)
     token = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     x_at = x_ptr + gl.expand_dims(token * x_stride, 1) + lane
     keep_x = gl.expand_dims(token < num_rows, 1)  # other rows become zeros
@@ -311,9 +368,10 @@ def mid_add_kernel(
     at = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
     residual = gl.load(residual_ptr + at, mask=keep, other=0.0)
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
-    acc = multiply(
-        xs, weights, x_at, weight_at, keep_x, keep_w, turn, acc, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING
-    )
+    acc, _ = multiply(
+        xs, weights, weights, x_at, weight_at, weight_at, keep_x, turn, acc, acc,
+        CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING, 0, COPY,
+    )  # fmt: skip
     if CLUSTER > 1:
         total = meet(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
     else:

@@ -61,7 +61,8 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
 
     What made whole layers fastest on one H200 (132 processors), at 1 to 256 rows: of Qwen3-0.6B with 2 queries a KV head, and
     of Llama-3.1-8B with 4, whose large linear layers want the processors early and lose by clusters at one row. There half
-    as many programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2).
+    as many programs were 0.4 us faster at 448 tokens, and 1.2 slower at 4000 (two rows: 3.2). One stage is for about 256 rows
+    of Qwen3 alone, in 16 bits: 1.6 us a layer there, but 1 to 2 slower at 192 and 224.
     """
     if 8 * programs <= sms:
         return EarlyTile(4, 1, 1.94, 8) if group <= 2 else EarlyTile(4, 1)
@@ -73,7 +74,10 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
         return EarlyTile(4, 3, 1.5, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
     if programs <= 2 * sms:
         return EarlyTile(2, 3, 3.0, 2) if group <= 2 else EarlyTile(4, 2, 1.5)
-    return EarlyTile(2, 3) if programs <= (5 if itemsize == 1 else 10) * sms else EarlyTile(2, 2)
+    if programs <= (5 if itemsize == 1 else 10) * sms:
+        return EarlyTile(2, 3)
+    one_stage = group <= 2 and itemsize > 1 and 14 * sms < programs <= 16 * sms
+    return EarlyTile(2, 1) if one_stage else EarlyTile(2, 2)
 
 
 def serves(size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device) -> bool:
