@@ -120,6 +120,23 @@ def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], wi
 
 
 @pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("cluster", [2, 4])
+@pytest.mark.parametrize("shape", [*SHAPES, (700, 264, 512)])
+def test_modelled_clusters_equal_reference(shape: tuple[int, int, int], cluster: int) -> None:
+    """Gate and up, and the sum; three clusters share the tiles, of which some have no tokens."""
+    from headway.kernels.wide_linear.launch import launch_add, launch_gate_up
+
+    x, weight = gate_up_inputs(shape, "cpu", torch.float16)
+    out = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=torch.float16)
+    launch_gate_up(x, weight, out[: shape[0]], wide=256, cluster=cluster)
+    assert_close(out[: shape[0]], wide_gate_up.reference(x, weight))
+    assert bool((out[shape[0] :] == 7.0).all())
+    assert_close(
+        added(lambda *given: launch_add(*given, cluster=cluster), x, weight), added(wide_add.reference, x, weight)
+    )
+
+
+@pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("group", [1, 2, 5])
 def test_groups_of_tiles_cover_all(group: int) -> None:
     from headway.kernels.wide_linear.launch import launch_gate_up

@@ -4,6 +4,7 @@ No interpreter runs Gluon, so this replaces the language under the kernels' own 
 Copies land when their barrier is waited for, products read their buffers when they are waited for, and copies out of shared
 memory read it when they are waited for; what a copy is going to overwrite is poison from its start. So whoever reads too early
 gets poison, and whoever lets go too early leaves it; a barrier that never completes is an error. Layouts mean nothing here.
+Programs of a cluster are threads, too; nobody may send to one that has not started or has ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import threading
 import types
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +24,9 @@ from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
+    "tile_place", "copy_tiles", "copy_share", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
     "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
+    "make_buffers", "whole_tiles", "first_tile", "let_go", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
 )  # fmt: skip
 
 
@@ -45,6 +48,8 @@ class Pointer:
 class Shared:
     """A view of shared memory."""
 
+    layout = None
+
     def __init__(self, data: torch.Tensor) -> None:
         self.data, self.dtype, self.shape = data, data.dtype, data.shape
 
@@ -55,6 +60,10 @@ class Shared:
         return Shared(self.data[start : start + length])
 
     def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.data.view(shape))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
+        assert dtype == self.dtype
         return Shared(self.data.view(shape))
 
     def permute(self, order: tuple[int, ...]) -> Shared:
@@ -142,24 +151,84 @@ def block(desc: Any, place: list[int]) -> tuple[torch.Tensor, list[slice], list[
     return whole, inside, [slice(0, max(b - a, 0)) for a, b in spans]
 
 
+def run_together(works: list[Callable[[], None]]) -> None:
+    """Each in a thread; raises the first error."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 class Program:
     """One program's state; its methods stand for the language."""
 
-    def __init__(self, place: int, programs: int) -> None:
-        self.place, self.programs = place, programs
-        self.changed = threading.Condition()
+    def __init__(self, place: int, programs: int, changed: threading.Condition) -> None:
+        self.place, self.programs, self.changed = place, programs, changed
         self.stores: dict[int, list[tuple[Any, list[int], Shared]]] = defaultdict(list)
+        self.cluster: list[Program] = [self]
+        self.buffers: list[torch.Tensor] = []
+        self.barriers: list[Barrier] = []
+        self.gates: dict[int, Barrier] = {}
+        self.spread_rank: int | None = None
+        self.running = self.ended = False
 
     def allocate(self, dtype: Any, shape: list[int], layout: object) -> Any:
         if dtype is torch.int64:
-            return Barriers(self, shape[0])
-        return Shared(torch.full([int(size) for size in shape], float("nan"), dtype=dtype))
+            made = Barriers(self, shape[0])
+            self.barriers += made.items
+            return made
+        self.buffers.append(torch.full([int(size) for size in shape], float("nan"), dtype=dtype))
+        return Shared(self.buffers[-1])
 
     def copy_in(self, desc: Any, place: list[int], barrier: Barrier, target: Shared) -> None:
         whole, inside, part = block(desc, place)
         values = torch.zeros(desc.block_shape, dtype=target.dtype)
         values[tuple(part)] = whole[tuple(inside)]
-        barrier.copied(target, values)
+        if len(desc.block_shape) != self.spread_rank:
+            barrier.copied(target, values.view(target.shape))
+            return
+        view, origins = target.data, [buffer.untyped_storage().data_ptr() for buffer in self.buffers]
+        buffer, number = origins.index(view.untyped_storage().data_ptr()), self.barriers.index(barrier)
+        for other in self.cluster:
+            assert other.running and not other.ended, "a copy to a program that does not run"
+            there = other.buffers[buffer].as_strided(view.shape, view.stride(), view.storage_offset())
+            other.barriers[number].copied(Shared(there), values.view(view.shape))
+
+    def spread(self, rank: int, cluster: int) -> None:
+        assert cluster == len(self.cluster)
+        self.spread_rank = rank
+
+    def init_gate(self, at: int, count: int) -> None:
+        self.gates[at] = Barrier(self)
+        self.gates[at].init(count)
+
+    def arrive_gates(self, at: int, keep: Any, cluster: int) -> None:
+        """All warps of a group that multiplies."""
+        for other in self.cluster if int(keep) else []:
+            assert not other.ended, "an arrival at a program that has ended"
+            for _ in range(4):
+                other.gates[at].arrive()
+
+    def arrive_alone(self, others: int) -> None:
+        with self.changed:
+            self.running = True
+            self.changed.notify_all()
+
+    def wait_cluster(self) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: all(other.running for other in self.cluster), PATIENCE):
+                raise StuckError("a program of the cluster does not start")
 
     def copy_out(self, desc: Any, place: list[int], source: Shared) -> None:
         self.stores[threading.get_ident()].append((desc, place, source))
@@ -190,21 +259,7 @@ class Program:
 
     def specialize(self, works: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
         assert len(warps) == len(registers) == len(works) - 1
-        errors: list[BaseException] = []
-
-        def run(function: Any, arguments: tuple[Any, ...]) -> None:
-            try:
-                function(*arguments)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=work) for work in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        run_together([partial(function, *arguments) for function, arguments in works])
 
     def load(self, pointer: Pointer, mask: Any = None, other: Any = 0) -> torch.Tensor:
         at, keep = torch.broadcast_tensors(torch.as_tensor(pointer.at), torch.as_tensor(True if mask is None else mask))
@@ -242,6 +297,9 @@ class Program:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
+            "cluster_buffer": lambda size, cluster: 0, "init_gate": self.init_gate, "multicast": self.spread,
+            "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster, "arrive_gates": self.arrive_gates,
+            "wait_gate": lambda at, parity: self.gates[at].wait(parity),
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
         }  # fmt: skip
         known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
@@ -269,11 +327,20 @@ class ModelKernel:
         def run(*arguments: Any, **names: Any) -> None:
             del names["num_warps"]
             given = [_described(each) for each in arguments]
-            programs = min(grid[0], self._programs)
-            for place in range(programs):
-                types.FunctionType(self._code, Program(place, programs).language())(*given, **names)
+            cluster = names.get("CLUSTER", 1)
+            programs = min(grid[0], self._programs * cluster)
+            for first in range(0, programs, cluster):
+                changed = threading.Condition()
+                together = [Program(first + rank, programs, changed) for rank in range(cluster)]
+                for program in together:
+                    program.cluster = together
+                run_together([partial(self._run_one, program, given, names) for program in together])
 
         return run
+
+    def _run_one(self, program: Program, given: list[Any], names: dict[str, Any]) -> None:
+        types.FunctionType(self._code, program.language())(*given, **names)
+        program.ended = True
 
 
 def _described(argument: Any) -> Any:

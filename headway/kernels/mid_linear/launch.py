@@ -113,5 +113,6 @@ def _constants(tile: MidTile, inputs: int) -> dict[str, Any]:
     return {
         "K": inputs, "ROWS": tile.rows, "WIDE": tile.wide, "BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs),
         "W_AHEAD": tile.w_ahead, "X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "RING": tile.ring(inputs),
+        "FETCHED": tile.fetched,
         "num_warps": tile.num_warps,
     }  # fmt: skip

@@ -49,6 +49,7 @@ class MidTile:
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
         cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
+        fetched: chunks of weights behind those ahead that are brought into the L2 cache before the wait; 0 or a power of two.
     """
 
     wide: int
@@ -60,6 +61,7 @@ class MidTile:
     rows: int = 64
     trailing: int = 0
     cluster: int = 1
+    fetched: int = 0
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
@@ -98,6 +100,7 @@ class MidTile:
             whole
             and 1 <= self.x_ahead <= self.w_ahead <= chunks
             and columns >= 8
+            and self.w_ahead + self.fetched <= chunks
             and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
 

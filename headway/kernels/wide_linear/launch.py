@@ -35,7 +35,8 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def launch_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None,
+    cluster: int = 1,
 ) -> None:
     """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
@@ -44,32 +45,41 @@ def launch_gate_up(
     if rows == 0:
         return
     wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW))
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
+    cluster = 1 if wide == UNEVEN else cluster
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
-    weights = [_weights(weight, 2, part) for part in parts]
+    weights = [_weights(weight, 2, part, cluster) for part in parts]
+    more = {} if wide == UNEVEN else {"CLUSTER": cluster}
     outs = [
         TensorDescriptor(
             out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
         )
         for part in parts
     ]
-    kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
-        num_warps=4, **launch_early(x.device),
+    kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
+        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group // cluster,
+        num_warps=4, **more, **launch_early(x.device),
     )  # fmt: skip
 
 
 def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+    launch_add(x, weight, residual)
+
+
+def launch_add(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, group: int = GROUP, cluster: int = 1
+) -> None:
+    """``wide_add`` by clusters of ``cluster`` programs."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert residual.shape == (rows, outputs) and residual.dtype == x.dtype and residual.is_contiguous()
     assert outputs % 8 == 0 and rows * outputs < 2**31
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
-    add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES[WIDE], GROUP=GROUP, num_warps=4, **launch_early(x.device),
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(outputs, WIDE)
+    add_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
+        _activations(x), _weights(weight, 1, WIDE, cluster), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -105,6 +115,8 @@ def launch_qkv(
     v_cache: torch.Tensor,
     num_heads: int,
     wide: int,
+    group: int = GROUP,
+    cluster: int = 1,
 ) -> torch.Tensor:
     """q [T, H, D], in tiles of ``wide`` weight rows."""
     rows, inputs = x.shape
@@ -116,14 +128,14 @@ def launch_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
-    qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1, wide), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
+    qkv_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
+        _activations(x), _weights(weight, 1, wide, cluster), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
-        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide], GROUP=GROUP,
-        num_warps=4, **launch_early(x.device),
+        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide],
+        GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return q
 
@@ -133,9 +145,21 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
-    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
+def _programs(device: torch.device, tiles: int, cluster: int) -> int:
+    """As many as run at once, or as there are tiles, counted for whole clusters."""
+    return cluster * min(PROCESSORS.get(cluster, num_sms(device)) // cluster, tiles)
+
+
+PROCESSORS = {4: 128}
+
+
+def _weights(weight: torch.Tensor, parts: int, wide: int, cluster: int = 1) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts.
+
+    Programs of a cluster copy equal shares of a tile.
+    """
     assert weight.is_contiguous()
     outputs, inputs = weight.shape[0] // parts, weight.shape[1]
     strides = [outputs * inputs, inputs, 1]
-    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)
+    block = [parts, wide // parts, BLOCK_K] if cluster == 1 else [1, wide // cluster, BLOCK_K]
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, block, PARTED)

@@ -23,6 +23,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from headway.kernels.triton_cluster import (
+    arrive_alone,
+    arrive_gates,
+    cluster_buffer,
+    cluster_wait,
+    init_gate,
+    multicast,
+    wait_gate,
+)
+
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
 ROWS = gl.constexpr(64)
@@ -37,52 +47,97 @@ def layout_of(x):
 
 
 @gluon.jit
-def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
-    """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
+def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr, CLUSTER: gl.constexpr):
+    """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin.
+
+    Programs of a cluster have neighbouring rows of tiles; ``tiles_m`` and GROUP count such neighbours as one.
+    """
     group = tile // (GROUP * tiles_n)
     first = group * GROUP
     rows = gl.minimum(tiles_m - first, GROUP)
     inside = tile - group * (GROUP * tiles_n)
-    return first + inside % rows, inside // rows
+    row = first + inside % rows
+    if CLUSTER > 1:
+        row = row * CLUSTER + gl.program_id(0) % CLUSTER
+    return row, inside // rows
+
+
+@gluon.jit
+def first_tile(CLUSTER: gl.constexpr):
+    """(this program's first tile, how far its next ones are apart)."""
+    return gl.program_id(0) // CLUSTER, gl.num_programs(0) // CLUSTER
+
+
+@gluon.jit
+def copy_share(
+    weight_desc, w_smem, ready, count, n, chunk, STAGES: gl.constexpr, PARTS: gl.constexpr, CLUSTER: gl.constexpr
+):  # fmt: skip
+    """Start copying the weights of the program's chunk number ``count``, or this program's share of its cluster's."""
+    stage = count % STAGES
+    PIECE: gl.constexpr = w_smem.shape[2]
+    if CLUSTER > 1:
+        EACH: gl.constexpr = PIECE * CLUSTER // PARTS
+        rank = gl.program_id(0) % CLUSTER
+        begin = [rank * PIECE // EACH, n * EACH + rank * PIECE % EACH, chunk * BLOCK_K]
+        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(stage), w_smem.index(stage * CLUSTER + rank))
+    else:
+        begin = [0, n * PIECE, chunk * BLOCK_K]
+        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(stage), w_smem.index(stage))
 
 
 @gluon.jit
 def copy_tiles(
-    x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr,
+    x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, PARTS: gl.constexpr, CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
-    ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
-    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * ROWS_EACH)
-    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * w_smem.shape[2] * CLUSTER)
+    tile_first, step = first_tile(CLUSTER)
+    m_first, n_first = tile_place(tile_first, tiles_m, tiles_n, GROUP, CLUSTER)
+    if CLUSTER > 1:
+        cluster_wait()
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
-        begin = [0, n_first * ROWS_EACH, i * BLOCK_K]
         mbarrier.expect(ready.index(i), BYTES)
-        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(i), w_smem.index(i))
+        copy_share(weight_desc, w_smem, ready, i, n_first, i, STAGES, PARTS, CLUSTER)
     if EARLY:
         gdc_wait()
     for i in gl.static_range(AHEAD):
         begin = [m_first * BLOCK_M, i * BLOCK_K]
         tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+    for tile in range(tile_first, tiles_m * tiles_n, step):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
         for chunk in range(CHUNKS):
             if count >= AHEAD:
                 stage = count % STAGES
-                mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+                if CLUSTER > 1:
+                    wait_gate(gates + 8 * stage, (count // STAGES & 1) ^ 1)
+                else:
+                    mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
                 bar = ready.index(stage)
                 mbarrier.expect(bar, BYTES)
-                at = chunk * BLOCK_K
-                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, at], bar, x_smem.index(stage))
-                tma.async_copy_global_to_shared(weight_desc, [0, n * ROWS_EACH, at], bar, w_smem.index(stage))
+                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
+                copy_share(weight_desc, w_smem, ready, count, n, chunk, STAGES, PARTS, CLUSTER)
             count += 1
 
 
 @gluon.jit
-def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
+def let_go(free, gates, count, keep, last, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
+    """Chunk number ``count`` of the program, of ``last``, has been multiplied by this warpgroup, if ``keep``."""
+    stage = (count + STAGES) % STAGES
+    if CLUSTER > 1:  # not where nobody waits for it: another program may have ended
+        arrive_gates(gates + 8 * stage, keep & (count + STAGES < last), CLUSTER)
+    else:
+        mbarrier.arrive(free.index(stage), pred=keep)
+
+
+@gluon.jit
+def product(
+    x_smem, w_smem, ready, free, gates, count, last, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr,
+    CLUSTER: gl.constexpr,
+):  # fmt: skip
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
@@ -94,15 +149,15 @@ def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.cons
         b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
         acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+        let_go(free, gates, count + chunk - 1, chunk > 0, last, STAGES, CLUSTER)
     return acc
 
 
 @gluon.jit
-def finish(acc, free, count, STAGES: gl.constexpr):
+def finish(acc, free, gates, count, last, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
     """The product that ended with the program's chunk before ``count``."""
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+    let_go(free, gates, count - 1, count > 0, last, STAGES, CLUSTER)
     return acc
 
 
@@ -123,20 +178,22 @@ def silu_mul(gate, up, dtype: gl.constexpr):
 
 @gluon.jit
 def gate_up_tiles(
-    out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
+    out_desc, x_smem, w_smem, out_smem, ready, free, gates, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
-    WIDE: gl.constexpr = 2 * w_smem.shape[2]
+    WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     if EARLY:
         gdc_wait()
     count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+    begin, step = first_tile(CLUSTER)
+    last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
+    for tile in range(begin, tiles_m * tiles_n, step):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+        acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
-        acc = finish(acc, free, count, STAGES)
+        acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
         gate, up = halves(acc, WIDE // 2)
         y = silu_mul(gate, up, dtype)
         tma.store_wait(0)
@@ -149,18 +206,35 @@ def gate_up_tiles(
 
 
 @gluon.jit
-def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
-    """(activations, weights, barriers of filled buffers, of free ones)."""
+def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
+    """(activations, weights as they are copied, barriers of filled buffers, of free ones, where those of a cluster lie)."""
     dtype: gl.constexpr = x_desc.dtype
     x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES * CLUSTER] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    return x_smem, w_smem, ready, free
+    gates = 0
+    if CLUSTER > 1:
+        gates = cluster_buffer(8 * STAGES, CLUSTER)
+        for stage in gl.static_range(STAGES):
+            init_gate(gates + 8 * stage, 8 * CLUSTER)  # warps that multiply
+        multicast(3, CLUSTER)
+        arrive_alone(128)
+    return x_smem, w_smem, ready, free, gates
+
+
+@gluon.jit
+def whole_tiles(w_smem, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
+    """The weights as they are multiplied."""
+    if CLUSTER > 1:
+        shape: gl.constexpr = [STAGES, 1, CLUSTER * w_smem.shape[2], w_smem.shape[3]]
+        return w_smem._reinterpret(w_smem.dtype, shape, w_smem.layout)
+    else:
+        return w_smem
 
 
 @gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
@@ -174,19 +248,22 @@ def gate_up_kernel(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
+    CLUSTER: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1]], out_desc.layout)
+    x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
+    w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, out_desc.block_shape[1]], out_desc.layout)
     gl.warp_specialize(
         [
-            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, EARLY, 0)),
-            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
+            (gate_up_tiles, (out_desc, x_smem, w_whole, out_smem.index(0), ready, free, gates, tiles_m, tiles_n, K,
+                             STAGES, GROUP, EARLY, 0, CLUSTER)),
+            (gate_up_tiles, (out_desc, x_smem, w_whole, out_smem.index(1), ready, free, gates, tiles_m, tiles_n, K,
+                             STAGES, GROUP, EARLY, 1, CLUSTER)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
+                          EARLY, 2, CLUSTER)),
         ],
         [4, 1],
         [232, 24],
@@ -195,8 +272,9 @@ def gate_up_kernel(
 
 @gluon.jit
 def add_tiles(
-    residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
+    residual_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
     K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
+    CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     WIDE: gl.constexpr = w_smem.shape[2]
@@ -206,9 +284,11 @@ def add_tiles(
     if EARLY:
         gdc_wait()
     count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
+    begin, step = first_tile(CLUSTER)
+    last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
+    for tile in range(begin, tiles_m * tiles_n, step):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+        acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
         # What the product is added to is asked for while its last parts run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
@@ -217,7 +297,7 @@ def add_tiles(
         inside = gl.expand_dims(row < num_tokens, 1)
         keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
         before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
-        acc = finish(acc, free, count, STAGES)
+        acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
         parts = halves(acc.to(dtype), WIDE // 2)
         for i in gl.static_range(2):
             gl.thread_barrier()  # the part before has been read
@@ -240,20 +320,23 @@ def add_kernel(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
+    CLUSTER: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
+    x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
+    w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1] // 2], LAYOUT)
+    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, CLUSTER * weight_desc.block_shape[1] // 2], LAYOUT)
     gl.warp_specialize(
         [
-            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
-            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
+            (add_tiles, (residual_ptr, x_smem, w_whole, out_smem.index(0), ready, free, gates, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0, CLUSTER)),
+            (add_tiles, (residual_ptr, x_smem, w_whole, out_smem.index(1), ready, free, gates, num_tokens,
+                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1, CLUSTER)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
+                          EARLY, 1, CLUSTER)),
         ],
         [4, 1],
         [232, 24],
