@@ -121,14 +121,21 @@ class DecoderModel(nn.Module):
             hidden = self._small_step(residual, batch, kv)
             return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
         wide = within(self._many_tokens, num_tokens) and pays(batch)
-        x = self._chain[0][0].input_norm.forward(residual)
+        step: Step = self._chain[0][0].input_norm.forward(residual), None
         for i in range(len(self._chain) - only_rows):
             if wide:
-                x = self._many[i].forward(x, residual, batch, kv.keys[i], kv.values[i])
+                step = self._many[i].forward(step, residual, batch, kv.keys[i], kv.values[i])
             else:
                 layer, next_norm = self._chain[i]
-                x = next_norm.add(layer.forward(x, residual, batch, kv.keys[i], kv.values[i]), residual)
-        return self._last_rows(x, residual, batch, kv, wide) if only_rows else x
+                step = next_norm.add(layer.forward(step[0], residual, batch, kv.keys[i], kv.values[i]), residual), None
+        if only_rows:
+            return self._last_rows(step, residual, batch, kv, wide)
+        return self._hidden(step, residual)
+
+    def _hidden(self, step: Step, residual: torch.Tensor) -> torch.Tensor:
+        """The final norm of residual [T, C], where the last layer has not done it."""
+        x, squares = step
+        return x if squares is None else self.norm.forward(residual)
 
     def _small_step(self, residual: torch.Tensor, batch: StepBatch, kv: KVPool) -> torch.Tensor:
         """All layers of a step whose number of tokens fused or early layers are for."""
@@ -139,19 +146,18 @@ class DecoderModel(nn.Module):
         step: Step = self._chain[0][0].input_norm.forward(residual), None
         for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
             step = mid.forward(step, residual, batch, k_cache, v_cache)
-        x, squares = step
-        return x if squares is None else self.norm.forward(residual)
+        return self._hidden(step, residual)
 
     def _last_rows(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
+        self, step: Step, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
     ) -> torch.Tensor:
         """The last layer, from its scores on for each row's last token alone."""
         (layer, norm), k_cache, v_cache = self._chain[-1], kv.keys[-1], kv.values[-1]
         attention = layer.attention
         if wide:
-            q = self._many[-1].queries(x, batch, k_cache, v_cache)
+            q = self._many[-1].queries(step, batch, k_cache, v_cache)
         else:
-            q = attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
+            q = attention.queries(attention.qkv.forward(step[0]), batch, k_cache, v_cache)
         heads = attention.attend.attend_last(q, batch, k_cache, v_cache)
         residual = residual.index_select(0, batch.logit_indices)
         x = layer.post_norm.add(attention.out.forward(heads), residual)

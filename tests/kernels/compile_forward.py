@@ -242,7 +242,7 @@ def compile_wide(wide: int) -> None:
     rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
-    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "CLUSTER": 1}
+    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "CLUSTER": 1, "SQUARES": 0}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
         compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})

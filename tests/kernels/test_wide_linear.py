@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
+from headway.kernels.rms_norm import rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import assert_close, make_cos_sin, make_random
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
@@ -36,7 +38,8 @@ def gate_up_inputs(shape: tuple[int, int, int], device: str, dtype: torch.dtype)
 
 
 def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.dtype) -> list[Any]:
-    """Arguments of ``wide_qkv``: slots in random order, some none; positions beyond the table; heads first in memory."""
+    """Arguments of ``wide_qkv`` without squares: slots in random order, some none; positions beyond the table; heads first in
+    memory."""
     rows, heads, kv_heads, size, normed = case
     generator = torch.Generator().manual_seed(rows)
     blocks = rows // BLOCK_SIZE + 3
@@ -46,27 +49,45 @@ def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.
     caches = torch.full((2, blocks, kv_heads, BLOCK_SIZE, 128), 7.0, dtype=dtype, device=device).transpose(2, 3)
     norms = [make_random(128, dtype=dtype, device=device, seed=seed) if normed else None for seed in (5, 6)]
     x, weight = gate_up_inputs((rows, (heads // 2 + kv_heads) * 128, size), device, dtype)
-    return [x, weight, positions.to(device), make_cos_sin(CONTEXT, 128, device), *norms, EPS, slots.to(device),
+    return [x, weight, None, positions.to(device), make_cos_sin(CONTEXT, 128, device), *norms, EPS, slots.to(device),
             caches[0], caches[1], heads]  # fmt: skip
+
+
+def squares_of(parts: int, rows: int, inputs: int, device: str) -> torch.Tensor:
+    """Sums of squares whose mean is about one."""
+    return (torch.rand(parts, rows, generator=torch.Generator().manual_seed(rows)) + 0.5).to(device) * (inputs / parts)
 
 
 def run(function: Any, arguments: list[Any]) -> list[torch.Tensor]:
     """q, keys and values; the arguments stay as they are, their layout too."""
     copies = list(arguments)
-    for i in (8, 9):
+    for i in (9, 10):
         copies[i] = arguments[i].transpose(1, 2).clone().transpose(1, 2)
-    return [function(*copies), copies[8], copies[9]]
+    return [function(*copies), copies[9], copies[10]]
 
 
 def test_references_follow_the_formulas() -> None:
     x, weight = gate_up_inputs((5, 8, 64), "cpu", torch.float32)
     y = F.linear(x, weight)
-    assert_close(wide_gate_up.reference(x, weight), F.silu(y[:, :8]) * y[:, 8:])
+    assert_close(wide_gate_up.reference(x, weight, None, EPS), F.silu(y[:, :8]) * y[:, 8:])
     arguments = qkv_inputs((20, 4, 2, 64, True), "cpu", torch.float32)
-    projected = [F.linear(arguments[0], arguments[1]), *arguments[2:]]
-    expected = [rope_kv_write.reference(*projected), arguments[8], arguments[9]]
+    projected = [F.linear(arguments[0], arguments[1]), *arguments[3:]]
+    expected = [rope_kv_write.reference(*projected), arguments[9], arguments[10]]
     for found, wanted in zip(run(wide_qkv.reference, arguments), expected, strict=True):
         assert_close(found, wanted)
+
+
+def test_no_norm_is_left_between_two_products() -> None:
+    """The residual times the norm's weight, divided by the root of the mean square behind the next product, is the norm."""
+    x, weight = gate_up_inputs((7, 256, 64), "cpu", torch.float32)
+    residual, norm = make_random(7, 512, dtype=torch.float32, device="cpu"), make_random(512, dtype=torch.float32, device="cpu")
+    after = residual + F.linear(x, weight)
+    y, squares = wide_add.reference(x, weight, residual, norm)
+    assert squares.shape == (2, 7)
+    assert_close(residual, after)
+    behind = make_random(16, 512, dtype=torch.float32, device="cpu", seed=3)
+    expected = wide_gate_up.reference(rms_norm.reference(after, norm, EPS), behind, None, EPS)
+    assert_close(wide_gate_up.reference(y, behind, squares, EPS), expected)
 
 
 @pytest.fixture
@@ -91,49 +112,62 @@ def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_modelled_gate_up_equals_reference(shape: tuple[int, int, int], wide: int) -> None:
-    arguments = gate_up_inputs(shape, "cpu", torch.float16)
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_modelled_gate_up_equals_reference(shape: tuple[int, int, int], parts: int, wide: int) -> None:
+    if parts and wide == 192:
+        pytest.skip("uneven tiles take activations as they are")
+    squares = squares_of(parts, shape[0], shape[2], "cpu") if parts else None
+    arguments = [*gate_up_inputs(shape, "cpu", torch.float16), squares, EPS]
     assert_close(wide_gate_up.implementation("cuda")(*arguments), wide_gate_up.reference(*arguments))
 
 
-def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What ``wide_add`` makes of a residual."""
+def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """What ``wide_add`` makes of a residual, the residual times the norm and the sums of squares."""
     residual = make_random(x.shape[0], weight.shape[0], dtype=x.dtype, device=str(x.device), seed=8)
-    function(x, weight, residual)
-    return residual
+    norm = make_random(weight.shape[0], dtype=x.dtype, device=str(x.device), seed=9)
+    y, squares = function(x, weight, residual, norm)
+    assert squares.dtype == torch.float32
+    return [residual, y, squares.to(x.dtype)]  # of what was rounded to x's dtype
+
+
+def assert_all_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for mine, wanted in zip(found, expected, strict=True):
+        assert_close(mine, wanted)
 
 
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_modelled_add_equals_reference(shape: tuple[int, int, int]) -> None:
     arguments = gate_up_inputs(shape, "cpu", torch.float16)
-    assert_close(added(wide_add.implementation("cuda"), *arguments), added(wide_add.reference, *arguments))
+    assert_all_close(added(wide_add.implementation("cuda"), *arguments), added(wide_add.reference, *arguments))
 
 
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("case", PROJECTIONS)
-def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], wide: int) -> None:
+@pytest.mark.parametrize("parts", [0, 4])
+def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], parts: int, wide: int) -> None:
     arguments = qkv_inputs(case, "cpu", torch.float16)
-    expected = run(wide_qkv.reference, arguments)
-    for found, wanted in zip(run(wide_qkv.implementation("cuda"), arguments), expected, strict=True):
-        assert_close(found, wanted)
+    arguments[2] = squares_of(parts, case[0], case[3], "cpu") if parts else None
+    assert_all_close(run(wide_qkv.implementation("cuda"), arguments), run(wide_qkv.reference, arguments))
 
 
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("cluster", [2, 4])
 @pytest.mark.parametrize("shape", [*SHAPES, (700, 264, 512)])
-def test_modelled_clusters_equal_reference(shape: tuple[int, int, int], cluster: int) -> None:
+def test_modelled_clusters_equal_reference(
+    shape: tuple[int, int, int], cluster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gate and up, and the sum; three clusters share the tiles, of which some have no tokens."""
+    from headway.kernels.wide_linear import launch
     from headway.kernels.wide_linear.launch import launch_add, launch_gate_up
 
     x, weight = gate_up_inputs(shape, "cpu", torch.float16)
     out = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=torch.float16)
     launch_gate_up(x, weight, out[: shape[0]], wide=256, cluster=cluster)
-    assert_close(out[: shape[0]], wide_gate_up.reference(x, weight))
+    assert_close(out[: shape[0]], wide_gate_up.reference(x, weight, None, EPS))
     assert bool((out[shape[0] :] == 7.0).all())
-    assert_close(
-        added(lambda *given: launch_add(*given, cluster=cluster), x, weight), added(wide_add.reference, x, weight)
-    )
+    monkeypatch.setattr(launch, "launch_add", partial(launch_add, cluster=cluster))
+    assert_all_close(added(wide_add.implementation("cuda"), x, weight), added(wide_add.reference, x, weight))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -144,7 +178,7 @@ def test_groups_of_tiles_cover_all(group: int) -> None:
     x, weight = gate_up_inputs((700, 264, 64), "cpu", torch.float16)
     out = torch.full((701, 264), 7.0, dtype=torch.float16)
     launch_gate_up(x, weight, out[:700], group)
-    assert_close(out[:700], wide_gate_up.reference(x, weight))
+    assert_close(out[:700], wide_gate_up.reference(x, weight, None, EPS))
     assert bool((out[700] == 7.0).all())
 
 
@@ -159,13 +193,13 @@ def test_gate_up_equals_reference(shape: tuple[int, int, int], dtype: torch.dtyp
     guarded = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=dtype, device=hopper)
     out = guarded[: shape[0]]
     launch_gate_up(x, weight, out)
-    assert_close(out, wide_gate_up.reference(x, weight))
+    assert_close(out, wide_gate_up.reference(x, weight, None, EPS))
     assert bool((guarded[shape[0] :] == 7.0).all())
     first = out.clone()
     for _ in range(20):
         launch_gate_up(x, weight, out)
         assert torch.equal(out, first), "a moving result would be a race"
-    assert torch.equal(wide_gate_up(x[-5:], weight), first[-5:])
+    assert torch.equal(wide_gate_up(x[-5:], weight, None, EPS), first[-5:])
 
 
 @pytest.mark.gpu
@@ -174,8 +208,10 @@ def test_gate_up_equals_reference(shape: tuple[int, int, int], dtype: torch.dtyp
 def test_add_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, hopper: str) -> None:
     arguments = gate_up_inputs(shape, hopper, dtype)
     found = added(wide_add, *arguments)
-    assert_close(found, added(wide_add.reference, *arguments))
-    assert all(torch.equal(added(wide_add, *arguments), found) for _ in range(20)), "a moving result would be a race"
+    assert_all_close(found, added(wide_add.reference, *arguments))
+    for _ in range(20):
+        again = added(wide_add, *arguments)
+        assert all(map(torch.equal, again, found)), "a moving result would be a race"
 
 
 @pytest.mark.gpu

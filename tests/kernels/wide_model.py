@@ -26,7 +26,7 @@ PATIENCE = 20.0
 NAMES = (
     "tile_place", "copy_tiles", "copy_share", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
     "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "whole_tiles", "first_tile", "let_go", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
+    "make_buffers", "whole_tiles", "first_tile", "let_go", "load_squares", "scaled", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
 )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ class Program:
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
-            constexpr=None,
+            constexpr=None, convert_layout=lambda x, layout: x,
         )  # fmt: skip
         tma = types.SimpleNamespace(
             async_copy_global_to_shared=self.copy_in, async_copy_shared_to_global=self.copy_out,
@@ -300,7 +300,8 @@ class Program:
             "cluster_buffer": lambda size, cluster: 0, "init_gate": self.init_gate, "multicast": self.spread,
             "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster, "arrive_gates": self.arrive_gates,
             "wait_gate": lambda at, parity: self.gates[at].wait(parity),
-            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
+            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None, "squares_layout": lambda parts: None,
+            "power_of_2": lambda n: 1 << (n - 1).bit_length(),
         }  # fmt: skip
         known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}

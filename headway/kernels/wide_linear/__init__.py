@@ -6,31 +6,38 @@ Here that never leaves the processor.
     x         [T, K] activations (bf16, f16), rows contiguous and beginning at multiples of 16 bytes, K a multiple of 64
     weight    [N, K] contiguous, x's dtype
 
-wide_gate_up(x, weight) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows, up rows), N / 2 a multiple of 8
-wide_add(x, weight, residual)               residual [T, N] += x W^T in place, residual contiguous, N a multiple of 8
-wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
-                                            rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H and KH are
-                                            even, both norms or none, caches in x's dtype
+wide_gate_up(x, weight, squares, eps) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows, up rows), N / 2 a multiple of 8
+wide_add(x, weight, residual, norm) -> (y, squares)       residual [T, N] += x W^T in place, residual contiguous, N a multiple
+                                                          of 8;  y [T, N] = residual * norm, norm [N]
+wide_qkv(x, weight, squares, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
+                                                          rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H
+                                                          and KH are even, both norms or none, caches in x's dtype
 
-Rounding is that of the separate ops. Sums are in float32, in an order that depends on K alone: a token's result has the same
-bits whatever the other tokens are.
+``squares`` f32 [ceil(N / 256), T]: sums of residual^2 over 256 columns each. As in ``mid_linear``, x W^T is divided by the root
+of their mean where squares are given, and y is not normalised and needs the range of bf16.
+
+Rounding is that of the separate ops, except that y is rounded once where a norm rounds twice. Sums are in float32, in an order
+that depends on K alone: a token's result has the same bits whatever the other tokens are.
 """
 
 from __future__ import annotations
 
 import torch
 
+from headway.core.ints import cdiv
 from headway.kernels.registry import Op
 from headway.kernels.wide_linear import reference
+from headway.kernels.wide_linear.tiles import WIDE
 
 
-def _wide_gate_up_meta(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _wide_gate_up_meta(x: torch.Tensor, weight: torch.Tensor, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
 
 
 def _wide_qkv_meta(
     x: torch.Tensor,
     weight: torch.Tensor,
+    squares: torch.Tensor | None,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -44,25 +51,28 @@ def _wide_qkv_meta(
     return torch.empty((x.shape[0], num_heads, k_cache.shape[3]), dtype=x.dtype, device=x.device)
 
 
-def _wide_add_meta(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
-    return None
+def _wide_add_meta(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    squares = torch.empty((cdiv(weight.shape[0], WIDE), x.shape[0]), dtype=torch.float32, device=x.device)
+    return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device), squares
 
 
 wide_gate_up = Op(
-    "wide_gate_up(Tensor x, Tensor weight) -> Tensor",
+    "wide_gate_up(Tensor x, Tensor weight, Tensor? squares, float eps) -> Tensor",
     reference=reference.wide_gate_up,
     meta=_wide_gate_up_meta,
     triton="headway.kernels.wide_linear.launch:wide_gate_up",
 )
 wide_qkv = Op(
-    "wide_qkv(Tensor x, Tensor weight, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, "
-    "Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads) -> Tensor",
+    "wide_qkv(Tensor x, Tensor weight, Tensor? squares, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, "
+    "float eps, Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads) -> Tensor",
     reference=reference.wide_qkv,
     meta=_wide_qkv_meta,
     triton="headway.kernels.wide_linear.launch:wide_qkv",
 )
 wide_add = Op(
-    "wide_add(Tensor x, Tensor weight, Tensor(a!) residual) -> ()",
+    "wide_add(Tensor x, Tensor weight, Tensor(a!) residual, Tensor norm) -> (Tensor, Tensor)",
     reference=reference.wide_add,
     meta=_wide_add_meta,
     triton="headway.kernels.wide_linear.launch:wide_add",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -28,15 +30,21 @@ ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
 
 
-def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch_gate_up(x, weight, out)
+    launch_gate_up(x, weight, out, squares=squares, eps=eps)
     return out
 
 
 def launch_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    group: int = GROUP,
+    wide: int | None = None,
     cluster: int = 1,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
@@ -44,12 +52,16 @@ def launch_gate_up(
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW))
+    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW))
     cluster = 1 if wide == UNEVEN else cluster
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
     weights = [_weights(weight, 2, part, cluster) for part in parts]
-    more = {} if wide == UNEVEN else {"CLUSTER": cluster}
+    scaling: list[Any] = []
+    more: dict[str, int] = {}
+    if wide != UNEVEN:
+        scaling = [out if squares is None else squares, rows, eps]
+        more = {"CLUSTER": cluster, "SQUARES": _parts(squares, rows)}
     outs = [
         TensorDescriptor(
             out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
@@ -57,17 +69,29 @@ def launch_gate_up(
         for part in parts
     ]
     kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group // cluster,
+        _activations(x), *weights, *outs, *scaling, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group // cluster,
         num_warps=4, **more, **launch_early(x.device),
     )  # fmt: skip
 
 
-def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
-    launch_add(x, weight, residual)
+def wide_add(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty(residual.shape, dtype=x.dtype, device=x.device)
+    squares = torch.empty((cdiv(weight.shape[0], WIDE), x.shape[0]), dtype=torch.float32, device=x.device)
+    launch_add(x, weight, residual, norm=norm, out=out, squares=squares)
+    return out, squares
 
 
 def launch_add(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, group: int = GROUP, cluster: int = 1
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    group: int = GROUP,
+    cluster: int = 1,
+    norm: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
 ) -> None:
     """``wide_add`` by clusters of ``cluster`` programs."""
     rows, inputs = x.shape
@@ -78,14 +102,16 @@ def launch_add(
         return
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(outputs, WIDE)
     add_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), _weights(weight, 1, WIDE, cluster), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
+        _activations(x), _weights(weight, 1, WIDE, cluster), residual, residual if norm is None else norm,
+        residual if out is None else out, residual if squares is None else squares, rows, tiles_m, tiles_n, N=outputs,
+        K=inputs, NORMED=norm is not None, STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
 def wide_qkv(
     x: torch.Tensor,
     weight: torch.Tensor,
+    squares: torch.Tensor | None,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -98,7 +124,7 @@ def wide_qkv(
 ) -> torch.Tensor:
     return launch_qkv(
         x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads,
-        tile_width(x.shape[0], weight.shape[0], num_sms(x.device)),
+        tile_width(x.shape[0], weight.shape[0], num_sms(x.device)), squares=squares,
     )  # fmt: skip
 
 
@@ -117,6 +143,7 @@ def launch_qkv(
     wide: int,
     group: int = GROUP,
     cluster: int = 1,
+    squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, H, D], in tiles of ``wide`` weight rows."""
     rows, inputs = x.shape
@@ -131,11 +158,11 @@ def launch_qkv(
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), _weights(weight, 1, wide, cluster), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
-        cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
+        _activations(x), _weights(weight, 1, wide, cluster), q_desc, q if squares is None else squares, positions,
+        cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
-        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide],
-        GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
+        H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, SQUARES=_parts(squares, rows),
+        STAGES=STAGES[wide], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return q
 
@@ -143,6 +170,14 @@ def launch_qkv(
 def _activations(x: torch.Tensor) -> TensorDescriptor:
     assert x.dtype in (torch.bfloat16, torch.float16) and x.stride(1) == 1 and x.shape[1] % BLOCK_K == 0
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
+
+
+def _parts(squares: torch.Tensor | None, rows: int) -> int:
+    """Of the sums of squares; 0 without."""
+    if squares is None:
+        return 0
+    assert squares.dtype == torch.float32 and squares.shape[1:] == (rows,) and squares.is_contiguous()
+    return squares.shape[0]
 
 
 def _programs(device: torch.device, tiles: int, cluster: int) -> int:

@@ -167,6 +167,35 @@ def halves(x, COLUMNS: gl.constexpr):
     return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
 
 
+@gluon.constexpr_function
+def squares_layout(parts):
+    """Threads over [parts, ROWS] sums of squares; a warp has 16 rows."""
+    return gl.BlockedLayout([max(1, parts // 2), 1], [2, 16], [1, 4], [1, 0])
+
+
+@gluon.constexpr_function
+def power_of_2(n):
+    return 1 << (n - 1).bit_length()
+
+
+@gluon.jit
+def load_squares(squares_ptr, start, num_tokens, SQUARES: gl.constexpr):
+    """[parts, ROWS] of the tokens from ``start`` on: asked for before a product, used behind it."""
+    PARTS: gl.constexpr = power_of_2(SQUARES)
+    OVER: gl.constexpr = squares_layout(PARTS)
+    part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
+    row = gl.expand_dims(start + gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
+    keep = (part < SQUARES) & (row < num_tokens)
+    return gl.load(squares_ptr + part * num_tokens + row, mask=keep, other=0.0)
+
+
+@gluon.jit
+def scaled(acc, squares, eps, K: gl.constexpr):
+    """Rows of acc over the root of the mean square of what the sums are of."""
+    scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
+    return acc * gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, layout_of(acc))), 1)
+
+
 @gluon.jit
 def silu_mul(gate, up, dtype: gl.constexpr):
     """silu(gate) * up, with the rounding of the separate ops."""
@@ -178,8 +207,9 @@ def silu_mul(gate, up, dtype: gl.constexpr):
 
 @gluon.jit
 def gate_up_tiles(
-    out_desc, x_smem, w_smem, out_smem, ready, free, gates, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
+    out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, eps, tiles_m, tiles_n,
+    K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    HALF: gl.constexpr, CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
@@ -191,9 +221,13 @@ def gate_up_tiles(
     last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
     for tile in range(begin, tiles_m * tiles_n, step):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+        if SQUARES > 0:
+            squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
         acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
+        if SQUARES > 0:
+            acc = scaled(acc, squares, eps, K)
         gate, up = halves(acc, WIDE // 2)
         y = silu_mul(gate, up, dtype)
         tma.store_wait(0)
@@ -237,14 +271,18 @@ def whole_tiles(w_smem, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
         return w_smem
 
 
-@gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
 def gate_up_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [2, N, K]: gate rows, up rows
     out_desc,  # [T, N]
+    squares_ptr,  # f32 [SQUARES, T]
+    num_tokens,
+    eps,
     tiles_m,
     tiles_n,
     K: gl.constexpr,
+    SQUARES: gl.constexpr,  # 0 when x is used as it is
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
@@ -258,10 +296,10 @@ def gate_up_kernel(
     out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, out_desc.block_shape[1]], out_desc.layout)
     gl.warp_specialize(
         [
-            (gate_up_tiles, (out_desc, x_smem, w_whole, out_smem.index(0), ready, free, gates, tiles_m, tiles_n, K,
-                             STAGES, GROUP, EARLY, 0, CLUSTER)),
-            (gate_up_tiles, (out_desc, x_smem, w_whole, out_smem.index(1), ready, free, gates, tiles_m, tiles_n, K,
-                             STAGES, GROUP, EARLY, 1, CLUSTER)),
+            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_whole, out_smem.index(0), ready, free, gates, num_tokens,
+                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 0, CLUSTER)),
+            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_whole, out_smem.index(1), ready, free, gates, num_tokens,
+                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 1, CLUSTER)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
                           EARLY, 2, CLUSTER)),
         ],
@@ -272,9 +310,9 @@ def gate_up_kernel(
 
 @gluon.jit
 def add_tiles(
-    residual_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
-    CLUSTER: gl.constexpr,
+    residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, tiles_m,
+    tiles_n, N: gl.constexpr, K: gl.constexpr, NORMED: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     WIDE: gl.constexpr = w_smem.shape[2]
@@ -293,10 +331,15 @@ def add_tiles(
         # What the product is added to is asked for while its last parts run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
         col = n * WIDE + lane
-        at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+        place = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+        at = residual_ptr + place
         inside = gl.expand_dims(row < num_tokens, 1)
         keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
         before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
+        if NORMED:
+            norms = (gl.load(norm_ptr + col, mask=col < N, other=0.0),
+                     gl.load(norm_ptr + col + WIDE // 2, mask=col + WIDE // 2 < N, other=0.0))  # fmt: skip
+            sums = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, COPY))
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
         parts = halves(acc.to(dtype), WIDE // 2)
         for i in gl.static_range(2):
@@ -304,7 +347,15 @@ def add_tiles(
             out_smem.store(parts[i])
             gl.thread_barrier()
             y = out_smem.load(COPY).to(gl.float32) + before[i].to(gl.float32)
-            gl.store(at + i * (WIDE // 2), y.to(dtype), mask=keeps[i])
+            y = y.to(dtype)
+            gl.store(at + i * (WIDE // 2), y, mask=keeps[i])
+            if NORMED:
+                y = gl.where(keeps[i], y.to(gl.float32), 0.0)  # what the residual holds now, rounding included
+                sums += gl.sum(y * y, axis=1)
+                scaled_y = (y * gl.expand_dims(norms[i].to(gl.float32), 0)).to(dtype)
+                gl.store(out_ptr + place + i * (WIDE // 2), scaled_y, mask=keeps[i])
+        if NORMED:
+            gl.store(squares_ptr + n * num_tokens + row, sums, mask=row < num_tokens)
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
@@ -312,11 +363,15 @@ def add_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
     residual_ptr,  # [T, N]
+    norm_ptr,  # [N] when NORMED
+    out_ptr,  # [T, N], the residual times the norm
+    squares_ptr,  # f32 [tiles_n, T]
     num_tokens,
     tiles_m,
     tiles_n,
     N: gl.constexpr,
     K: gl.constexpr,
+    NORMED: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
@@ -331,10 +386,10 @@ def add_kernel(
     out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, CLUSTER * weight_desc.block_shape[1] // 2], LAYOUT)
     gl.warp_specialize(
         [
-            (add_tiles, (residual_ptr, x_smem, w_whole, out_smem.index(0), ready, free, gates, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0, CLUSTER)),
-            (add_tiles, (residual_ptr, x_smem, w_whole, out_smem.index(1), ready, free, gates, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1, CLUSTER)),
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, out_smem.index(0), ready, free,
+                         gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 0, CLUSTER)),
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, out_smem.index(1), ready, free,
+                         gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 1, CLUSTER)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
                           EARLY, 1, CLUSTER)),
         ],

@@ -21,8 +21,10 @@ from headway.kernels.wide_linear.triton import (
     first_tile,
     halves,
     layout_of,
+    load_squares,
     make_buffers,
     product,
+    scaled,
     tile_place,
     whole_tiles,
 )
@@ -80,11 +82,11 @@ def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def qkv_tiles(
-    q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+    q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
     x_smem, w_smem, out_smem, ready, free, gates, eps, num_tokens, num_positions, num_slots,
     block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
-    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
+    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is one or two heads wide."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -99,6 +101,8 @@ def qkv_tiles(
     last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
     for tile in range(begin, tiles_m * tiles_n, step):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+        if SQUARES > 0:
+            squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
         acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
         # What the epilogue reads is asked for while the last products run.
@@ -113,6 +117,8 @@ def qkv_tiles(
         cos = gl.load(angles)
         sin = gl.load(angles + D // 2)
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
+        if SQUARES > 0:
+            acc = scaled(acc, squares, eps, K)
         heads = split_heads(acc.to(dtype).to(gl.float32), HEADS)
         for i in gl.static_range(HEADS):
             head = n * HEADS + i
@@ -145,6 +151,7 @@ def qkv_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, (H + 2 * KH) * D, K]
     q_desc,  # [T, H * D]
+    squares_ptr,  # f32 [SQUARES, T]
     positions_ptr,  # [T]
     cos_sin_ptr,  # [L, D]
     q_norm_ptr,  # [D]
@@ -166,6 +173,7 @@ def qkv_kernel(
     BS: gl.constexpr,
     NORM: gl.constexpr,
     K: gl.constexpr,
+    SQUARES: gl.constexpr,  # 0 when x is used as it is
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
@@ -181,15 +189,15 @@ def qkv_kernel(
     gl.warp_specialize(
         [
             (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
                 x_smem, w_whole, left, ready, free, gates, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
-                EARLY, 0, CLUSTER)),
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, SQUARES, STAGES,
+                GROUP, EARLY, 0, CLUSTER)),
             (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
+                q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
                 x_smem, w_whole, right, ready, free, gates, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
-                EARLY, 1, CLUSTER)),
+                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, SQUARES, STAGES,
+                GROUP, EARLY, 1, CLUSTER)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
                           EARLY, 1, CLUSTER)),
         ],
