@@ -241,13 +241,13 @@ def described(*block: int) -> str:
 def compile_wide(wide: int) -> None:
     rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
-    types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
+    types |= {"q_desc": described(rows, HEAD_SIZE // 2), "squares_ptr": "*fp32"}
     fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "CLUSTER": 1, "SQUARES": 0}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
         compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
     if wide == WIDE:
-        compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+        compile_typed("wide add", add_kernel, {**fixed, "N": 1024, "NORMED": True}, types, {"num_warps": 4})
     types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 
