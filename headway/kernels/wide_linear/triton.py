@@ -46,6 +46,12 @@ def layout_of(x):
     return x.type.layout
 
 
+@gluon.constexpr_function
+def sum_layout(wide):
+    """Of the sums [ROWS, wide] of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, wide, 16])
+
+
 @gluon.jit
 def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr, CLUSTER: gl.constexpr):
     """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin.
@@ -140,8 +146,7 @@ def product(
 ):  # fmt: skip
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
     for chunk in range(K // BLOCK_K):
         stage = (count + chunk) % STAGES
         mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
@@ -190,10 +195,10 @@ def load_squares(squares_ptr, start, num_tokens, SQUARES: gl.constexpr):
 
 
 @gluon.jit
-def scaled(acc, squares, eps, K: gl.constexpr):
-    """Rows of acc over the root of the mean square of what the sums are of."""
+def row_scale(squares, eps, K: gl.constexpr, LAYOUT: gl.constexpr):
+    """[ROWS, 1]: one over the root of the mean square of what the sums are of."""
     scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
-    return acc * gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, layout_of(acc))), 1)
+    return gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, LAYOUT)), 1)
 
 
 @gluon.jit
@@ -225,9 +230,11 @@ def gate_up_tiles(
             squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
         acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
+        if SQUARES > 0:  # while the last products run
+            scale = row_scale(squares, eps, K, sum_layout(WIDE))
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
         if SQUARES > 0:
-            acc = scaled(acc, squares, eps, K)
+            acc *= scale
         gate, up = halves(acc, WIDE // 2)
         y = silu_mul(gate, up, dtype)
         tma.store_wait(0)
@@ -309,6 +316,15 @@ def gate_up_kernel(
 
 
 @gluon.jit
+def quarters(x, COLUMNS: gl.constexpr):
+    """[ROWS, 4 * COLUMNS] -> its quarters from left to right; nothing moves between threads."""
+    left, right = halves(x, 2 * COLUMNS)
+    a, b = halves(left, COLUMNS)
+    c, d = halves(right, COLUMNS)
+    return a, b, c, d
+
+
+@gluon.jit
 def add_tiles(
     residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, tiles_m,
     tiles_n, N: gl.constexpr, K: gl.constexpr, NORMED: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
@@ -316,9 +332,10 @@ def add_tiles(
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     WIDE: gl.constexpr = w_smem.shape[2]
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    PART: gl.constexpr = WIDE // 4
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     dtype: gl.constexpr = x_smem.dtype
-    lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
+    lane = gl.arange(0, PART, layout=gl.SliceLayout(0, COPY))
     if EARLY:
         gdc_wait()
     count = 0
@@ -328,32 +345,35 @@ def add_tiles(
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
         acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
-        # What the product is added to is asked for while its last parts run.
+        # What a part of the product is added to is asked for a part ahead, the first while the last products run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        inside = gl.expand_dims(row < num_tokens, 1)
         col = n * WIDE + lane
         place = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
-        at = residual_ptr + place
-        inside = gl.expand_dims(row < num_tokens, 1)
-        keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
-        before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
+        before = gl.load(residual_ptr + place, mask=inside & gl.expand_dims(col < N, 0), other=0.0)
         if NORMED:
-            norms = (gl.load(norm_ptr + col, mask=col < N, other=0.0),
-                     gl.load(norm_ptr + col + WIDE // 2, mask=col + WIDE // 2 < N, other=0.0))  # fmt: skip
+            norm = gl.load(norm_ptr + col, mask=col < N, other=0.0)
             sums = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, COPY))
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
-        parts = halves(acc.to(dtype), WIDE // 2)
-        for i in gl.static_range(2):
-            gl.thread_barrier()  # the part before has been read
-            out_smem.store(parts[i])
-            gl.thread_barrier()
-            y = out_smem.load(COPY).to(gl.float32) + before[i].to(gl.float32)
-            y = y.to(dtype)
-            gl.store(at + i * (WIDE // 2), y, mask=keeps[i])
+        parts = quarters(acc.to(dtype), PART)
+        for i in gl.static_range(4):
+            keep = inside & gl.expand_dims(col + i * PART < N, 0)
+            residual = before
             if NORMED:
-                y = gl.where(keeps[i], y.to(gl.float32), 0.0)  # what the residual holds now, rounding included
+                weight = gl.expand_dims(norm.to(gl.float32), 0)
+            if i < 3:
+                later = inside & gl.expand_dims(col + (i + 1) * PART < N, 0)
+                before = gl.load(residual_ptr + place + (i + 1) * PART, mask=later, other=0.0)
+                if NORMED:
+                    norm = gl.load(norm_ptr + col + (i + 1) * PART, mask=col + (i + 1) * PART < N, other=0.0)
+            out_smem.index(i % 2).store(parts[i])
+            gl.thread_barrier()  # the part before the last one has been read by then
+            y = (out_smem.index(i % 2).load(COPY).to(gl.float32) + residual.to(gl.float32)).to(dtype)
+            gl.store(residual_ptr + place + i * PART, y, mask=keep)
+            if NORMED:
+                y = gl.where(keep, y.to(gl.float32), 0.0)  # what the residual holds now, rounding included
                 sums += gl.sum(y * y, axis=1)
-                scaled_y = (y * gl.expand_dims(norms[i].to(gl.float32), 0)).to(dtype)
-                gl.store(out_ptr + place + i * (WIDE // 2), scaled_y, mask=keeps[i])
+                gl.store(out_ptr + place + i * PART, (y * weight).to(dtype), mask=keep)
         if NORMED:
             gl.store(squares_ptr + n * num_tokens + row, sums, mask=row < num_tokens)
 
@@ -383,12 +403,14 @@ def add_kernel(
     x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
     w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, CLUSTER * weight_desc.block_shape[1] // 2], LAYOUT)
+    PART: gl.constexpr = CLUSTER * weight_desc.block_shape[1] // 4
+    left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, PART], LAYOUT)
+    right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, PART], LAYOUT)
     gl.warp_specialize(
         [
-            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, out_smem.index(0), ready, free,
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, left, ready, free,
                          gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 0, CLUSTER)),
-            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, out_smem.index(1), ready, free,
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, right, ready, free,
                          gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 1, CLUSTER)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
                           EARLY, 1, CLUSTER)),

@@ -24,7 +24,8 @@ from headway.kernels.wide_linear.triton import (
     load_squares,
     make_buffers,
     product,
-    scaled,
+    row_scale,
+    sum_layout,
     tile_place,
     whole_tiles,
 )
@@ -105,8 +106,10 @@ def qkv_tiles(
             squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
         acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
         count += K // BLOCK_K
+        if SQUARES > 0:
+            scale = row_scale(squares, eps, K, sum_layout(WIDE))
         # What the epilogue reads is asked for while the last products run.
-        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
+        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
         LAYOUT: gl.constexpr = layout_of(halves(split_heads(nothing, HEADS)[0], D // 2)[0])
         start = m * BLOCK_M + HALF * ROWS
         dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
@@ -118,11 +121,11 @@ def qkv_tiles(
         sin = gl.load(angles + D // 2)
         acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
         if SQUARES > 0:
-            acc = scaled(acc, squares, eps, K)
-        heads = split_heads(acc.to(dtype).to(gl.float32), HEADS)
+            acc *= scale
+        heads = split_heads(acc.to(dtype), HEADS)
         for i in gl.static_range(HEADS):
             head = n * HEADS + i
-            first, second = halves(heads[i], D // 2)
+            first, second = halves(heads[i].to(gl.float32), D // 2)
             if head < H:
                 first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
             elif head < H + KH:
