@@ -223,7 +223,7 @@ class Chain:
         inputs, norm = self.inputs, self.head_norm
         rest = (self.positions, self.cos_sin, norm, norm, EPS, self.kv_slots, inputs.k_cache, inputs.v_cache)
         if wide:
-            return wide_qkv(x, weight, *rest, self.shape.heads)
+            return wide_qkv(x, weight, None, *rest, self.shape.heads)
         return rope_kv_write(F.linear(x, weight), *rest, self.shape.heads)
 
     def run(self, way: str) -> None:
@@ -235,7 +235,7 @@ class Chain:
             heads = paged_attention(q, *inputs.arguments(self.shape.size**-0.5)[1:]).flatten(1)
             for value, weight in ((heads, out), (None, down)):
                 if value is None:
-                    value = wide_gate_up(x, up) if way == "wide" else silu_mul(F.linear(x, up))
+                    value = wide_gate_up(x, up, None, EPS) if way == "wide" else silu_mul(F.linear(x, up))
                 if way == "in product":
                     x = rms_norm(residual.addmm_(value, weight.t()), norm, EPS)
                 else:

@@ -131,7 +131,7 @@ def products(report: Report, counts: list[int]) -> None:
             residual, norm = torch.randn(tokens, outputs, dtype=x.dtype, device="cuda"), torch.ones_like(x[0, :HIDDEN])
             if name in ("out", "down"):
                 ways["add, norm"] = lambda w, x=x, r=residual, n=norm: add_rms_norm(F.linear(x, w), r, n, EPS)
-                ways["wide_add, norm"] = lambda w, x=x, r=residual, n=norm: rms_norm(wide_add(x, w, r) or r, n, EPS)
+                ways["wide_add"] = lambda w, x=x, r=residual, n=norm: wide_add(x, w, r, n)
             if name == "gate_up":
                 out = torch.empty(tokens, INNER, dtype=x.dtype, device="cuda")
                 ways["silu"] = lambda w, x=x: silu_mul(F.linear(x, w))
@@ -145,6 +145,10 @@ def products(report: Report, counts: list[int]) -> None:
             for what, call in ways.items():
                 with report.guard(f"{name} {tokens} {what}"):
                     report.add(name, f"{tokens} tokens", what, time_calls([partial(call, w) for w in weights]))
+
+
+Step = tuple[torch.Tensor, torch.Tensor | None]
+"""What a product begins with, and the sums of squares that its rows are to be scaled by."""
 
 
 class Chain:
@@ -164,11 +168,11 @@ class Chain:
         self.norm = torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
         self.head_norm = torch.ones(SIZE, dtype=torch.bfloat16, device="cuda")
 
-    def add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, wide: bool) -> torch.Tensor:
+    def add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, wide: bool) -> Step:
         if not wide:
-            return add_rms_norm(F.linear(x, weight), residual, self.norm, EPS)
-        wide_add(x, weight, residual)
-        return rms_norm(residual, self.norm, EPS)
+            return add_rms_norm(F.linear(x, weight), residual, self.norm, EPS), None
+        added: Step = wide_add(x, weight, residual, self.norm)
+        return added
 
     def rest(self) -> tuple[Any, ...]:
         """What follows the product of queries, keys and values."""
@@ -178,19 +182,19 @@ class Chain:
     def run(self, way: str, general: bool = False) -> torch.Tensor:
         """All layers; the last norm."""
         inputs, residual, rest = self.inputs, self.first.clone(), self.rest()
-        x = rms_norm(residual, self.norm, EPS)
+        x, squares = rms_norm(residual, self.norm, EPS), None
         for qkv, out, up, down in self.weights:
-            q = wide_qkv(x, qkv, *rest) if "q" in way else rope_kv_write(F.linear(x, qkv), *rest)
+            q = wide_qkv(x, qkv, squares, *rest) if "q" in way else rope_kv_write(F.linear(x, qkv), *rest)
             if general:
                 heads = torch.empty_like(q)
                 tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
                 launch_prefill(q, inputs.k_cache, inputs.v_cache, heads, tables, (SCALE, 0, 0.0), 0)
             else:
                 heads = paged_attention(q, *inputs.arguments(SCALE)[1:])
-            x = self.add(heads.flatten(1), out, residual, "a" in way)
-            inner = wide_gate_up(x, up) if "g" in way else silu_mul(F.linear(x, up))
-            x = self.add(inner, down, residual, "a" in way)
-        return x
+            x, squares = self.add(heads.flatten(1), out, residual, "a" in way)
+            inner = wide_gate_up(x, up, squares, EPS) if "g" in way else silu_mul(F.linear(x, up))
+            x, squares = self.add(inner, down, residual, "a" in way)
+        return rms_norm(residual, self.norm, EPS) if "a" in way else x
 
 
 def layers(report: Report, counts: list[int]) -> None:

@@ -148,9 +148,7 @@ class DecoderModel(nn.Module):
             step = mid.forward(step, residual, batch, k_cache, v_cache)
         return self._hidden(step, residual)
 
-    def _last_rows(
-        self, step: Step, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
-    ) -> torch.Tensor:
+    def _last_rows(self, step: Step, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool) -> torch.Tensor:
         """The last layer, from its scores on for each row's last token alone."""
         (layer, norm), k_cache, v_cache = self._chain[-1], kv.keys[-1], kv.values[-1]
         attention = layer.attention

@@ -80,7 +80,10 @@ def test_references_follow_the_formulas() -> None:
 def test_no_norm_is_left_between_two_products() -> None:
     """The residual times the norm's weight, divided by the root of the mean square behind the next product, is the norm."""
     x, weight = gate_up_inputs((7, 256, 64), "cpu", torch.float32)
-    residual, norm = make_random(7, 512, dtype=torch.float32, device="cpu"), make_random(512, dtype=torch.float32, device="cpu")
+    residual, norm = (
+        make_random(7, 512, dtype=torch.float32, device="cpu"),
+        make_random(512, dtype=torch.float32, device="cpu"),
+    )
     after = residual + F.linear(x, weight)
     y, squares = wide_add.reference(x, weight, residual, norm)
     assert squares.shape == (2, 7)

@@ -200,7 +200,9 @@ def mid_linear_kernel(
         LINES: gl.constexpr = line_layout(WIDE, WARPS)
         line_row = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LINES))
         line_row = gl.minimum(first + line_row // PAIR, N - 1) + line_row % PAIR * N
-        fetch_weights(weight_ptr, line_row, K, turn, split * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES)
+        fetch_weights(
+            weight_ptr, line_row, K, turn, split * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES
+        )
     if EARLY:
         gdc_wait()
     if SQUARES > 0:
@@ -329,7 +331,9 @@ def mid_add_kernel(
         LINES: gl.constexpr = line_layout(WIDE, WARPS)
         line_row = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LINES))
         line_row = gl.minimum(tile * WIDE + line_row, N - 1)
-        fetch_weights(weight_ptr, line_row, K, turn, rank * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES)
+        fetch_weights(
+            weight_ptr, line_row, K, turn, rank * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES
+        )
     row = start_row + rank + CLUSTER * gl.arange(0, ROWS // CLUSTER, layout=gl.SliceLayout(1, SHARE))
     col = tile * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE))
     norm = gl.load(norm_ptr + col, mask=col < N, other=0.0).to(gl.float32)

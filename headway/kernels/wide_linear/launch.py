@@ -52,7 +52,9 @@ def launch_gate_up(
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW))
+    wide = wide or tile_width(
+        rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW)
+    )
     cluster = 1 if wide == UNEVEN else cluster
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
