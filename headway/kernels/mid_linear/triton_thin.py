@@ -1,0 +1,133 @@
+"""The Gluon kernel of linear layers for up to 64 rows whose copies are a warp's own work.
+
+As ``wide_linear``'s kernels, which see, with one warpgroup that multiplies: a program that stays takes tiles of 64 rows and
+128 or 256 weight rows, and all its buffers of weights are being filled before the kernel ahead has ended.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from headway.kernels.wide_linear.triton import (
+    BLOCK_K,
+    ROWS,
+    finish,
+    halves,
+    load_squares,
+    product,
+    row_scale,
+    silu_mul,
+    sum_layout,
+)
+
+
+@gluon.jit
+def copy_thin(
+    x_desc, weight_desc, x_smem, w_smem, ready, free, tiles, K: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr
+):  # fmt: skip
+    """The copying warp."""
+    CHUNKS: gl.constexpr = K // BLOCK_K
+    AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
+    EACH: gl.constexpr = w_smem.shape[2]
+    BYTES: gl.constexpr = 2 * BLOCK_K * (ROWS + w_smem.shape[1] * EACH)
+    first = gl.program_id(0)
+    for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
+        mbarrier.expect(ready.index(i), BYTES)
+        tma.async_copy_global_to_shared(
+            weight_desc, [0, first * EACH, i * BLOCK_K], ready.index(i), w_smem.index(i)
+        )
+    if EARLY:
+        gdc_wait()
+    for i in gl.static_range(AHEAD):
+        tma.async_copy_global_to_shared(x_desc, [0, i * BLOCK_K], ready.index(i), x_smem.index(i))
+    count = 0
+    for tile in range(first, tiles, gl.num_programs(0)):
+        for chunk in range(CHUNKS):
+            if count >= AHEAD:
+                stage = count % STAGES
+                mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+                bar = ready.index(stage)
+                mbarrier.expect(bar, BYTES)
+                at = chunk * BLOCK_K
+                tma.async_copy_global_to_shared(weight_desc, [0, tile * EACH, at], bar, w_smem.index(stage))
+                tma.async_copy_global_to_shared(x_desc, [0, at], bar, x_smem.index(stage))
+            count += 1
+
+
+@gluon.jit
+def thin_tiles(
+    out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, K: gl.constexpr,
+    SQUARES: gl.constexpr, STAGES: gl.constexpr, SILU: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """The warpgroup that multiplies."""
+    dtype: gl.constexpr = x_smem.dtype
+    WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
+    BLOCK_N: gl.constexpr = out_smem.shape[1]
+    if EARLY:
+        gdc_wait()
+    if SQUARES > 0:
+        squares = load_squares(squares_ptr, 0, num_tokens, SQUARES)
+        scale = row_scale(squares, eps, K, sum_layout(WIDE))
+    count = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = product(x_smem, w_smem, ready, free, 0, count, 0, K, STAGES, 0, 1)
+        count += K // BLOCK_K
+        acc = finish(acc, free, 0, count, 0, STAGES, 1)
+        if SQUARES > 0:
+            acc *= scale
+        if SILU:
+            gate, up = halves(acc, WIDE // 2)
+            y = silu_mul(gate, up, dtype)
+        else:
+            y = acc.to(dtype)
+        tma.store_wait(0)
+        gl.thread_barrier()  # the copy out of the tile before has read it
+        out_smem.store(y)
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(out_desc, [0, tile * BLOCK_N], out_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "tiles"])
+def thin_linear_kernel(
+    x_desc,  # [T, K]
+    weight_desc,  # [1, N, K], for SILU [2, N, K]
+    out_desc,  # [T, N]
+    squares_ptr,  # f32 [SQUARES, T]
+    num_tokens,
+    eps,
+    tiles,
+    K: gl.constexpr,
+    SQUARES: gl.constexpr,  # 0 when x is used as it is
+    STAGES: gl.constexpr,
+    SILU: gl.constexpr,
+    EARLY: gl.constexpr,
+):
+    """Grid: programs that stay; 4 warps, which multiply."""
+    if EARLY:
+        gdc_launch_dependents()
+    dtype: gl.constexpr = x_desc.dtype
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    out_smem = gl.allocate_shared_memory(dtype, out_desc.block_shape, out_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (thin_tiles, (out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, K, SQUARES,
+                          STAGES, SILU, EARLY)),
+            (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles, K, STAGES, EARLY)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
