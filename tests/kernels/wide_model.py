@@ -24,9 +24,10 @@ from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place", "copy_tiles", "copy_share", "product", "finish", "halves", "quarters", "split_heads", "gate_up_tiles", "add_tiles",
-    "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "whole_tiles", "first_tile", "let_go", "load_squares", "row_scale", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
+    "tile_place", "first_tile", "copy_tiles", "copy_share", "let_go", "product", "finish", "halves", "quarters",
+    "split_heads", "gate_up_tiles", "add_tiles", "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
+    "make_buffers", "whole_tiles", "load_squares", "row_scale", "turn", "angles_place", "cache_place", "write_cache",
+    "qkv_tiles",
 )  # fmt: skip
 
 
@@ -300,8 +301,8 @@ class Program:
             "cluster_buffer": lambda size, cluster: 0, "init_gate": self.init_gate, "multicast": self.spread,
             "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster, "arrive_gates": self.arrive_gates,
             "wait_gate": lambda at, parity: self.gates[at].wait(parity),
-            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None, "squares_layout": lambda parts: None,
-            "sum_layout": lambda wide: None,
+            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
+            "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "power_of_2": lambda n: 1 << (n - 1).bit_length(),
         }  # fmt: skip
         known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}

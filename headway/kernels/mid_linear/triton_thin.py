@@ -38,9 +38,7 @@ def copy_thin(
     first = gl.program_id(0)
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
         mbarrier.expect(ready.index(i), BYTES)
-        tma.async_copy_global_to_shared(
-            weight_desc, [0, first * EACH, i * BLOCK_K], ready.index(i), w_smem.index(i)
-        )
+        tma.async_copy_global_to_shared(weight_desc, [0, first * EACH, i * BLOCK_K], ready.index(i), w_smem.index(i))
     if EARLY:
         gdc_wait()
     for i in gl.static_range(AHEAD):

@@ -52,9 +52,8 @@ def launch_gate_up(
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
     if rows == 0:
         return
-    wide = wide or tile_width(
-        rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW)
-    )
+    widths = (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW)
+    wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), widths)
     cluster = 1 if wide == UNEVEN else cluster
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
@@ -71,8 +70,8 @@ def launch_gate_up(
         for part in parts
     ]
     kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), *weights, *outs, *scaling, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group // cluster,
-        num_warps=4, **more, **launch_early(x.device),
+        _activations(x), *weights, *outs, *scaling, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide],
+        GROUP=group // cluster, num_warps=4, **more, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -106,7 +105,8 @@ def launch_add(
     add_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
         _activations(x), _weights(weight, 1, WIDE, cluster), residual, residual if norm is None else norm,
         residual if out is None else out, residual if squares is None else squares, rows, tiles_m, tiles_n, N=outputs,
-        K=inputs, NORMED=norm is not None, STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
+        K=inputs, NORMED=norm is not None, STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4,
+        **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -161,8 +161,8 @@ def launch_qkv(
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
         _activations(x), _weights(weight, 1, wide, cluster), q_desc, q if squares is None else squares, positions,
-        cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
-        num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
+        cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache,
+        eps, rows, cos_sin.shape[0], num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
         H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, SQUARES=_parts(squares, rows),
         STAGES=STAGES[wide], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
     )  # fmt: skip

@@ -273,7 +273,7 @@ def whole_tiles(w_smem, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
     """The weights as they are multiplied."""
     if CLUSTER > 1:
         shape: gl.constexpr = [STAGES, 1, CLUSTER * w_smem.shape[2], w_smem.shape[3]]
-        return w_smem._reinterpret(w_smem.dtype, shape, w_smem.layout)
+        return w_smem._reinterpret(w_smem.dtype, shape, w_smem.layout)  # noqa: SLF001
     else:
         return w_smem
 
