@@ -70,9 +70,9 @@ def test_wide_steps_equal_separate_steps(
         for wanted, found in zip(expected, wide.step(step), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
         tokens = sum(len(row.tokens) for row in step) if full == 1 or len(step[0].tokens) > 1 else 0
-        wanted = {kind for kind, counts in used_for.items() if kind != never and any(tokens in part for part in counts)}
-        adding = ("wide_gate_up" in wanted) + ("wide_qkv" in wanted) if "wide_add" in wanted else 0
-        uses = {kind: 1 * (kind in wanted) for kind in used_for} | {"wide_add": adding}
+        wide_kinds = {k for k, parts in used_for.items() if k != never and any(tokens in part for part in parts)}
+        adding = ("wide_gate_up" in wide_kinds) + ("wide_qkv" in wide_kinds) if "wide_add" in wide_kinds else 0
+        uses: dict[str, int] = {kind: int(kind in wide_kinds) for kind in used_for} | {"wide_add": adding}
         assert used == {kind: config.num_layers * count for kind, count in uses.items()}, number
         last = torch.stack([each[-1] for each in expected])
         torch.testing.assert_close(ending.last_step(step), last, atol=2e-4, rtol=1e-4)
