@@ -164,7 +164,8 @@ def launch_qkv(
         cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache,
         eps, rows, cos_sin.shape[0], num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         tiles_m, tiles_n, H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs,
-        SQUARES=_parts(squares, rows), STAGES=STAGES[wide], GROUP=group // cluster, CLUSTER=cluster, num_warps=4, **launch_early(x.device),
+        SQUARES=_parts(squares, rows), STAGES=STAGES[wide], GROUP=group // cluster, CLUSTER=cluster, num_warps=4,
+        **launch_early(x.device),
     )  # fmt: skip
     return q
 
