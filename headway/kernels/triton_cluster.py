@@ -162,6 +162,17 @@ def open_mailbox(box, expected):
 
 
 @gluon.jit
+def init_mailbox(box, expected):
+    """``open_mailbox`` for kernels with warps of different kinds: ``arrive_alone`` says that this program runs."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred one; .reg .b32 id; mov.u32 id, %tid.x; setp.eq.u32 one, id, 0; "
+        "@one mbarrier.init.shared::cta.b64 [$1], 1; @one fence.mbarrier_init.release.cluster; "
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; mov.u32 $0, 0; }",
+        "=r,r,r", [box, expected], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def send2(places, boxes, values, keep):
     """Send ``values`` (float32) where ``place_in`` says, two neighbours at a time and 8 bytes aligned, and have ``boxes``, the
     mailboxes there, count them; not where ``keep`` (int32) is 0 for the first of the two.
