@@ -19,7 +19,7 @@ import torch
 
 from headway.kernels.mid_linear import triton as module
 
-HELPERS = ("buffers", "multiply", "meet")
+HELPERS = ("buffers", "multiply", "meet", "meet_all", "store_sum")
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
 
