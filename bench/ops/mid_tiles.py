@@ -151,5 +151,5 @@ def shown(tile: MidTile) -> str:
     t = tile
     more = f", {t.rows}, {t.trailing}" if t.trailing else f", {t.rows}" if t.rows != 64 else ""
     more += f", cluster={t.cluster}" if t.cluster > 1 else ""
-    more += f", fetched={t.fetched}" if t.fetched else ""
+    more += ", copier=True" if t.copier else ""
     return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps}{more})"

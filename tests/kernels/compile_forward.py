@@ -222,7 +222,6 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "X_AHEAD": tile.x_ahead,
         "TRAILING": tile.trailing,
         "RING": tile.ring(inputs),
-        "FETCHED": tile.fetched,
         "BIAS": False,
     }
     squares = 32 if kind == "mid_gate_up" else 0

@@ -1,4 +1,6 @@
-"""Runs the Gluon kernels of ``wide_linear`` on CPU tensors, asynchronous parts as late as the rules allow.
+"""Runs the Gluon kernels of ``wide_linear``, and those of ``mid_linear`` that copy likewise, on CPU tensors.
+
+Asynchronous parts happen as late as the rules allow.
 
 No interpreter runs Gluon, so this replaces the language under the kernels' own code. Warps of different kinds are threads.
 Copies land when their barrier is waited for, products read their buffers when they are waited for, and copies out of shared
@@ -19,15 +21,19 @@ from typing import Any
 
 import torch
 
+from headway.kernels.mid_linear import triton as mid
+from headway.kernels.mid_linear import triton_thin as thin
 from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
+REACH = 1 << 24
+"""Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
     "tile_place", "first_tile", "copy_tiles", "copy_share", "let_go", "product", "finish", "halves", "quarters",
     "split_heads", "gate_up_tiles", "add_tiles", "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "make_buffers", "whole_tiles", "load_squares", "row_scale", "turn", "angles_place", "cache_place", "write_cache",
-    "qkv_tiles",
+    "qkv_tiles", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
 )  # fmt: skip
 
 
@@ -41,6 +47,10 @@ class Pointer:
 
     flat: torch.Tensor
     at: Any = 0
+
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(element_ty=self.flat.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.flat, self.at + offset)
@@ -181,6 +191,9 @@ class Program:
         self.buffers: list[torch.Tensor] = []
         self.barriers: list[Barrier] = []
         self.gates: dict[int, Barrier] = {}
+        self.mail: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.room = torch.empty(0)
+        self.expected = -1
         self.spread_rank: int | None = None
         self.running = self.ended = False
 
@@ -220,6 +233,35 @@ class Program:
             assert not other.ended, "an arrival at a program that has ended"
             for _ in range(4):
                 other.gates[at].arrive()
+
+    def make_room(self, size: int, cluster: int) -> int:
+        assert cluster == len(self.cluster)
+        self.room = torch.full((size // 4,), float("nan"))
+        return 0
+
+    def init_mailbox(self, box: int, expected: Any) -> None:
+        assert box == 0 and not self.running
+        self.expected = int(expected)
+
+    def send(self, places: torch.Tensor, boxes: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> None:
+        some = keep.bool()
+        rank, at = places[some] // REACH, places[some] % REACH
+        assert bool((boxes[some] == rank * REACH).all()), "another program's mailbox counts"
+        assert bool((at % 4 == 0).all()) and bool((at >= 16).all())
+        for number, other in enumerate(self.cluster):
+            theirs = rank == number
+            assert other.running and not (other.ended and bool(theirs.any())), "sent to a program that does not run"
+            with self.changed:
+                other.mail.append((at[theirs] // 4, values[some][theirs]))
+                other.expected -= 4 * int(theirs.sum())
+                self.changed.notify_all()
+
+    def wait_mailbox(self, box: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.expected == 0, PATIENCE):
+                raise StuckError(f"{self.expected} bytes more were expected than came")
+        for at, values in self.mail:
+            self.room[at] = values
 
     def arrive_alone(self, others: int) -> None:
         with self.changed:
@@ -280,7 +322,8 @@ class Program:
             program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
             SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
             NVMMASharedLayout=lambda *_: None,
-            float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
+            float32=torch.float32, int64=torch.int64, int32=torch.int32,
+            arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
@@ -298,14 +341,16 @@ class Program:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
-            "cluster_buffer": lambda size, cluster: 0, "init_gate": self.init_gate, "multicast": self.spread,
+            "cluster_buffer": self.make_room, "init_gate": self.init_gate, "multicast": self.spread,
             "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster, "arrive_gates": self.arrive_gates,
-            "wait_gate": lambda at, parity: self.gates[at].wait(parity),
+            "wait_gate": lambda at, parity: self.gates[at].wait(parity), "init_mailbox": self.init_mailbox,
+            "place_in": lambda rank, at: rank * REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
+            "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "power_of_2": lambda n: 1 << (n - 1).bit_length(),
         }  # fmt: skip
-        known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
+        known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
             names[name] = types.FunctionType(known[name].fn.__code__, names)
@@ -329,6 +374,7 @@ class ModelKernel:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def run(*arguments: Any, **names: Any) -> None:
             del names["num_warps"]
+            names.pop("maxnreg", None)
             given = [_described(each) for each in arguments]
             cluster = names.get("CLUSTER", 1)
             programs = min(grid[0], self._programs * cluster)

@@ -49,7 +49,8 @@ class MidTile:
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
         cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
-        fetched: chunks of weights behind those ahead that are brought into the L2 cache before the wait; 0 or a power of two.
+        copier: a warp of its own copies each chunk when a buffer is free, of which there are w_ahead = x_ahead for weights and
+            activations alike. For up to 64 rows; programs that stay take several tiles, but for ``mid_add``.
     """
 
     wide: int
@@ -61,7 +62,7 @@ class MidTile:
     rows: int = 64
     trailing: int = 0
     cluster: int = 1
-    fetched: int = 0
+    copier: bool = False
 
     def chunks(self, inputs: int) -> int:
         """Chunks per program for K = ``inputs``."""
@@ -74,6 +75,8 @@ class MidTile:
     def buffers(self, inputs: int) -> tuple[int, int]:
         """Chunks of weights and of activations that a program has room for."""
         chunks, more = self.chunks(inputs), 1 + self.trailing
+        if self.copier:
+            return self.w_ahead, self.x_ahead
         return min(self.w_ahead + more, chunks), min(self.x_ahead + more, chunks)
 
     def ring(self, inputs: int) -> int:
@@ -89,7 +92,13 @@ class MidTile:
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
-        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
+        outgoing = 2 * self.rows * self.wide if self.copier else 0
+        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes() + outgoing
+
+    def residents(self, inputs: int) -> int:
+        """Programs with a copying warp that a processor has room for."""
+        room = SHARED_LIMIT // (self.shared_bytes(inputs) + 1024)
+        return max(1, min(room, 2 if self.wide <= 128 else 1))
 
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
@@ -98,11 +107,17 @@ class MidTile:
         columns = self.wide * min(self.num_warps, self.rows // 16) // self.num_warps
         return (
             whole
-            and 1 <= self.x_ahead <= self.w_ahead <= chunks
+            and 1 <= self.x_ahead <= self.w_ahead
+            and (self.copier or self.w_ahead <= chunks)
             and columns >= 8
-            and self.w_ahead + self.fetched <= chunks
+            and (not self.copier or self._copies_well())
             and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
+
+    def _copies_well(self) -> bool:
+        """Whether a copying warp's tile is one of those its kernels know."""
+        plain = (self.block_k, self.splits, self.num_warps, self.rows, self.trailing) == (64, 1, 4, 64, 0)
+        return plain and self.w_ahead == self.x_ahead and 32 <= self.wide <= 256
 
 
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(

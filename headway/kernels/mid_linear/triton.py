@@ -67,13 +67,6 @@ def squares_layout(parts, rows, warps):
 
 
 @gluon.constexpr_function
-def line_layout(wide, warps):
-    """Threads over [lines, weight rows]: neighbours take rows."""
-    across = min(32, wide)
-    return gl.BlockedLayout([1, 1], [32 // across, across], [warps, 1], [1, 0])
-
-
-@gluon.constexpr_function
 def least(a, b):
     return min(a, b)
 
@@ -97,20 +90,6 @@ def buffers(like_ptr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, BLOCK_K: gl.con
     for _ in gl.static_range(COUNT):
         made = made + (gl.allocate_shared_memory(like_ptr.dtype.element_ty, [HEIGHT, BLOCK_K], SHARED),)  # noqa: RUF005
     return made
-
-
-@gluon.jit
-def fetch_weights(
-    weight_ptr, row, inputs, turn, first_input, FIRST: gl.constexpr, COUNT: gl.constexpr, CHUNKS: gl.constexpr,
-    BLOCK_K: gl.constexpr, OVER: gl.constexpr,
-):  # fmt: skip
-    """Bring ``COUNT`` chunks of weight rows ``row``, from the program's number ``FIRST`` on, into the L2 cache."""
-    line = gl.arange(0, COUNT * BLOCK_K // 64, layout=gl.SliceLayout(1, OVER))
-    at = (FIRST + line // (BLOCK_K // 64) + turn) % CHUNKS * BLOCK_K + line % (BLOCK_K // 64) * 64 + first_input
-    places = weight_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(row.to(gl.int64) * inputs, 0))
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -165,7 +144,6 @@ def mid_linear_kernel(
     X_AHEAD: gl.constexpr,
     TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
     RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
-    FETCHED: gl.constexpr,  # chunks of weights behind W_AHEAD that are brought into the L2 cache before the wait
     SQUARES: gl.constexpr,  # 0 when x is used as it is
     BIAS: gl.constexpr,
     SILU: gl.constexpr,
@@ -196,13 +174,6 @@ def mid_linear_kernel(
     for i in gl.static_range(W_AHEAD):
         async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
     async_copy.commit_group()
-    if FETCHED > 0:
-        LINES: gl.constexpr = line_layout(WIDE, WARPS)
-        line_row = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LINES))
-        line_row = gl.minimum(first + line_row // PAIR, N - 1) + line_row % PAIR * N
-        fetch_weights(
-            weight_ptr, line_row, K, turn, split * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES
-        )
     if EARLY:
         gdc_wait()
     if SQUARES > 0:
@@ -318,7 +289,6 @@ def mid_add_kernel(
     X_AHEAD: gl.constexpr,
     TRAILING: gl.constexpr,  # as in mid_linear_kernel
     RING: gl.constexpr,
-    FETCHED: gl.constexpr,
     CLUSTER: gl.constexpr,
     BIAS: gl.constexpr,
     EARLY: gl.constexpr,
@@ -351,13 +321,6 @@ def mid_add_kernel(
     for i in gl.static_range(W_AHEAD):
         async_copy.async_copy_global_to_shared(weights[i], weight_at + chunk_start(i, turn, CHUNKS, BLOCK_K))
     async_copy.commit_group()
-    if FETCHED > 0:
-        LINES: gl.constexpr = line_layout(WIDE, WARPS)
-        line_row = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LINES))
-        line_row = gl.minimum(tile * WIDE + line_row, N - 1)
-        fetch_weights(
-            weight_ptr, line_row, K, turn, rank * (CHUNKS * BLOCK_K), W_AHEAD, FETCHED, CHUNKS, BLOCK_K, LINES
-        )
     row = start_row + rank + CLUSTER * gl.arange(0, ROWS // CLUSTER, layout=gl.SliceLayout(1, SHARE))
     col = tile * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, SHARE))
     norm = gl.load(norm_ptr + col, mask=col < N, other=0.0).to(gl.float32)

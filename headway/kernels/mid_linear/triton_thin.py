@@ -33,13 +33,15 @@ def copy_thin(
     x_desc, weight_desc, x_smem, w_smem, ready, free, first, step, tiles, begin, CHUNKS: gl.constexpr, STAGES: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: ``CHUNKS`` chunks of the inputs from ``begin`` on for tiles ``first``, ``first`` + ``step`` and so on."""
+    """The copying warp: ``CHUNKS`` chunks of inputs from ``begin`` on, for tiles ``first``, ``first`` + ``step`` and so on."""
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
     EACH: gl.constexpr = w_smem.shape[2]
     BYTES: gl.constexpr = 2 * BLOCK_K * (ROWS + w_smem.shape[1] * EACH)
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
         mbarrier.expect(ready.index(i), BYTES)
-        tma.async_copy_global_to_shared(weight_desc, [0, first * EACH, begin + i * BLOCK_K], ready.index(i), w_smem.index(i))
+        tma.async_copy_global_to_shared(
+            weight_desc, [0, first * EACH, begin + i * BLOCK_K], ready.index(i), w_smem.index(i)
+        )
     if EARLY:
         gdc_wait()
     for i in gl.static_range(AHEAD):
@@ -60,8 +62,9 @@ def copy_thin(
 
 @gluon.jit
 def thin_tiles(
-    out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, K: gl.constexpr,
-    SQUARES: gl.constexpr, STAGES: gl.constexpr, SILU: gl.constexpr, EARLY: gl.constexpr,
+    out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, N: gl.constexpr,
+    K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that multiplies."""
     dtype: gl.constexpr = x_smem.dtype
@@ -79,6 +82,10 @@ def thin_tiles(
         acc = finish(acc, free, 0, count, 0, STAGES, 1)
         if SQUARES > 0:
             acc *= scale
+        if BIAS:
+            wide = gl.arange(0, WIDE, layout=gl.SliceLayout(0, sum_layout(WIDE)))
+            unit = gl.minimum(tile * BLOCK_N + wide % BLOCK_N, N - 1)
+            acc += gl.expand_dims(gl.load(bias_ptr + unit + wide // BLOCK_N * N).to(gl.float32), 0)
         if SILU:
             gate, up = halves(acc, WIDE // 2)
             y = silu_mul(gate, up, dtype)
@@ -113,13 +120,16 @@ def thin_linear_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K], for SILU [2, N, K]
     out_desc,  # [T, N]
+    bias_ptr,  # [N] or [2 * N] when BIAS
     squares_ptr,  # f32 [SQUARES, T]
     num_tokens,
     eps,
     tiles,
+    N: gl.constexpr,
     K: gl.constexpr,
     SQUARES: gl.constexpr,  # 0 when x is used as it is
     STAGES: gl.constexpr,
+    BIAS: gl.constexpr,
     SILU: gl.constexpr,
     EARLY: gl.constexpr,
 ):
@@ -131,8 +141,8 @@ def thin_linear_kernel(
     first, step = gl.program_id(0), gl.num_programs(0)
     gl.warp_specialize(
         [
-            (thin_tiles, (out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, K, SQUARES,
-                          STAGES, SILU, EARLY)),
+            (thin_tiles, (out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, N,
+                          K, SQUARES, STAGES, BIAS, SILU, EARLY)),
             (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, first, step, tiles, 0, K // BLOCK_K, STAGES,
                          EARLY)),
         ],
@@ -143,8 +153,9 @@ def thin_linear_kernel(
 
 @gluon.jit
 def thin_sum(
-    residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr, EARLY: gl.constexpr,
+    bias_ptr, residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows,
+    N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr, BIAS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that multiplies."""
     WIDE: gl.constexpr = w_smem.shape[2]
@@ -164,6 +175,8 @@ def thin_sum(
     acc = product(x_smem, w_smem, ready, free, 0, 0, 0, K // CLUSTER, STAGES, 0, 1)
     acc = finish(acc, free, 0, K // CLUSTER // BLOCK_K, 0, STAGES, 1)
     total = meet_all(acc, box, rank, num_rows, ROWS, WIDE, CLUSTER, sum_layout(WIDE), SHARE)
+    if BIAS:
+        total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)
     store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr + tile * num_rows, at, keep, row, num_rows)
 
 
@@ -171,6 +184,7 @@ def thin_sum(
 def thin_add_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
+    bias_ptr,  # [N] when BIAS
     residual_ptr,  # [T, N], read and written
     norm_ptr,  # [N]
     out_ptr,  # [T, N]
@@ -180,6 +194,7 @@ def thin_add_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     CLUSTER: gl.constexpr,
+    BIAS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: programs over N times CLUSTER parts of K; 4 warps, which multiply."""
@@ -197,8 +212,8 @@ def thin_add_kernel(
         arrive_alone(128)
     gl.warp_specialize(
         [
-            (thin_sum, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows, N, K,
-                        STAGES, CLUSTER, EARLY)),
+            (thin_sum, (bias_ptr, residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows,
+                        N, K, STAGES, CLUSTER, BIAS, EARLY)),
             (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, tile, 1, tile + 1, rank * (K // CLUSTER),
                          K // CLUSTER // BLOCK_K, STAGES, EARLY)),
         ],

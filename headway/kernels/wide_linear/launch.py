@@ -14,6 +14,7 @@ from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.tiles import (
     BLOCK_K,
     BLOCK_M,
+    CLUSTER,
     GROUP,
     HEAD_SIZE,
     NARROW,
@@ -42,11 +43,14 @@ def launch_gate_up(
     out: torch.Tensor,
     group: int = GROUP,
     wide: int | None = None,
-    cluster: int = 1,
+    cluster: int | None = None,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
+    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best.
+
+    ``cluster``: programs that copy weights for each other; by default CLUSTER with ``squares``, which full steps have.
+    """
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
@@ -54,7 +58,8 @@ def launch_gate_up(
         return
     widths = (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW)
     wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), widths)
-    cluster = 1 if wide == UNEVEN else cluster
+    cluster = cluster or _cluster(squares)
+    assert cluster == 1 or wide != UNEVEN, "programs with uneven tiles stay alone"
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
     weights = [_weights(weight, 2, part, cluster) for part in parts]
@@ -89,7 +94,7 @@ def launch_add(
     weight: torch.Tensor,
     residual: torch.Tensor,
     group: int = GROUP,
-    cluster: int = 1,
+    cluster: int = CLUSTER,
     norm: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
@@ -144,7 +149,7 @@ def launch_qkv(
     num_heads: int,
     wide: int,
     group: int = GROUP,
-    cluster: int = 1,
+    cluster: int | None = None,
     squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, H, D], in tiles of ``wide`` weight rows."""
@@ -157,6 +162,7 @@ def launch_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
+    cluster = cluster or _cluster(squares)
     tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
@@ -173,6 +179,11 @@ def launch_qkv(
 def _activations(x: torch.Tensor) -> TensorDescriptor:
     assert x.dtype in (torch.bfloat16, torch.float16) and x.stride(1) == 1 and x.shape[1] % BLOCK_K == 0
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
+
+
+def _cluster(squares: torch.Tensor | None) -> int:
+    """Programs of a cluster. Only full steps are worth kernels of their own."""
+    return 1 if squares is None else CLUSTER
 
 
 def _parts(squares: torch.Tensor | None, rows: int) -> int:

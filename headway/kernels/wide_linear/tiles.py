@@ -31,6 +31,8 @@ NARROWER = 1.08
 """What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
+CLUSTER = 2
+"""Programs of neighbouring rows of tiles that copy shares of their weights for each other."""
 HEAD_SIZE = 128
 """Of ``wide_qkv``: a tile is two heads wide, or one."""
 
@@ -51,12 +53,13 @@ TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
         ),
         ("wide_add", 1024, 2048): (range(FULL_TOKENS, MOST_TOKENS),),
         ("wide_add", 1024, 3072): (range(FULL_TOKENS, MOST_TOKENS),),
-        # Llama-3.1-8B; its down projection, K = 14336, lost
+        # Llama-3.1-8B
         ("wide_gate_up", 28672, 4096): (  # 1024 tokens were measured outside of layers
             range(1024, GRAPH_TOKENS), range(FULL_TOKENS, MOST_TOKENS),
         ),
         ("wide_qkv", 6144, 4096): (range(FULL_TOKENS, MOST_TOKENS),),
         ("wide_add", 4096, 4096): (range(FULL_TOKENS, MOST_TOKENS),),
+        ("wide_add", 4096, 14336): (range(FULL_TOKENS, MOST_TOKENS),),
     }
 )  # fmt: skip
 """(op, N, K) -> the numbers of tokens it is used for; what is absent lost, or nobody measured it."""
