@@ -117,7 +117,7 @@ class Sum:
     def normed(self) -> torch.Tensor:
         """``fused``, and what the product behind it does."""
         y, squares = self.fused()
-        return (y * torch.rsqrt(squares.sum(0) / y.shape[1] + EPS)[:, None]).to(y.dtype)
+        return (y * torch.rsqrt(squares.sum(1) / y.shape[1] + EPS)[:, None]).to(y.dtype)
 
     def separate(self) -> torch.Tensor:
         return add_rms_norm(F.linear(self.x, self.weight), self.residual, self.norm, EPS)

@@ -25,6 +25,7 @@ from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
+from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
@@ -43,7 +44,17 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, UNEVEN, WIDE
+from headway.kernels.wide_linear.tiles import (
+    BLOCK_K,
+    BLOCK_M,
+    CLUSTER,
+    GROUP,
+    HEAD_SIZE,
+    NARROW,
+    STAGES,
+    UNEVEN,
+    WIDE,
+)
 from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
@@ -237,18 +248,35 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide(wide: int) -> None:
-    rows = BLOCK_M // 2
-    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
+def compile_wide(wide: int, squares: int = 0) -> None:
+    """``squares``: parts of the sums of squares, which full steps have; these run in clusters."""
+    rows, cluster = BLOCK_M // 2, CLUSTER if squares else 1
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide // cluster, BLOCK_K)}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2), "squares_ptr": "*fp32"}
-    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "CLUSTER": 1, "SQUARES": 0}
+    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP // cluster, "CLUSTER": cluster, "SQUARES": squares}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
-        compile_typed(f"wide {wide} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
-    if wide == WIDE:
+        compile_typed(f"wide {wide} {squares} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
+    if wide == WIDE and squares:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024, "NORMED": True}, types, {"num_warps": 4})
-    types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
-    compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+    block = (1, wide // cluster) if cluster > 1 else (2, wide // 2)
+    types |= {"weight_desc": described(*block, BLOCK_K), "out_desc": described(rows, wide // 2)}
+    compile_typed(f"wide {wide} {squares} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+
+
+def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:
+    """Decode products with a copying warp; ``cluster``: programs that sum parts of K, 0 for products that are stored."""
+    tile = MidTile(wide, 64, 1, stages, stages, 4, cluster=max(cluster, 1), copier=True)
+    options, parts = {"num_warps": 4, "maxnreg": 128 if wide <= 128 else 255}, 2 if silu else 1
+    assert tile.fits(4096)
+    types = {**TYPES, "x_desc": described(64, 64), "weight_desc": described(parts, wide // parts, 64)}
+    types |= {"out_desc": described(64, wide // parts), "squares_ptr": "*fp32"}
+    fixed = {"N": 4096, "K": 4096, "STAGES": stages, "BIAS": False}
+    if cluster:
+        compile_typed(f"thin add {wide}", thin_add_kernel, {**fixed, "CLUSTER": cluster}, types, options)
+    else:
+        constants = {**fixed, "SQUARES": 64, "SILU": silu}
+        compile_typed(f"thin {wide}", thin_linear_kernel, constants, types, options)
 
 
 def compile_uneven() -> None:
@@ -273,9 +301,15 @@ def main() -> None:
     compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4))
     compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
-    compile_wide(WIDE)
-    compile_wide(NARROW)
+    for wide in (WIDE, NARROW):
+        compile_wide(wide)
+        compile_wide(wide, squares=4)
+    compile_wide(WIDE, squares=16)
     compile_uneven()
+    compile_thin(64, 12)
+    compile_thin(128, 4, silu=True)
+    compile_thin(64, 12, cluster=2)
+    compile_thin(32, 16, cluster=1)
     compile_attention(128, 16, 8, windowed=False, capped=False)
     compile_attention(64, 32, 8, windowed=True, capped=True)
     for rows in (1, 8, 16, 64, 256):

@@ -182,8 +182,8 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.mid_linear import launch
     from tests.kernels.wide_model import ModelKernel
 
-    monkeypatch.setattr(launch, "thin_linear_kernel", ModelKernel(launch.thin_linear_kernel, 3))
-    monkeypatch.setattr(launch, "thin_add_kernel", ModelKernel(launch.thin_add_kernel, 10_000))
+    for name, programs in (("thin_linear_kernel", 3), ("thin_add_kernel", 10_000)):
+        monkeypatch.setattr(launch, name, ModelKernel(getattr(launch, name), programs))
 
 
 @pytest.mark.usefixtures("copied")

@@ -55,7 +55,7 @@ def qkv_inputs(case: tuple[int, int, int, int, bool], device: str, dtype: torch.
 
 def squares_of(parts: int, rows: int, inputs: int, device: str) -> torch.Tensor:
     """Sums of squares whose mean is about one."""
-    return (torch.rand(parts, rows, generator=torch.Generator().manual_seed(rows)) + 0.5).to(device) * (inputs / parts)
+    return (torch.rand(rows, parts, generator=torch.Generator().manual_seed(rows)) + 0.5).to(device) * (inputs / parts)
 
 
 def run(function: Any, arguments: list[Any]) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ def test_no_norm_is_left_between_two_products() -> None:
     )
     after = residual + F.linear(x, weight)
     y, squares = wide_add.reference(x, weight, residual, norm)
-    assert squares.shape == (2, 7)
+    assert squares.shape == (7, 2)
     assert_close(residual, after)
     behind = make_random(16, 512, dtype=torch.float32, device="cpu", seed=3)
     expected = wide_gate_up.reference(rms_norm.reference(after, norm, EPS), behind, None, EPS)

@@ -20,10 +20,11 @@ from headway.kernels.wide_linear.triton import (
     ROWS,
     finish,
     halves,
-    load_squares,
+    power_of_2,
     product,
     row_scale,
     silu_mul,
+    squares_layout,
     sum_layout,
 )
 
@@ -73,7 +74,12 @@ def thin_tiles(
     if EARLY:
         gdc_wait()
     if SQUARES > 0:
-        squares = load_squares(squares_ptr, 0, num_tokens, SQUARES)
+        PARTS: gl.constexpr = power_of_2(SQUARES)
+        OVER: gl.constexpr = squares_layout(PARTS)
+        part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
+        row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
+        keep = (part < SQUARES) & (row < num_tokens)
+        squares = gl.load(squares_ptr + part * num_tokens + row, mask=keep, other=0.0)
         scale = row_scale(squares, eps, K, sum_layout(WIDE))
     count = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):

@@ -13,7 +13,7 @@ wide_qkv(x, weight, squares, positions, cos_sin, q_norm, k_norm, eps, kv_slots, 
                                                           rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H
                                                           and KH are even, both norms or none, caches in x's dtype
 
-``squares`` f32 [ceil(N / 256), T]: sums of residual^2 over 256 columns each. As in ``mid_linear``, x W^T is divided by the root
+``squares`` f32 [T, ceil(N / 256)]: sums of residual^2 over 256 columns each. As in ``mid_linear``, x W^T is divided by the root
 of their mean where squares are given, and y is not normalised and needs the range of bf16.
 
 Rounding is that of the separate ops, except that y is rounded once where a norm rounds twice. Sums are in float32, in an order
@@ -54,7 +54,7 @@ def _wide_qkv_meta(
 def _wide_add_meta(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    squares = torch.empty((cdiv(weight.shape[0], WIDE), x.shape[0]), dtype=torch.float32, device=x.device)
+    squares = torch.empty((x.shape[0], cdiv(weight.shape[0], WIDE)), dtype=torch.float32, device=x.device)
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device), squares
 
 

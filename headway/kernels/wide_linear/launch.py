@@ -84,7 +84,7 @@ def wide_add(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.empty(residual.shape, dtype=x.dtype, device=x.device)
-    squares = torch.empty((cdiv(weight.shape[0], WIDE), x.shape[0]), dtype=torch.float32, device=x.device)
+    squares = torch.empty((x.shape[0], cdiv(weight.shape[0], WIDE)), dtype=torch.float32, device=x.device)
     launch_add(x, weight, residual, norm=norm, out=out, squares=squares)
     return out, squares
 
@@ -190,8 +190,8 @@ def _parts(squares: torch.Tensor | None, rows: int) -> int:
     """Of the sums of squares; 0 without."""
     if squares is None:
         return 0
-    assert squares.dtype == torch.float32 and squares.shape[1:] == (rows,) and squares.is_contiguous()
-    return squares.shape[0]
+    assert squares.dtype == torch.float32 and squares.shape[0] == rows and squares.is_contiguous()
+    return squares.shape[1]
 
 
 def _programs(device: torch.device, tiles: int, cluster: int) -> int:

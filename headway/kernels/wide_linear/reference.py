@@ -13,7 +13,7 @@ from headway.kernels.wide_linear.tiles import WIDE
 def _product(x: torch.Tensor, weight: torch.Tensor, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
     if squares is None:
         return F.linear(x, weight)
-    scale = torch.rsqrt(squares.sum(0) / x.shape[1] + eps)
+    scale = torch.rsqrt(squares.sum(1) / x.shape[1] + eps)
     return (F.linear(x.float(), weight.float()) * scale[:, None]).to(x.dtype)
 
 
@@ -26,7 +26,7 @@ def wide_add(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual += F.linear(x, weight)
     squares = [columns.float().square().sum(1) for columns in residual.split(WIDE, dim=1)]
-    return residual * norm, torch.stack(squares)
+    return residual * norm, torch.stack(squares, dim=1)
 
 
 def wide_qkv(

@@ -175,7 +175,7 @@ def halves(x, COLUMNS: gl.constexpr):
 @gluon.constexpr_function
 def squares_layout(parts):
     """Threads over [parts, ROWS] sums of squares; a warp has 16 rows."""
-    return gl.BlockedLayout([max(1, parts // 2), 1], [2, 16], [1, 4], [1, 0])
+    return gl.BlockedLayout([max(1, parts // 2), 1], [2, 16], [1, 4], [0, 1])
 
 
 @gluon.constexpr_function
@@ -191,7 +191,7 @@ def load_squares(squares_ptr, start, num_tokens, SQUARES: gl.constexpr):
     part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
     row = gl.expand_dims(start + gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
     keep = (part < SQUARES) & (row < num_tokens)
-    return gl.load(squares_ptr + part * num_tokens + row, mask=keep, other=0.0)
+    return gl.load(squares_ptr + row * SQUARES + part, mask=keep, other=0.0)
 
 
 @gluon.jit
@@ -283,7 +283,7 @@ def gate_up_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [2, N, K]: gate rows, up rows
     out_desc,  # [T, N]
-    squares_ptr,  # f32 [SQUARES, T]
+    squares_ptr,  # f32 [T, SQUARES]
     num_tokens,
     eps,
     tiles_m,
@@ -311,7 +311,7 @@ def gate_up_kernel(
                           EARLY, 2, CLUSTER)),
         ],
         [4, 1],
-        [232, 24],
+        [240, 24],
     )  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def add_tiles(
                 sums += gl.sum(y * y, axis=1)
                 gl.store(out_ptr + place + i * PART, (y * weight).to(dtype), mask=keep)
         if NORMED:
-            gl.store(squares_ptr + n * num_tokens + row, sums, mask=row < num_tokens)
+            gl.store(squares_ptr + row * tiles_n + n, sums, mask=row < num_tokens)
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
@@ -385,7 +385,7 @@ def add_kernel(
     residual_ptr,  # [T, N]
     norm_ptr,  # [N] when NORMED
     out_ptr,  # [T, N], the residual times the norm
-    squares_ptr,  # f32 [tiles_n, T]
+    squares_ptr,  # f32 [T, tiles_n]
     num_tokens,
     tiles_m,
     tiles_n,
@@ -416,5 +416,5 @@ def add_kernel(
                           EARLY, 1, CLUSTER)),
         ],
         [4, 1],
-        [232, 24],
+        [240, 24],
     )  # fmt: skip

@@ -154,7 +154,7 @@ def qkv_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, (H + 2 * KH) * D, K]
     q_desc,  # [T, H * D]
-    squares_ptr,  # f32 [SQUARES, T]
+    squares_ptr,  # f32 [T, SQUARES]
     positions_ptr,  # [T]
     cos_sin_ptr,  # [L, D]
     q_norm_ptr,  # [D]
@@ -205,5 +205,5 @@ def qkv_kernel(
                           EARLY, 1, CLUSTER)),
         ],
         [4, 1],
-        [232, 24],
+        [240, 24],
     )  # fmt: skip
