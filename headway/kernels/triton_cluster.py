@@ -8,6 +8,11 @@ it arrives: a barrier of the whole cluster would bring a fence, which costs more
 2. ``cluster_wait``: all programs of the cluster run, so their mailboxes may be sent to: ``send2``, ``send4``.
 3. ``wait_mailbox``: what was sent here can be read, by ``pull``. A program that is sent nothing may end.
 
+Kernels with warps of different kinds call ``init_mailbox`` and ``arrive_alone`` instead of ``open_mailbox``, before the kinds
+part; the warps that need others to run call ``cluster_wait``. Their programs can also copy for each other (``multicast``): who
+fills a buffer of all waits at a gate of its own until every program has let go of it (``init_gate``, ``arrive_gates``,
+``wait_gate``).
+
 A program that ends at once counts as having arrived, but nobody may send to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
 

@@ -38,6 +38,27 @@ def test_one_kernel_is_for_one_size() -> None:
         clustered(PTX.format(body="// cluster of 2 programs\n// cluster of 8 programs"))
 
 
+def test_warps_that_never_come_by_arrive_when_they_start() -> None:
+    from headway.kernels.triton_cluster import arrive_asm, clustered
+
+    body = "\t.reg .b32 \t%r<9>;\n\tadd.s32 %r1, %r2, 1;\n// cluster of 2 programs\n" + arrive_asm.fn(128)
+    lines = clustered(PTX.format(body=body)).splitlines()
+    declared = next(i for i, line in enumerate(lines) if "%r<9>" in line)
+    assert "setp.ge.u32 other, id, 128; @other barrier.cluster.arrive" in lines[declared + 1]
+    assert sum("@other" in line for line in lines) == 1
+
+
+def test_copies_of_one_rank_go_to_all_programs() -> None:
+    from headway.kernels.triton_cluster import clustered, multicast_asm
+
+    start = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    copies = [f"@%p1 {start.format(rank)} [%r1], [%rd1, {{%r2, %r3}}], [%r4];" for rank in (2, 3)]
+    body = "\n".join([multicast_asm.fn(3, 4), "// cluster of 4 programs", *copies])
+    found = clustered(PTX.format(body=body))
+    assert copies[0] in found
+    assert f"{start.format(3)}.multicast::cluster [%r1], [%rd1, {{%r2, %r3}}], [%r4], 15;" in found
+
+
 def test_rooms_lie_behind_triton_s_memory_one_behind_the_other() -> None:
     from headway.kernels.triton_cluster import room_asm, with_rooms
 

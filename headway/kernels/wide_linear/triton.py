@@ -3,7 +3,8 @@
 A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
 tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
 ``triton_early``); two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes
-its epilogue while the other keeps the tensor cores busy.
+its epilogue while the other keeps the tensor cores busy. Programs of a cluster take neighbouring rows of tiles, and each copies
+its share of their weights to all of them.
 
 This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
