@@ -96,6 +96,7 @@ def arrive_alone(OTHERS: gl.constexpr):
 
 @gluon.constexpr_function
 def multicast_asm(rank, programs):
+    """PTX that ``clustered`` takes for its order; nothing by itself."""
     return f"mov.u32 $0, 0; // copies of rank {rank} go to {programs} programs"
 
 
@@ -129,6 +130,7 @@ def wait_gate(at, phase):
 
 @gluon.constexpr_function
 def gates_asm(cluster):
+    """PTX: as many lanes of a warp as there are programs arrive, each at another one's barrier."""
     return (
         "{ .reg .pred some; .reg .b32 lane; .reg .b32 far; mov.u32 lane, %laneid; setp.ne.b32 some, $2, 0; "
         f"setp.lt.and.u32 some, lane, {cluster}, some; @some mapa.shared::cluster.u32 far, $1, lane; "
