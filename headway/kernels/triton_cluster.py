@@ -9,9 +9,7 @@ it arrives: a barrier of the whole cluster would bring a fence, which costs more
 3. ``wait_mailbox``: what was sent here can be read, by ``pull``. A program that is sent nothing may end.
 
 Kernels with warps of different kinds call ``init_mailbox`` and ``arrive_alone`` instead of ``open_mailbox``, before the kinds
-part; the warps that need others to run call ``cluster_wait``. Their programs can also copy for each other (``multicast``): who
-fills a buffer of all waits at a gate of its own until every program has let go of it (``init_gate``, ``arrive_gates``,
-``wait_gate``).
+part; the warps that send call ``cluster_wait``.
 
 A program that ends at once counts as having arrived, but nobody may send to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
@@ -38,7 +36,6 @@ ROOM = re.compile(r"\broom_(?:own|shared)_(\d+)\b")
 ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
 OTHERS = re.compile(r"// threads from (\d+) on have arrived")
 BODY = re.compile(r"^\{\n(?:[ \t]*\.reg [^\n]*\n)*", re.MULTILINE)
-MULTICAST = re.compile(r"// copies of rank (\d) go to (\d) programs")
 
 
 @gluon.constexpr_function
@@ -92,57 +89,6 @@ def arrive_alone(OTHERS: gl.constexpr):
     """
     ASM: gl.constexpr = arrive_asm(OTHERS)
     gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.constexpr_function
-def multicast_asm(rank, programs):
-    """PTX that ``clustered`` takes for its order; nothing by itself."""
-    return f"mov.u32 $0, 0; // copies of rank {rank} go to {programs} programs"
-
-
-@gluon.jit
-def multicast(RANK: gl.constexpr, CLUSTER: gl.constexpr):
-    """Have all copies into shared memory from descriptors of ``RANK`` dimensions go to all programs of the cluster, to the same
-    place in each, and count themselves at each one's barrier. Once in a kernel.
-    """
-    ASM: gl.constexpr = multicast_asm(RANK, CLUSTER)
-    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def init_gate(at, count):
-    """Make a barrier at ``at`` (int32, bytes) that opens with ``count`` arrivals. Before ``arrive_alone``."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred one; .reg .b32 id; mov.u32 id, %tid.x; setp.eq.u32 one, id, 0; "
-        "@one mbarrier.init.shared::cta.b64 [$1], $2; mov.u32 $0, 0; }",
-        "=r,r,r", [at, count], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def wait_gate(at, phase):
-    """Return when the barrier at ``at`` has opened for the time of this parity."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred all; again: mbarrier.try_wait.parity.shared::cta.b64 all, [$1], $2; @!all bra again; mov.u32 $0, 0; }",
-        "=r,r,r", [at, phase], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.constexpr_function
-def gates_asm(cluster):
-    """PTX: as many lanes of a warp as there are programs arrive, each at another one's barrier."""
-    return (
-        "{ .reg .pred some; .reg .b32 lane; .reg .b32 far; mov.u32 lane, %laneid; setp.ne.b32 some, $2, 0; "
-        f"setp.lt.and.u32 some, lane, {cluster}, some; @some mapa.shared::cluster.u32 far, $1, lane; "
-        "@some mbarrier.arrive.shared::cluster.b64 _, [far]; mov.u32 $0, 0; }"
-    )
-
-
-@gluon.jit
-def arrive_gates(at, keep, CLUSTER: gl.constexpr):
-    """Each warp arrives at the barrier at ``at`` of every program of the cluster, if ``keep``."""
-    ASM: gl.constexpr = gates_asm(CLUSTER)
-    gl.inline_asm_elementwise(ASM, "=r,r,r", [at, keep.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -247,9 +193,6 @@ def clustered(ptx: str) -> str:
             f"setp.ge.u32 other, id, {others[1]}; @other barrier.cluster.arrive.relaxed.aligned; }}\n"
         )
         ptx = BODY.sub(rf"\g<0>{arrive}", ptx, count=1)
-    for rank, programs in MULTICAST.findall(ptx):
-        copy = rf"(cp\.async\.bulk\.tensor\.{rank}d\.shared::cluster\.global\.mbarrier::complete_tx::bytes)( [^;]*);"
-        ptx = re.sub(copy, rf"\g<1>.multicast::cluster\g<2>, {2 ** int(programs) - 1};", ptx)
     return ptx
 
 

@@ -47,7 +47,6 @@ from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear
 from headway.kernels.wide_linear.tiles import (
     BLOCK_K,
     BLOCK_M,
-    CLUSTER,
     GROUP,
     HEAD_SIZE,
     NARROW,
@@ -249,18 +248,17 @@ def described(*block: int) -> str:
 
 
 def compile_wide(wide: int, squares: int = 0) -> None:
-    """``squares``: parts of the sums of squares, which full steps have; these run in clusters."""
-    rows, cluster = BLOCK_M // 2, CLUSTER if squares else 1
-    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide // cluster, BLOCK_K)}
+    """``squares``: parts of the sums of squares, which full steps have."""
+    rows = BLOCK_M // 2
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= {"q_desc": described(rows, HEAD_SIZE // 2), "squares_ptr": "*fp32"}
-    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP // cluster, "CLUSTER": cluster, "SQUARES": squares}
+    fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "SQUARES": squares}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
         compile_typed(f"wide {wide} {squares} qkv norm={norm}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
     if wide == WIDE and squares:
-        compile_typed("wide add", add_kernel, {**fixed, "N": 1024, "NORMED": True}, types, {"num_warps": 4})
-    block = (1, wide // cluster) if cluster > 1 else (2, wide // 2)
-    types |= {"weight_desc": described(*block, BLOCK_K), "out_desc": described(rows, wide // 2)}
+        compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+    types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
     compile_typed(f"wide {wide} {squares} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 
 

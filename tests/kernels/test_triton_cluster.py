@@ -48,17 +48,6 @@ def test_warps_that_never_come_by_arrive_when_they_start() -> None:
     assert sum("@other" in line for line in lines) == 1
 
 
-def test_copies_of_one_rank_go_to_all_programs() -> None:
-    from headway.kernels.triton_cluster import clustered, multicast_asm
-
-    start = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    copies = [f"@%p1 {start.format(rank)} [%r1], [%rd1, {{%r2, %r3}}], [%r4];" for rank in (2, 3)]
-    body = "\n".join([multicast_asm.fn(3, 4), "// cluster of 4 programs", *copies])
-    found = clustered(PTX.format(body=body))
-    assert copies[0] in found
-    assert f"{start.format(3)}.multicast::cluster [%r1], [%rd1, {{%r2, %r3}}], [%r4], 15;" in found
-
-
 def test_rooms_lie_behind_triton_s_memory_one_behind_the_other() -> None:
     from headway.kernels.triton_cluster import room_asm, with_rooms
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -152,25 +151,6 @@ def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], pa
     arguments = qkv_inputs(case, "cpu", torch.float16)
     arguments[2] = squares_of(parts, case[0], case[3], "cpu") if parts else None
     assert_all_close(run(wide_qkv.implementation("cuda"), arguments), run(wide_qkv.reference, arguments))
-
-
-@pytest.mark.usefixtures("modelled")
-@pytest.mark.parametrize("cluster", [2, 4])
-@pytest.mark.parametrize("shape", [*SHAPES, (700, 264, 512)])
-def test_modelled_clusters_equal_reference(
-    shape: tuple[int, int, int], cluster: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gate and up, and the sum; three clusters share the tiles, of which some have no tokens."""
-    from headway.kernels.wide_linear import launch
-    from headway.kernels.wide_linear.launch import launch_add, launch_gate_up
-
-    x, weight = gate_up_inputs(shape, "cpu", torch.float16)
-    out = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=torch.float16)
-    launch_gate_up(x, weight, out[: shape[0]], wide=256, cluster=cluster)
-    assert_close(out[: shape[0]], wide_gate_up.reference(x, weight, None, EPS))
-    assert bool((out[shape[0] :] == 7.0).all())
-    monkeypatch.setattr(launch, "launch_add", partial(launch_add, cluster=cluster))
-    assert_all_close(added(wide_add.implementation("cuda"), x, weight), added(wide_add.reference, x, weight))
 
 
 @pytest.mark.usefixtures("modelled")

@@ -30,9 +30,9 @@ PATIENCE = 20.0
 REACH = 1 << 24
 """Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
-    "tile_place", "first_tile", "copy_tiles", "copy_share", "let_go", "product", "finish", "halves", "quarters",
+    "tile_place", "copy_tiles", "product", "finish", "halves", "quarters",
     "split_heads", "gate_up_tiles", "add_tiles", "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "whole_tiles", "load_squares", "row_scale", "turn", "angles_place", "cache_place", "write_cache",
+    "make_buffers", "load_squares", "row_scale", "turn", "angles_place", "cache_place", "write_cache",
     "qkv_tiles", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
 )  # fmt: skip
 
@@ -59,8 +59,6 @@ class Pointer:
 class Shared:
     """A view of shared memory."""
 
-    layout = None
-
     def __init__(self, data: torch.Tensor) -> None:
         self.data, self.dtype, self.shape = data, data.dtype, data.shape
 
@@ -71,10 +69,6 @@ class Shared:
         return Shared(self.data[start : start + length])
 
     def reshape(self, shape: list[int]) -> Shared:
-        return Shared(self.data.view(shape))
-
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
-        assert dtype == self.dtype
         return Shared(self.data.view(shape))
 
     def permute(self, order: tuple[int, ...]) -> Shared:
@@ -188,51 +182,21 @@ class Program:
         self.place, self.programs, self.changed = place, programs, changed
         self.stores: dict[int, list[tuple[Any, list[int], Shared]]] = defaultdict(list)
         self.cluster: list[Program] = [self]
-        self.buffers: list[torch.Tensor] = []
-        self.barriers: list[Barrier] = []
-        self.gates: dict[int, Barrier] = {}
         self.mail: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.room = torch.empty(0)
         self.expected = -1
-        self.spread_rank: int | None = None
         self.running = self.ended = False
 
     def allocate(self, dtype: Any, shape: list[int], layout: object) -> Any:
         if dtype is torch.int64:
-            made = Barriers(self, shape[0])
-            self.barriers += made.items
-            return made
-        self.buffers.append(torch.full([int(size) for size in shape], float("nan"), dtype=dtype))
-        return Shared(self.buffers[-1])
+            return Barriers(self, shape[0])
+        return Shared(torch.full([int(size) for size in shape], float("nan"), dtype=dtype))
 
     def copy_in(self, desc: Any, place: list[int], barrier: Barrier, target: Shared) -> None:
         whole, inside, part = block(desc, place)
         values = torch.zeros(desc.block_shape, dtype=target.dtype)
         values[tuple(part)] = whole[tuple(inside)]
-        if len(desc.block_shape) != self.spread_rank:
-            barrier.copied(target, values.view(target.shape))
-            return
-        view, origins = target.data, [buffer.untyped_storage().data_ptr() for buffer in self.buffers]
-        buffer, number = origins.index(view.untyped_storage().data_ptr()), self.barriers.index(barrier)
-        for other in self.cluster:
-            assert other.running and not other.ended, "a copy to a program that does not run"
-            there = other.buffers[buffer].as_strided(view.shape, view.stride(), view.storage_offset())
-            other.barriers[number].copied(Shared(there), values.view(view.shape))
-
-    def spread(self, rank: int, cluster: int) -> None:
-        assert cluster == len(self.cluster)
-        self.spread_rank = rank
-
-    def init_gate(self, at: int, count: int) -> None:
-        self.gates[at] = Barrier(self)
-        self.gates[at].init(count)
-
-    def arrive_gates(self, at: int, keep: Any, cluster: int) -> None:
-        """All warps of a group that multiplies."""
-        for other in self.cluster if int(keep) else []:
-            assert not other.ended, "an arrival at a program that has ended"
-            for _ in range(4):
-                other.gates[at].arrive()
+        barrier.copied(target, values)
 
     def make_room(self, size: int, cluster: int) -> int:
         assert cluster == len(self.cluster)
@@ -341,9 +305,8 @@ class Program:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
-            "cluster_buffer": self.make_room, "init_gate": self.init_gate, "multicast": self.spread,
-            "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster, "arrive_gates": self.arrive_gates,
-            "wait_gate": lambda at, parity: self.gates[at].wait(parity), "init_mailbox": self.init_mailbox,
+            "cluster_buffer": self.make_room, "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster,
+            "init_mailbox": self.init_mailbox,
             "place_in": lambda rank, at: rank * REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,

@@ -158,11 +158,11 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
             4: MidTile(64, 64, 1, 15, 7, 4), 8: MidTile(64, 64, 1, 15, 7, 4), 16: MidTile(64, 64, 1, 15, 7, 4),
-            32: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 15, 7, 4),
+            32: MidTile(64, 64, 1, 15, 7, 4), 48: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 13, 13, 4, copier=True),
         },
         ("mid_gate_up", 28672, 4096): {
             4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 6, 6, 4, 64, 1), 16: MidTile(128, 64, 1, 6, 6, 4, 64, 1),
-            32: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 3, 3, 8),
+            32: MidTile(128, 64, 1, 3, 3, 8), 48: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 8, 8, 4, copier=True),
         },
         ("mid_add", 4096, 4096): {
             8: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2), 16: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2),
@@ -170,7 +170,8 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         },
         ("mid_add", 4096, 14336): {
             8: MidTile(64, 64, 1, 15, 7, 4, cluster=2), 16: MidTile(64, 64, 1, 15, 7, 4, cluster=2),
-            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
+            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 48: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
+            64: MidTile(64, 64, 1, 12, 12, 4, cluster=2, copier=True),  # with few rows copies of none cost more than they save
         },
         ("linear_parts", 4096, 4096): {
             4: MidTile(32, 64, 1, 15, 15, 4), 8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4),
@@ -183,7 +184,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-"""(op, N, K) -> row bucket -> tile; buckets that are absent lost."""
+"""(op, N, K) -> row bucket, or a number of rows between two -> tile for as many and fewer; buckets that are absent lost."""
 
 
 def row_bucket(rows: int) -> int:
@@ -208,8 +209,9 @@ def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     """
     if inputs % 64 or rows > MAX_ROWS:
         raise ValueError(f"{kind} takes up to {MAX_ROWS} rows and K a multiple of 64, not {rows} and K={inputs}")
-    found = TABLE.get((kind, outputs, inputs), {}).get(row_bucket(rows))
-    return found or _default_tile(kind, rows, outputs, inputs)
+    found = TABLE.get((kind, outputs, inputs), {})
+    most = min((most for most in found if rows <= most), default=MAX_ROWS + 1)
+    return found[most] if most <= row_bucket(rows) else _default_tile(kind, rows, outputs, inputs)
 
 
 def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:

@@ -83,9 +83,9 @@ def thin_tiles(
         scale = row_scale(squares, eps, K, sum_layout(WIDE))
     count = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        acc = product(x_smem, w_smem, ready, free, 0, count, 0, K, STAGES, 0, 1)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, 0)
         count += K // BLOCK_K
-        acc = finish(acc, free, 0, count, 0, STAGES, 1)
+        acc = finish(acc, free, count, STAGES)
         if SQUARES > 0:
             acc *= scale
         if BIAS:
@@ -178,8 +178,8 @@ def thin_sum(
     keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
     at = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
     residual = gl.load(residual_ptr + at, mask=keep, other=0.0)
-    acc = product(x_smem, w_smem, ready, free, 0, 0, 0, K // CLUSTER, STAGES, 0, 1)
-    acc = finish(acc, free, 0, K // CLUSTER // BLOCK_K, 0, STAGES, 1)
+    acc = product(x_smem, w_smem, ready, free, 0, K // CLUSTER, STAGES, 0)
+    acc = finish(acc, free, K // CLUSTER // BLOCK_K, STAGES)
     total = meet_all(acc, box, rank, num_rows, ROWS, WIDE, CLUSTER, sum_layout(WIDE), SHARE)
     if BIAS:
         total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)

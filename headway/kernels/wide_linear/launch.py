@@ -14,7 +14,6 @@ from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.tiles import (
     BLOCK_K,
     BLOCK_M,
-    CLUSTER,
     GROUP,
     HEAD_SIZE,
     NARROW,
@@ -43,14 +42,10 @@ def launch_gate_up(
     out: torch.Tensor,
     group: int = GROUP,
     wide: int | None = None,
-    cluster: int | None = None,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best.
-
-    ``cluster``: programs that copy weights for each other; by default CLUSTER with ``squares``, which full steps have.
-    """
+    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
@@ -58,25 +53,23 @@ def launch_gate_up(
         return
     widths = (WIDE, UNEVEN, NARROW) if squares is None else (WIDE, NARROW)
     wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), widths)
-    cluster = cluster or _cluster(squares)
-    assert cluster == 1 or wide != UNEVEN, "programs with uneven tiles stay alone"
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(2 * outputs, wide)
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
     kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
-    weights = [_weights(weight, 2, part, cluster) for part in parts]
+    weights = [_weights(weight, 2, part) for part in parts]
     scaling: list[Any] = []
     more: dict[str, int] = {}
     if wide != UNEVEN:
         scaling = [out if squares is None else squares, rows, eps]
-        more = {"CLUSTER": cluster, "SQUARES": _parts(squares, rows)}
+        more = {"SQUARES": _parts(squares, rows)}
     outs = [
         TensorDescriptor(
             out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
         )
         for part in parts
     ]
-    kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
+    kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
         _activations(x), *weights, *outs, *scaling, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide],
-        GROUP=group // cluster, num_warps=4, **more, **launch_early(x.device),
+        GROUP=group, num_warps=4, **more, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -85,7 +78,7 @@ def wide_add(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.empty(residual.shape, dtype=x.dtype, device=x.device)
     squares = torch.empty((x.shape[0], cdiv(weight.shape[0], WIDE)), dtype=torch.float32, device=x.device)
-    launch_add(x, weight, residual, norm=norm, out=out, squares=squares)
+    launch_add(x, weight, residual, norm, out, squares)
     return out, squares
 
 
@@ -93,24 +86,24 @@ def launch_add(
     x: torch.Tensor,
     weight: torch.Tensor,
     residual: torch.Tensor,
+    norm: torch.Tensor,
+    out: torch.Tensor,
+    squares: torch.Tensor,
     group: int = GROUP,
-    cluster: int = CLUSTER,
-    norm: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    squares: torch.Tensor | None = None,
 ) -> None:
-    """``wide_add`` by clusters of ``cluster`` programs."""
+    """residual [T, N] in place, out [T, N] and squares f32 [T, ceil(N / 256)]."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert residual.shape == (rows, outputs) and residual.dtype == x.dtype and residual.is_contiguous()
+    assert norm.shape == (outputs,) and out.shape == residual.shape and out.is_contiguous() and norm.is_contiguous()
+    assert squares.shape == (rows, cdiv(outputs, WIDE)) and squares.is_contiguous() and squares.dtype == torch.float32
     assert outputs % 8 == 0 and rows * outputs < 2**31
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), cdiv(outputs, WIDE)
-    add_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), _weights(weight, 1, WIDE, cluster), residual, residual if norm is None else norm,
-        residual if out is None else out, residual if squares is None else squares, rows, tiles_m, tiles_n, N=outputs,
-        K=inputs, NORMED=norm is not None, STAGES=STAGES[WIDE], GROUP=group // cluster, CLUSTER=cluster, num_warps=4,
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
+    add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), _weights(weight, 1, WIDE), residual, norm, out, squares, rows, tiles_m,
+        tiles_n, N=outputs, K=inputs, STAGES=STAGES[WIDE], GROUP=group, num_warps=4,
         **launch_early(x.device),
     )  # fmt: skip
 
@@ -149,7 +142,6 @@ def launch_qkv(
     num_heads: int,
     wide: int,
     group: int = GROUP,
-    cluster: int | None = None,
     squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, H, D], in tiles of ``wide`` weight rows."""
@@ -162,15 +154,14 @@ def launch_qkv(
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype == x.dtype
-    cluster = cluster or _cluster(squares)
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M * cluster), weight.shape[0] // wide
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
-    qkv_kernel[(_programs(x.device, tiles_m * tiles_n, cluster),)](
-        _activations(x), _weights(weight, 1, wide, cluster), q_desc, q if squares is None else squares, positions,
+    qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), _weights(weight, 1, wide), q_desc, q if squares is None else squares, positions,
         cos_sin, cos_sin if q_norm is None else q_norm, cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache,
         eps, rows, cos_sin.shape[0], num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         tiles_m, tiles_n, H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs,
-        SQUARES=_parts(squares, rows), STAGES=STAGES[wide], GROUP=group // cluster, CLUSTER=cluster, num_warps=4,
+        SQUARES=_parts(squares, rows), STAGES=STAGES[wide], GROUP=group, num_warps=4,
         **launch_early(x.device),
     )  # fmt: skip
     return q
@@ -181,11 +172,6 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def _cluster(squares: torch.Tensor | None) -> int:
-    """Programs of a cluster. Only full steps are worth kernels of their own."""
-    return 1 if squares is None else CLUSTER
-
-
 def _parts(squares: torch.Tensor | None, rows: int) -> int:
     """Of the sums of squares; 0 without."""
     if squares is None:
@@ -194,21 +180,9 @@ def _parts(squares: torch.Tensor | None, rows: int) -> int:
     return squares.shape[1]
 
 
-def _programs(device: torch.device, tiles: int, cluster: int) -> int:
-    """As many as run at once, or as there are tiles, counted for whole clusters."""
-    return cluster * min(PROCESSORS.get(cluster, num_sms(device)) // cluster, tiles)
-
-
-PROCESSORS = {4: 128}
-
-
-def _weights(weight: torch.Tensor, parts: int, wide: int, cluster: int = 1) -> TensorDescriptor:
-    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts.
-
-    Programs of a cluster copy equal shares of a tile.
-    """
+def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
     assert weight.is_contiguous()
     outputs, inputs = weight.shape[0] // parts, weight.shape[1]
     strides = [outputs * inputs, inputs, 1]
-    block = [parts, wide // parts, BLOCK_K] if cluster == 1 else [1, wide // cluster, BLOCK_K]
-    return TensorDescriptor(weight, [parts, outputs, inputs], strides, block, PARTED)
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)

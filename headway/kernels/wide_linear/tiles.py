@@ -31,8 +31,6 @@ NARROWER = 1.08
 """What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
-CLUSTER = 2
-"""Programs of neighbouring rows of tiles that copy shares of their weights for each other."""
 HEAD_SIZE = 128
 """Of ``wide_qkv``: a tile is two heads wide, or one."""
 

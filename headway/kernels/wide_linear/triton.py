@@ -3,8 +3,7 @@
 A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
 tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
 ``triton_early``); two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes
-its epilogue while the other keeps the tensor cores busy. Programs of a cluster take neighbouring rows of tiles, and each copies
-its share of their weights to all of them.
+its epilogue while the other keeps the tensor cores busy.
 
 This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
@@ -23,16 +22,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from headway.kernels.triton_cluster import (
-    arrive_alone,
-    arrive_gates,
-    cluster_buffer,
-    cluster_wait,
-    init_gate,
-    multicast,
-    wait_gate,
-)
 
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
@@ -54,97 +43,52 @@ def sum_layout(wide):
 
 
 @gluon.jit
-def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr, CLUSTER: gl.constexpr):
-    """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin.
-
-    Programs of a cluster have neighbouring rows of tiles; ``tiles_m`` and GROUP count such neighbours as one.
-    """
+def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
+    """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
     group = tile // (GROUP * tiles_n)
     first = group * GROUP
     rows = gl.minimum(tiles_m - first, GROUP)
     inside = tile - group * (GROUP * tiles_n)
-    row = first + inside % rows
-    if CLUSTER > 1:
-        row = row * CLUSTER + gl.program_id(0) % CLUSTER
-    return row, inside // rows
-
-
-@gluon.jit
-def first_tile(CLUSTER: gl.constexpr):
-    """(this program's first tile, how far its next ones are apart)."""
-    return gl.program_id(0) // CLUSTER, gl.num_programs(0) // CLUSTER
-
-
-@gluon.jit
-def copy_share(
-    weight_desc, w_smem, ready, count, n, chunk, STAGES: gl.constexpr, PARTS: gl.constexpr, CLUSTER: gl.constexpr
-):  # fmt: skip
-    """Start copying the weights of the program's chunk number ``count``, or this program's share of its cluster's."""
-    stage = count % STAGES
-    PIECE: gl.constexpr = w_smem.shape[2]
-    if CLUSTER > 1:
-        EACH: gl.constexpr = PIECE * CLUSTER // PARTS
-        rank = gl.program_id(0) % CLUSTER
-        begin = [rank * PIECE // EACH, n * EACH + rank * PIECE % EACH, chunk * BLOCK_K]
-        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(stage), w_smem.index(stage * CLUSTER + rank))
-    else:
-        begin = [0, n * PIECE, chunk * BLOCK_K]
-        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(stage), w_smem.index(stage))
+    return first + inside % rows, inside // rows
 
 
 @gluon.jit
 def copy_tiles(
-    x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr, PARTS: gl.constexpr, CLUSTER: gl.constexpr,
+    x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
-    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * w_smem.shape[2] * CLUSTER)
-    tile_first, step = first_tile(CLUSTER)
-    m_first, n_first = tile_place(tile_first, tiles_m, tiles_n, GROUP, CLUSTER)
-    if CLUSTER > 1:
-        cluster_wait()
+    ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + w_smem.shape[1] * ROWS_EACH)
+    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
+        begin = [0, n_first * ROWS_EACH, i * BLOCK_K]
         mbarrier.expect(ready.index(i), BYTES)
-        copy_share(weight_desc, w_smem, ready, i, n_first, i, STAGES, PARTS, CLUSTER)
+        tma.async_copy_global_to_shared(weight_desc, begin, ready.index(i), w_smem.index(i))
     if EARLY:
         gdc_wait()
     for i in gl.static_range(AHEAD):
         begin = [m_first * BLOCK_M, i * BLOCK_K]
         tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
-    for tile in range(tile_first, tiles_m * tiles_n, step):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         for chunk in range(CHUNKS):
             if count >= AHEAD:
                 stage = count % STAGES
-                if CLUSTER > 1:
-                    wait_gate(gates + 8 * stage, (count // STAGES & 1) ^ 1)
-                else:
-                    mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+                mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
                 bar = ready.index(stage)
                 mbarrier.expect(bar, BYTES)
-                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
-                copy_share(weight_desc, w_smem, ready, count, n, chunk, STAGES, PARTS, CLUSTER)
+                at = chunk * BLOCK_K
+                tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, at], bar, x_smem.index(stage))
+                tma.async_copy_global_to_shared(weight_desc, [0, n * ROWS_EACH, at], bar, w_smem.index(stage))
             count += 1
 
 
 @gluon.jit
-def let_go(free, gates, count, keep, last, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
-    """Chunk number ``count`` of the program, of ``last``, has been multiplied by this warpgroup, if ``keep``."""
-    stage = (count + STAGES) % STAGES
-    if CLUSTER > 1:  # not where nobody waits for it: another program may have ended
-        arrive_gates(gates + 8 * stage, keep & (count + STAGES < last), CLUSTER)
-    else:
-        mbarrier.arrive(free.index(stage), pred=keep)
-
-
-@gluon.jit
-def product(
-    x_smem, w_smem, ready, free, gates, count, last, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr,
-    CLUSTER: gl.constexpr,
-):  # fmt: skip
+def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
     acc = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
@@ -155,15 +99,15 @@ def product(
         b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
         acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-        let_go(free, gates, count + chunk - 1, chunk > 0, last, STAGES, CLUSTER)
+        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
     return acc
 
 
 @gluon.jit
-def finish(acc, free, gates, count, last, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
+def finish(acc, free, count, STAGES: gl.constexpr):
     """The product that ended with the program's chunk before ``count``."""
     acc = warpgroup_mma_wait(0, deps=[acc])
-    let_go(free, gates, count - 1, count > 0, last, STAGES, CLUSTER)
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
     return acc
 
 
@@ -213,9 +157,9 @@ def silu_mul(gate, up, dtype: gl.constexpr):
 
 @gluon.jit
 def gate_up_tiles(
-    out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, eps, tiles_m, tiles_n,
+    out_desc, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles_m, tiles_n,
     K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
-    HALF: gl.constexpr, CLUSTER: gl.constexpr,
+    HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
@@ -223,17 +167,15 @@ def gate_up_tiles(
     if EARLY:
         gdc_wait()
     count = 0
-    begin, step = first_tile(CLUSTER)
-    last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
-    for tile in range(begin, tiles_m * tiles_n, step):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         if SQUARES > 0:
             squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
-        acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         if SQUARES > 0:  # while the last products run
             scale = row_scale(squares, eps, K, sum_layout(WIDE))
-        acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
+        acc = finish(acc, free, count, STAGES)
         if SQUARES > 0:
             acc *= scale
         gate, up = halves(acc, WIDE // 2)
@@ -248,35 +190,18 @@ def gate_up_tiles(
 
 
 @gluon.jit
-def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
-    """(activations, weights as they are copied, barriers of filled buffers, of free ones, where those of a cluster lie)."""
+def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
+    """(activations, weights, barriers of filled buffers, of free ones)."""
     dtype: gl.constexpr = x_desc.dtype
     x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES * CLUSTER] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    gates = 0
-    if CLUSTER > 1:
-        gates = cluster_buffer(8 * STAGES, CLUSTER)
-        for stage in gl.static_range(STAGES):
-            init_gate(gates + 8 * stage, 8 * CLUSTER)  # warps that multiply
-        multicast(3, CLUSTER)
-        arrive_alone(128)
-    return x_smem, w_smem, ready, free, gates
-
-
-@gluon.jit
-def whole_tiles(w_smem, STAGES: gl.constexpr, CLUSTER: gl.constexpr):
-    """The weights as they are multiplied."""
-    if CLUSTER > 1:
-        shape: gl.constexpr = [STAGES, 1, CLUSTER * w_smem.shape[2], w_smem.shape[3]]
-        return w_smem._reinterpret(w_smem.dtype, shape, w_smem.layout)  # noqa: SLF001
-    else:
-        return w_smem
+    return x_smem, w_smem, ready, free
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
@@ -294,22 +219,19 @@ def gate_up_kernel(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
-    CLUSTER: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
-    x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
-    w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, out_desc.block_shape[1]], out_desc.layout)
     gl.warp_specialize(
         [
-            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_whole, out_smem.index(0), ready, free, gates, num_tokens,
-                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 0, CLUSTER)),
-            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_whole, out_smem.index(1), ready, free, gates, num_tokens,
-                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 1, CLUSTER)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
-                          EARLY, 2, CLUSTER)),
+            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
+                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 0)),
+            (gate_up_tiles, (out_desc, squares_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
+                             eps, tiles_m, tiles_n, K, SQUARES, STAGES, GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [240, 24],
@@ -327,9 +249,9 @@ def quarters(x, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def add_tiles(
-    residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, gates, num_tokens, tiles_m,
-    tiles_n, N: gl.constexpr, K: gl.constexpr, NORMED: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
+    residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m,
+    tiles_n, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     WIDE: gl.constexpr = w_smem.shape[2]
@@ -340,11 +262,9 @@ def add_tiles(
     if EARLY:
         gdc_wait()
     count = 0
-    begin, step = first_tile(CLUSTER)
-    last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
-    for tile in range(begin, tiles_m * tiles_n, step):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
-        acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         # What a part of the product is added to is asked for a part ahead, the first while the last products run.
         row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
@@ -352,31 +272,26 @@ def add_tiles(
         col = n * WIDE + lane
         place = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
         before = gl.load(residual_ptr + place, mask=inside & gl.expand_dims(col < N, 0), other=0.0)
-        if NORMED:
-            norm = gl.load(norm_ptr + col, mask=col < N, other=0.0)
-            sums = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, COPY))
-        acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
+        norm = gl.load(norm_ptr + col, mask=col < N, other=0.0)
+        sums = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, COPY))
+        acc = finish(acc, free, count, STAGES)
         parts = quarters(acc.to(dtype), PART)
         for i in gl.static_range(4):
             keep = inside & gl.expand_dims(col + i * PART < N, 0)
             residual = before
-            if NORMED:
-                weight = gl.expand_dims(norm.to(gl.float32), 0)
+            weight = gl.expand_dims(norm.to(gl.float32), 0)
             if i < 3:
                 later = inside & gl.expand_dims(col + (i + 1) * PART < N, 0)
                 before = gl.load(residual_ptr + place + (i + 1) * PART, mask=later, other=0.0)
-                if NORMED:
-                    norm = gl.load(norm_ptr + col + (i + 1) * PART, mask=col + (i + 1) * PART < N, other=0.0)
+                norm = gl.load(norm_ptr + col + (i + 1) * PART, mask=col + (i + 1) * PART < N, other=0.0)
             out_smem.index(i % 2).store(parts[i])
             gl.thread_barrier()  # the part before the last one has been read by then
             y = (out_smem.index(i % 2).load(COPY).to(gl.float32) + residual.to(gl.float32)).to(dtype)
             gl.store(residual_ptr + place + i * PART, y, mask=keep)
-            if NORMED:
-                y = gl.where(keep, y.to(gl.float32), 0.0)  # what the residual holds now, rounding included
-                sums += gl.sum(y * y, axis=1)
-                gl.store(out_ptr + place + i * PART, (y * weight).to(dtype), mask=keep)
-        if NORMED:
-            gl.store(squares_ptr + row * tiles_n + n, sums, mask=row < num_tokens)
+            y = gl.where(keep, y.to(gl.float32), 0.0)  # what the residual holds now, rounding included
+            sums += gl.sum(y * y, axis=1)
+            gl.store(out_ptr + place + i * PART, (y * weight).to(dtype), mask=keep)
+        gl.store(squares_ptr + row * tiles_n + n, sums, mask=row < num_tokens)
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
@@ -384,7 +299,7 @@ def add_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
     residual_ptr,  # [T, N]
-    norm_ptr,  # [N] when NORMED
+    norm_ptr,  # [N]
     out_ptr,  # [T, N], the residual times the norm
     squares_ptr,  # f32 [T, tiles_n]
     num_tokens,
@@ -392,29 +307,25 @@ def add_kernel(
     tiles_n,
     N: gl.constexpr,
     K: gl.constexpr,
-    NORMED: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
-    CLUSTER: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
-    x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
-    w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    PART: gl.constexpr = CLUSTER * weight_desc.block_shape[1] // 4
+    PART: gl.constexpr = weight_desc.block_shape[1] // 4
     left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, PART], LAYOUT)
     right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, PART], LAYOUT)
     gl.warp_specialize(
         [
-            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, left, ready, free,
-                         gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 0, CLUSTER)),
-            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_whole, right, ready, free,
-                         gates, num_tokens, tiles_m, tiles_n, N, K, NORMED, STAGES, GROUP, EARLY, 1, CLUSTER)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
-                          EARLY, 1, CLUSTER)),
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, left, ready, free,
+                         num_tokens, tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
+            (add_tiles, (residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, right, ready, free,
+                         num_tokens, tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [240, 24],

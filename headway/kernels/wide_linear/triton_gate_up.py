@@ -43,7 +43,7 @@ def copy_pairs(
     """The copying warp."""
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
-    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP, 1)
+    m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
     for i in gl.static_range(AHEAD):  # what needs nothing of the kernel ahead
         copy_weights(left_desc, right_desc, left_smem, right_smem, ready.index(i), i, n_first, i * BLOCK_K)
     if EARLY:
@@ -53,7 +53,7 @@ def copy_pairs(
         tma.async_copy_global_to_shared(x_desc, begin, ready.index(i), x_smem.index(i))
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, 1)
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         for chunk in range(CHUNKS):
             if count >= AHEAD:
                 stage = count % STAGES
@@ -86,7 +86,7 @@ def pair_tiles(
         gdc_wait()
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, 1)
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         left = gl.zeros([ROWS, 2 * LEFT], gl.float32, layout=LEFT_ACC)
         right = gl.zeros([ROWS, 2 * RIGHT], gl.float32, layout=RIGHT_ACC)
         for chunk in range(K // BLOCK_K):

@@ -18,7 +18,6 @@ from headway.kernels.wide_linear.triton import (
     ROWS,
     copy_tiles,
     finish,
-    first_tile,
     halves,
     layout_of,
     load_squares,
@@ -27,7 +26,6 @@ from headway.kernels.wide_linear.triton import (
     row_scale,
     sum_layout,
     tile_place,
-    whole_tiles,
 )
 
 D = gl.constexpr(128)
@@ -84,10 +82,10 @@ def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
 @gluon.jit
 def qkv_tiles(
     q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-    x_smem, w_smem, out_smem, ready, free, gates, eps, num_tokens, num_positions, num_slots,
+    x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
     block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
     BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr, CLUSTER: gl.constexpr,
+    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is one or two heads wide."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -98,13 +96,11 @@ def qkv_tiles(
     if EARLY:
         gdc_wait()
     count = 0
-    begin, step = first_tile(CLUSTER)
-    last = (tiles_m * tiles_n - begin + step - 1) // step * (K // BLOCK_K)
-    for tile in range(begin, tiles_m * tiles_n, step):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP, CLUSTER)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
         if SQUARES > 0:
             squares = load_squares(squares_ptr, m * BLOCK_M + HALF * ROWS, num_tokens, SQUARES)
-        acc = product(x_smem, w_smem, ready, free, gates, count, last, K, STAGES, HALF, CLUSTER)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
         count += K // BLOCK_K
         if SQUARES > 0:
             scale = row_scale(squares, eps, K, sum_layout(WIDE))
@@ -119,7 +115,7 @@ def qkv_tiles(
         place, write = cache_place(out_row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS)
         cos = gl.load(angles)
         sin = gl.load(angles + D // 2)
-        acc = finish(acc, free, gates, count, last, STAGES, CLUSTER)
+        acc = finish(acc, free, count, STAGES)
         if SQUARES > 0:
             acc *= scale
         heads = split_heads(acc.to(dtype), HEADS)
@@ -180,29 +176,26 @@ def qkv_kernel(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
-    CLUSTER: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
-    x_smem, w_smem, ready, free, gates = make_buffers(x_desc, weight_desc, STAGES, CLUSTER)
-    w_whole = whole_tiles(w_smem, STAGES, CLUSTER)
+    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
     left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
     right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
     gl.warp_specialize(
         [
             (qkv_tiles, (
                 q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_whole, left, ready, free, gates, eps, num_tokens, num_positions, num_slots,
+                x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
                 block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, SQUARES, STAGES,
-                GROUP, EARLY, 0, CLUSTER)),
+                GROUP, EARLY, 0)),
             (qkv_tiles, (
                 q_desc, squares_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_whole, right, ready, free, gates, eps, num_tokens, num_positions, num_slots,
+                x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
                 block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, SQUARES, STAGES,
-                GROUP, EARLY, 1, CLUSTER)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, gates, tiles_m, tiles_n, K, STAGES, GROUP,
-                          EARLY, 1, CLUSTER)),
+                GROUP, EARLY, 1)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, 1],
         [240, 24],
