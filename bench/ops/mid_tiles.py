@@ -21,6 +21,8 @@ WAYS: dict[str, dict[str, Kind]] = {
 
 def candidates(layer: Layer, rows: int, way: str) -> Iterator[MidTile]:
     kind = WAYS[way][layer.name]
+    if way == "meet" and layer.inputs >= 4096 and 32 < rows <= 64:
+        yield from (tile for tile in copying(layer, kind) if tile.fits(layer.inputs))
     if kind == "mid_add":
         yield from clusters(layer, rows)
     elif way == "meet":
@@ -42,6 +44,25 @@ def scaled(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
             ahead = layer.inputs // block_k // share
             tiles += [MidTile(wide, block_k, 1, ahead, x_ahead, 4) for x_ahead in {512 // block_k, ahead}]
     yield from [tile for tile in dict.fromkeys(tiles) if tile.fits(layer.inputs)]
+
+
+def copying(layer: Layer, kind: Kind) -> Iterator[MidTile]:
+    """Tiles with a copying warp and as many buffers as one or two programs a processor have room for."""
+    for wide, cluster in product((32, 64, 128, 256), (1, 2) if kind == "mid_add" else (1,)):
+        programs = cdiv(layer.outputs, wide) * cluster
+        if programs < 90 or (kind == "mid_add" and programs > PROCESSORS):
+            continue
+        for sharing in (1, 2):
+            stages = [
+                n
+                for n in range(3, 18)
+                if _copying(wide, n, cluster).shared_bytes(layer.inputs) * sharing < SHARED_LIMIT - 1024 * sharing
+            ]
+            yield from (_copying(wide, n, cluster) for n in stages[-2:])
+
+
+def _copying(wide: int, stages: int, cluster: int) -> MidTile:
+    return MidTile(wide, 64, 1, stages, stages, 4, cluster=cluster, copier=True)
 
 
 def clusters(layer: Layer, rows: int) -> Iterator[MidTile]:

@@ -212,6 +212,40 @@ def test_qkv_equals_reference(
             assert torch.equal(mine, again), "a moving result would be a race"
 
 
+@pytest.mark.gpu
+def test_full_steps_are_the_same_every_time(hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers without a norm between two products, in one graph, each started while the one before it still runs."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # no fills between them
+    tokens, hidden, inner = 4096, 1024, 3072
+    start, norm = (make_random(*shape, dtype=torch.bfloat16, device=hopper) for shape in ((tokens, hidden), (hidden,)))
+    first, down = gate_up_inputs((tokens, hidden // 2, inner), hopper, torch.bfloat16)
+    up = gate_up_inputs((1, inner, hidden), hopper, torch.bfloat16)[1]
+    residual = start.clone()
+
+    def step() -> torch.Tensor:
+        residual.copy_(start)
+        x = first
+        for _ in range(12):
+            y, squares = wide_add(x, down, residual, norm)
+            x = wide_gate_up(y, up, squares, EPS)
+        return x
+
+    expected, x = start.clone(), first
+    for _ in range(12):
+        y, squares = wide_add.reference(x, down, expected, norm)
+        x = wide_gate_up.reference(y, up, squares, EPS)
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    same = None
+    for _ in range(100):
+        graph.replay()
+        same = (found.clone(), residual.clone()) if same is None else same
+        assert torch.equal(found, same[0]) and torch.equal(residual, same[1]), "a moving result would be a race"
+    torch.testing.assert_close(residual, expected, atol=0.1, rtol=0.1)  # roundings in a row
+
+
 def test_only_measured_shapes_are_wide() -> None:
     for (kind, outputs, inputs), counts in TABLE.items():
         assert wide_tokens(kind, outputs, inputs) == counts and all(counts)
