@@ -21,6 +21,8 @@ WAYS: dict[str, dict[str, Kind]] = {
 
 def candidates(layer: Layer, rows: int, way: str) -> Iterator[MidTile]:
     kind = WAYS[way][layer.name]
+    if way == "meet" and layer.inputs >= 4096 and 32 < rows <= 64:
+        yield from (tile for tile in copying(layer, kind) if tile.fits(layer.inputs))
     if way == "meet" and rows > 64 and layer.inputs < 4096:
         yield from wide_blocks(layer, rows, kind)
     elif kind == "mid_add":
@@ -71,6 +73,25 @@ def wide_blocks(layer: Layer, rows: int, kind: Kind) -> Iterator[MidTile]:
                     break
     tiles = [tile for bucket, tile in sorted(TABLE[kind, layer.outputs, layer.inputs].items()) if bucket > 64]
     yield from dict.fromkeys([*tiles, *sorted(found, key=repr)])
+
+
+def copying(layer: Layer, kind: Kind) -> Iterator[MidTile]:
+    """Tiles with a copying warp and as many buffers as one or two programs a processor have room for."""
+    for wide, cluster in product((32, 64, 128, 256), (1, 2) if kind == "mid_add" else (1,)):
+        programs = cdiv(layer.outputs, wide) * cluster
+        if programs < 90 or (kind == "mid_add" and programs > PROCESSORS):
+            continue
+        for sharing in (1, 2):
+            stages = [
+                n
+                for n in range(3, 18)
+                if _copying(wide, n, cluster).shared_bytes(layer.inputs) * sharing < SHARED_LIMIT - 1024 * sharing
+            ]
+            yield from (_copying(wide, n, cluster) for n in stages[-2:])
+
+
+def _copying(wide: int, stages: int, cluster: int) -> MidTile:
+    return MidTile(wide, 64, 1, stages, stages, 4, cluster=cluster, copier=True)
 
 
 def clusters(layer: Layer, rows: int) -> Iterator[MidTile]:
@@ -180,4 +201,5 @@ def shown(tile: MidTile) -> str:
     t = tile
     more = f", {t.rows}, {t.trailing}" if t.trailing else f", {t.rows}" if t.rows != 64 else ""
     more += f", cluster={t.cluster}" if t.cluster > 1 else ""
+    more += ", copier=True" if t.copier else ""
     return f"MidTile({t.wide}, {t.block_k}, {t.splits}, {t.w_ahead}, {t.x_ahead}, {t.num_warps}{more})"

@@ -8,6 +8,9 @@ it arrives: a barrier of the whole cluster would bring a fence, which costs more
 2. ``cluster_wait``: all programs of the cluster run, so their mailboxes may be sent to: ``send2``, ``send4``.
 3. ``wait_mailbox``: what was sent here can be read, by ``pull``. A program that is sent nothing may end.
 
+Kernels with warps of different kinds call ``init_mailbox`` and ``arrive_alone`` instead of ``open_mailbox``, before the kinds
+part; the warps that send call ``cluster_wait``.
+
 A program that ends at once counts as having arrived, but nobody may send to it. Programs of a cluster are neighbours along the
 first dimension of the grid, which must be a multiple of the cluster.
 
@@ -31,6 +34,8 @@ from triton.experimental.gluon import language as gl
 MARK = re.compile(r"// cluster of (\d+) programs")
 ROOM = re.compile(r"\broom_(?:own|shared)_(\d+)\b")
 ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
+OTHERS = re.compile(r"// threads from (\d+) on have arrived")
+BODY = re.compile(r"^\{\n(?:[ \t]*\.reg [^\n]*\n)*", re.MULTILINE)
 
 
 @gluon.constexpr_function
@@ -67,6 +72,25 @@ def cluster_wait():
     )
 
 
+@gluon.constexpr_function
+def arrive_asm(others):
+    """PTX for the arrival of the warps that run what is not specialised."""
+    return (
+        "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0; "
+        f"// threads from {others} on have arrived"
+    )
+
+
+@gluon.jit
+def arrive_alone(OTHERS: gl.constexpr):
+    """Say that this program runs and that its barriers are there; for kernels with warps of different kinds.
+
+    Those from thread ``OTHERS`` on arrive when they start: they never come by. ``cluster_wait`` is for the warps that need it.
+    """
+    ASM: gl.constexpr = arrive_asm(OTHERS)
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def place_in(rank, at):
     """int32: where ``at`` (int32, bytes) of program ``rank``'s shared memory lies for the whole cluster; to be added to."""
@@ -86,6 +110,17 @@ def open_mailbox(box, expected):
         "@one mbarrier.init.shared::cta.b64 [$1], 1; @one fence.mbarrier_init.release.cluster; "
         "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; "
         "barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0; }",
+        "=r,r,r", [box, expected], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def init_mailbox(box, expected):
+    """``open_mailbox`` for kernels with warps of different kinds: ``arrive_alone`` says that this program runs."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred one; .reg .b32 id; mov.u32 id, %tid.x; setp.eq.u32 one, id, 0; "
+        "@one mbarrier.init.shared::cta.b64 [$1], 1; @one fence.mbarrier_init.release.cluster; "
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; mov.u32 $0, 0; }",
         "=r,r,r", [box, expected], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -150,7 +185,15 @@ def clustered(ptx: str) -> str:
         return ptx
     if len(sizes) > 1:
         raise ValueError(f"one kernel for clusters of {', '.join(sorted(sizes))} programs: name one size")
-    return ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
+    ptx = ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
+    others = OTHERS.search(ptx)
+    if others:
+        arrive = (
+            "{ .reg .pred other; .reg .b32 id; mov.u32 id, %tid.x; "
+            f"setp.ge.u32 other, id, {others[1]}; @other barrier.cluster.arrive.relaxed.aligned; }}\n"
+        )
+        ptx = BODY.sub(rf"\g<0>{arrive}", ptx, count=1)
+    return ptx
 
 
 def with_rooms(ptx: str, shared: int) -> tuple[str, int]:

@@ -25,6 +25,7 @@ from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
+from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.paged_attention.early_decode import early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
@@ -43,7 +44,16 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, HEAD_SIZE, NARROW, STAGES, UNEVEN, WIDE
+from headway.kernels.wide_linear.tiles import (
+    BLOCK_K,
+    BLOCK_M,
+    GROUP,
+    HEAD_SIZE,
+    NARROW,
+    STAGES,
+    UNEVEN,
+    WIDE,
+)
 from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
@@ -270,6 +280,21 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
 
 
+def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:
+    """Decode products with a copying warp; ``cluster``: programs that sum parts of K, 0 for products that are stored."""
+    tile = MidTile(wide, 64, 1, stages, stages, 4, cluster=max(cluster, 1), copier=True)
+    options, parts = {"num_warps": 4, "maxnreg": 128 if wide <= 128 else 255}, 2 if silu else 1
+    assert tile.fits(4096)
+    types = {**TYPES, "x_desc": described(64, 64), "weight_desc": described(parts, wide // parts, 64)}
+    types |= {"out_desc": described(64, wide // parts), "squares_ptr": "*fp32"}
+    fixed = {"N": 4096, "K": 4096, "STAGES": stages, "BIAS": False}
+    if cluster:
+        compile_typed(f"thin add {wide}", thin_add_kernel, {**fixed, "CLUSTER": cluster}, types, options)
+    else:
+        constants = {**fixed, "SQUARES": 64, "SILU": silu}
+        compile_typed(f"thin {wide}", thin_linear_kernel, constants, types, options)
+
+
 def compile_uneven() -> None:
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "left_desc": described(2, 64, BLOCK_K)}
     types |= {"right_desc": described(2, 32, BLOCK_K), "out_left": described(BLOCK_M // 2, 64)}
@@ -296,6 +321,10 @@ def main() -> None:
     compile_wide(NARROW)
     compile_wide(WIDE, fp8=True)
     compile_uneven()
+    compile_thin(64, 12)
+    compile_thin(128, 4, silu=True)
+    compile_thin(64, 12, cluster=2)
+    compile_thin(32, 16, cluster=1)
     compile_attention(128, 16, 8)
     compile_attention(128, 16, 8, fp8=True)
     compile_attention(64, 32, 8, windowed=True, capped=True)

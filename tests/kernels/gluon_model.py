@@ -19,7 +19,7 @@ import torch
 
 from headway.kernels.mid_linear import triton as module
 
-HELPERS = ("buffers", "weight_rows", "copy_weights", "multiply", "meet", "store_columns")
+HELPERS = ("buffers", "weight_rows", "copy_weights", "multiply", "meet", "meet_all", "store_columns", "store_sum")
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
 

@@ -192,7 +192,7 @@ def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype:
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
 
 
-EVERY = [(kind, tile) for (kind, _, _), found in TABLE.items() for tile in found.values()]
+EVERY = [(kind, tile) for (kind, _, _), found in TABLE.items() for tile in found.values() if not tile.copier]
 TILES = sorted({tile for kind, tile in EVERY if kind != "mid_add"}, key=repr)
 MEETING = sorted({tile for kind, tile in EVERY if kind == "mid_add"}, key=repr)
 ODD_TILES = [
@@ -250,6 +250,10 @@ CLUSTERS = [
 @pytest.mark.parametrize("tile", [*MEETING, *CLUSTERS], ids=repr)
 @pytest.mark.parametrize("rows", [1, 3, 9, 64, 129, 150, 192, 200, 255, 256])
 def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cluster(tile, rows, hopper, monkeypatch)
+
+
+def check_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided rows, the same twice and whatever other rows there are, nothing beside it."""
     from headway.kernels.mid_linear.launch import launch_add
 
@@ -359,9 +363,10 @@ def test_the_table_has_no_holes() -> None:
     """All rows between the smallest and the largest bucket that won are used, so each has a tile; all fit the kernel."""
     for (kind, outputs, size), found in TABLE.items():
         first = BUCKETS.index(min(found))
-        assert sorted(found) == list(BUCKETS[first : first + len(found)])
+        assert set(BUCKETS[first : BUCKETS.index(max(found)) + 1]) <= set(found)
         used = mid_rows(kind, outputs, size)
-        assert {row_bucket(rows) for rows in used} == set(found)
+        for rows in used:
+            assert tile_for(kind, rows, outputs, size) == found[min(most for most in found if rows <= most)]
         assert used.stop == max(found) + 1 and used.start == (LEAST_ROWS if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")

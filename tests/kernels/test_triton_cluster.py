@@ -38,6 +38,16 @@ def test_one_kernel_is_for_one_size() -> None:
         clustered(PTX.format(body="// cluster of 2 programs\n// cluster of 8 programs"))
 
 
+def test_warps_that_never_come_by_arrive_when_they_start() -> None:
+    from headway.kernels.triton_cluster import arrive_asm, clustered
+
+    body = "\t.reg .b32 \t%r<9>;\n\tadd.s32 %r1, %r2, 1;\n// cluster of 2 programs\n" + arrive_asm.fn(128)
+    lines = clustered(PTX.format(body=body)).splitlines()
+    declared = next(i for i, line in enumerate(lines) if "%r<9>" in line)
+    assert "setp.ge.u32 other, id, 128; @other barrier.cluster.arrive" in lines[declared + 1]
+    assert sum("@other" in line for line in lines) == 1
+
+
 def test_rooms_lie_behind_triton_s_memory_one_behind_the_other() -> None:
     from headway.kernels.triton_cluster import room_asm, with_rooms
 

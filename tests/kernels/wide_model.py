@@ -1,9 +1,12 @@
-"""Runs the Gluon kernels of ``wide_linear`` on CPU tensors, asynchronous parts as late as the rules allow.
+"""Runs the Gluon kernels of ``wide_linear``, and those of ``mid_linear`` that copy likewise, on CPU tensors.
+
+Asynchronous parts happen as late as the rules allow.
 
 No interpreter runs Gluon, so this replaces the language under the kernels' own code. Warps of different kinds are threads.
 Copies land when their barrier is waited for, products read their buffers when they are waited for, and copies out of shared
 memory read it when they are waited for; what a copy is going to overwrite is poison from its start. So whoever reads too early
 gets poison, and whoever lets go too early leaves it; a barrier that never completes is an error. Layouts mean nothing here.
+Programs of a cluster are threads, too; nobody may send to one that has not started or has ended.
 """
 
 from __future__ import annotations
@@ -11,19 +14,26 @@ from __future__ import annotations
 import threading
 import types
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from headway.kernels.mid_linear import triton as mid
+from headway.kernels.mid_linear import triton_thin as thin
 from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
+REACH = 1 << 24
+"""Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
     "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
     "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "make_buffers", "turn", "angles_place", "cache_place", "as_cached", "write_cache", "qkv_tiles",
+    "row_scale", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
 )  # fmt: skip
 
 
@@ -146,13 +156,36 @@ def block(desc: Any, place: list[int]) -> tuple[torch.Tensor, list[slice], list[
     return whole, inside, [slice(0, max(b - a, 0)) for a, b in spans]
 
 
+def run_together(works: list[Callable[[], None]]) -> None:
+    """Each in a thread; raises the first error."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 class Program:
     """One program's state; its methods stand for the language."""
 
-    def __init__(self, place: int, programs: int) -> None:
-        self.place, self.programs = place, programs
-        self.changed = threading.Condition()
+    def __init__(self, place: int, programs: int, changed: threading.Condition) -> None:
+        self.place, self.programs, self.changed = place, programs, changed
         self.stores: dict[int, list[tuple[Any, list[int], Shared]]] = defaultdict(list)
+        self.cluster: list[Program] = [self]
+        self.mail: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.room = torch.empty(0)
+        self.expected = -1
+        self.running = self.ended = False
 
     def allocate(self, dtype: Any, shape: list[int], layout: object) -> Any:
         if dtype is torch.int64:
@@ -164,6 +197,45 @@ class Program:
         values = torch.zeros(desc.block_shape, dtype=target.dtype)
         values[tuple(part)] = whole[tuple(inside)]
         barrier.copied(target, values)
+
+    def make_room(self, size: int, cluster: int) -> int:
+        assert cluster == len(self.cluster)
+        self.room = torch.full((size // 4,), float("nan"))
+        return 0
+
+    def init_mailbox(self, box: int, expected: Any) -> None:
+        assert box == 0 and not self.running
+        self.expected = int(expected)
+
+    def send(self, places: torch.Tensor, boxes: torch.Tensor, values: torch.Tensor, keep: torch.Tensor) -> None:
+        some = keep.bool()
+        rank, at = places[some] // REACH, places[some] % REACH
+        assert bool((boxes[some] == rank * REACH).all()), "another program's mailbox counts"
+        assert bool((at % 4 == 0).all()) and bool((at >= 16).all())
+        for number, other in enumerate(self.cluster):
+            theirs = rank == number
+            assert other.running and not (other.ended and bool(theirs.any())), "sent to a program that does not run"
+            with self.changed:
+                other.mail.append((at[theirs] // 4, values[some][theirs]))
+                other.expected -= 4 * int(theirs.sum())
+                self.changed.notify_all()
+
+    def wait_mailbox(self, box: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.expected == 0, PATIENCE):
+                raise StuckError(f"{self.expected} bytes more were expected than came")
+        for at, values in self.mail:
+            self.room[at] = values
+
+    def arrive_alone(self, others: int) -> None:
+        with self.changed:
+            self.running = True
+            self.changed.notify_all()
+
+    def wait_cluster(self) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: all(other.running for other in self.cluster), PATIENCE):
+                raise StuckError("a program of the cluster does not start")
 
     def copy_out(self, desc: Any, place: list[int], source: Shared) -> None:
         self.stores[threading.get_ident()].append((desc, place, source))
@@ -194,21 +266,7 @@ class Program:
 
     def specialize(self, works: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
         assert len(warps) == len(registers) == len(works) - 1
-        errors: list[BaseException] = []
-
-        def run(function: Any, arguments: tuple[Any, ...]) -> None:
-            try:
-                function(*arguments)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=work) for work in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        run_together([partial(function, *arguments) for function, arguments in works])
 
     def load(self, pointer: Pointer, mask: Any = None, other: Any = 0) -> torch.Tensor:
         at, keep = torch.broadcast_tensors(torch.as_tensor(pointer.at), torch.as_tensor(True if mask is None else mask))
@@ -227,14 +285,14 @@ class Program:
         gl = types.SimpleNamespace(
             program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
             SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
-            NVMMASharedLayout=lambda *_: None, int64=torch.int64,
+            NVMMASharedLayout=lambda *_: None, int64=torch.int64, int32=torch.int32,
             float8e4nv=torch.float8_e4m3fn, float32=torch.float32, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
-            constexpr=None,
+            constexpr=None, convert_layout=lambda x, layout: x,
         )  # fmt: skip
         tma = types.SimpleNamespace(
             async_copy_global_to_shared=self.copy_in, async_copy_shared_to_global=self.copy_out,
@@ -246,9 +304,15 @@ class Program:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
+            "cluster_buffer": self.make_room, "arrive_alone": self.arrive_alone, "cluster_wait": self.wait_cluster,
+            "init_mailbox": self.init_mailbox,
+            "place_in": lambda rank, at: rank * REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
+            "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
+            "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
+            "power_of_2": lambda n: 1 << (n - 1).bit_length(),
         }  # fmt: skip
-        known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
+        known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
             names[name] = types.FunctionType(known[name].fn.__code__, names)
@@ -272,12 +336,22 @@ class ModelKernel:
     def __getitem__(self, grid: tuple[int]) -> Any:
         def run(*arguments: Any, **names: Any) -> None:
             del names["num_warps"]
+            names.pop("maxnreg", None)
             given = [_described(each) for each in arguments]
-            programs = min(grid[0], self._programs)
-            for place in range(programs):
-                types.FunctionType(self._code, Program(place, programs).language())(*given, **names)
+            cluster = names.get("CLUSTER", 1)
+            programs = min(grid[0], self._programs * cluster)
+            for first in range(0, programs, cluster):
+                changed = threading.Condition()
+                together = [Program(first + rank, programs, changed) for rank in range(cluster)]
+                for program in together:
+                    program.cluster = together
+                run_together([partial(self._run_one, program, given, names) for program in together])
 
         return run
+
+    def _run_one(self, program: Program, given: list[Any], names: dict[str, Any]) -> None:
+        types.FunctionType(self._code, program.language())(*given, **names)
+        program.ended = True
 
 
 def _described(argument: Any) -> Any:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
 from headway.kernels.mid_linear.tiles import MidTile, tile_for
 from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
+from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
+from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.triton_early import launch_early
 
 
@@ -65,6 +69,9 @@ def launch(
     assert squares is None or squares.is_contiguous()
     if rows == 0:
         return
+    if tile.copier:
+        _launch_thin(x, weight, bias, out, tile, squares, eps, silu)
+        return
     block_n = tile.wide // 2 if silu else tile.wide
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out if squares is None else squares, out, rows, x.stride(0), eps,
@@ -96,10 +103,62 @@ def launch_add(
     assert residual.data_ptr() % 16 == 0 and norm.data_ptr() % 16 == 0
     if rows == 0:
         return
+    if tile.copier:
+        assert rows <= tile.rows
+        thin_add_kernel[(tile.programs(outputs) * tile.cluster,)](
+            _rows_of(x), _weights(weight, 1, tile.wide), x if bias is None else bias, residual, norm, out, squares, rows,
+            N=outputs, K=inputs, STAGES=tile.w_ahead, CLUSTER=tile.cluster, BIAS=bias is not None,
+            num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
+        )  # fmt: skip
+        return
     mid_add_kernel[(tile.programs(outputs) * tile.cluster, 1, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, residual, norm, out, squares, rows, x.stride(0),
         N=outputs, CLUSTER=tile.cluster, BIAS=bias is not None, **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
+
+
+def _launch_thin(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    tile: MidTile,
+    squares: torch.Tensor | None,
+    eps: float,
+    silu: bool,
+) -> None:
+    """``launch`` with a warp that copies."""
+    rows, outputs = out.shape
+    assert rows <= tile.rows and outputs % 8 == 0, "rows of the output begin at 16 bytes"
+    pair = 2 if silu else 1
+    block = tile.wide // pair
+    tiles = cdiv(outputs, block)
+    out_desc = TensorDescriptor(
+        out, [rows, outputs], [outputs, 1], [tile.rows, block], NVMMASharedLayout(min(2 * block, 128), 16, 2)
+    )
+    programs = num_sms(x.device) * tile.residents(x.shape[1])
+    thin_linear_kernel[(min(programs, tiles),)](
+        _rows_of(x), _weights(weight, pair, tile.wide), out_desc, x if bias is None else bias,
+        out if squares is None else squares, rows, eps, tiles, N=outputs, K=x.shape[1],
+        SQUARES=0 if squares is None else squares.shape[0], STAGES=tile.w_ahead, BIAS=bias is not None, SILU=silu,
+        num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
+    )  # fmt: skip
+
+
+def registers(tile: MidTile) -> dict[str, int]:
+    """What limits them: programs of the kernel ahead or behind are to lie beside."""
+    return {"maxnreg": 128} if tile.wide <= 128 else {}
+
+
+def _rows_of(x: torch.Tensor) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [64, 64], NVMMASharedLayout(128, 16, 2))
+
+
+def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
+    outputs, inputs = weight.shape[0] // parts, weight.shape[1]
+    strides, block = [outputs * inputs, inputs, 1], [parts, wide // parts, 64]
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, block, NVMMASharedLayout(128, 16, 3))
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, outputs: int, tile: MidTile) -> None:

@@ -50,6 +50,8 @@ class MidTile:
         rows: rows of activations per program, 64 or 128; those beyond T cost no bytes.
         trailing: products that may still run when the next one starts, 0 or 1; 1 takes one more buffer of each kind.
         cluster: parts of K that the programs of a cluster sum and bring together, 1, 2, 4 or 8; 1 but for ``mid_add``.
+        copier: a warp of its own copies each chunk when a buffer is free, of which there are w_ahead = x_ahead for weights and
+            activations alike. For up to 64 rows; programs that stay take several tiles, but for ``mid_add``.
     """
 
     wide: int
@@ -61,6 +63,7 @@ class MidTile:
     rows: int = 64
     trailing: int = 0
     cluster: int = 1
+    copier: bool = False
 
     def widths(self) -> tuple[int, int]:
         """``wide`` as the largest power of two in it, and the rest."""
@@ -78,6 +81,8 @@ class MidTile:
     def buffers(self, inputs: int) -> tuple[int, int]:
         """Chunks of weights and of activations that a program has room for."""
         chunks, more = self.chunks(inputs), 1 + self.trailing
+        if self.copier:
+            return self.w_ahead, self.x_ahead
         return min(self.w_ahead + more, chunks), min(self.x_ahead + more, chunks)
 
     def ring(self, inputs: int) -> int:
@@ -93,7 +98,13 @@ class MidTile:
     def shared_bytes(self, inputs: int) -> int:
         """What a program's buffers take."""
         weights, activations = self.buffers(inputs)
-        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes()
+        outgoing = 2 * self.rows * self.wide if self.copier else 0
+        return 2 * self.block_k * (weights * self.wide + activations * self.rows) + self.room_bytes() + outgoing
+
+    def residents(self, inputs: int) -> int:
+        """Programs with a copying warp that a processor has room for."""
+        room = SHARED_LIMIT // (self.shared_bytes(inputs) + 1024)
+        return max(1, min(room, 2 if self.wide <= 128 else 1))
 
     def fits(self, inputs: int) -> bool:
         """Whether the kernel can run it."""
@@ -103,11 +114,18 @@ class MidTile:
         columns = [wide * min(self.num_warps, self.rows // 16) // self.num_warps for wide in (first, more or first)]
         return (
             whole
-            and 1 <= self.x_ahead <= self.w_ahead <= chunks
+            and 1 <= self.x_ahead <= self.w_ahead
+            and (self.copier or self.w_ahead <= chunks)
             and min(columns) >= 8
             and (more == 0 or (more & (more - 1) == 0 and self.splits == self.cluster == 1))
+            and (not self.copier or self._copies_well())
             and self.shared_bytes(inputs) + SCRATCH <= SHARED_LIMIT
         )
+
+    def _copies_well(self) -> bool:
+        """Whether a copying warp's tile is one of those its kernels know."""
+        plain = (self.block_k, self.splits, self.num_warps, self.rows, self.trailing) == (64, 1, 4, 64, 0)
+        return plain and self.w_ahead == self.x_ahead and 32 <= self.wide <= 256
 
 
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
@@ -150,11 +168,11 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         # Llama-3.1-8B
         ("mid_linear", 6144, 4096): {
             4: MidTile(64, 64, 1, 15, 7, 4), 8: MidTile(64, 64, 1, 15, 7, 4), 16: MidTile(64, 64, 1, 15, 7, 4),
-            32: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 15, 7, 4),
+            32: MidTile(64, 64, 1, 15, 7, 4), 48: MidTile(64, 64, 1, 15, 7, 4), 64: MidTile(64, 64, 1, 13, 13, 4, copier=True),
         },
         ("mid_gate_up", 28672, 4096): {
             4: MidTile(128, 64, 1, 3, 3, 8), 8: MidTile(128, 64, 1, 6, 6, 4, 64, 1), 16: MidTile(128, 64, 1, 6, 6, 4, 64, 1),
-            32: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 3, 3, 8),
+            32: MidTile(128, 64, 1, 3, 3, 8), 48: MidTile(128, 64, 1, 3, 3, 8), 64: MidTile(128, 64, 1, 8, 8, 4, copier=True),
         },
         ("mid_add", 4096, 4096): {
             8: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2), 16: MidTile(64, 128, 1, 4, 4, 4, 64, 1, cluster=2),
@@ -162,7 +180,8 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         },
         ("mid_add", 4096, 14336): {
             8: MidTile(64, 64, 1, 15, 7, 4, cluster=2), 16: MidTile(64, 64, 1, 15, 7, 4, cluster=2),
-            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 64: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
+            32: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2), 48: MidTile(64, 64, 1, 14, 6, 4, 64, 1, cluster=2),
+            64: MidTile(64, 64, 1, 12, 12, 4, cluster=2, copier=True),  # with few rows copies of none cost more than they save
         },
         ("linear_parts", 4096, 4096): {
             4: MidTile(32, 64, 1, 15, 15, 4), 8: MidTile(32, 64, 1, 15, 15, 4), 16: MidTile(32, 64, 1, 15, 15, 4),
@@ -175,7 +194,7 @@ TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-"""(op, N, K) -> row bucket -> tile; buckets that are absent lost."""
+"""(op, N, K) -> row bucket, or a number of rows between two -> tile for as many and fewer; buckets that are absent lost."""
 
 
 def row_bucket(rows: int) -> int:
@@ -200,8 +219,9 @@ def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     """
     if inputs % 64 or rows > MAX_ROWS:
         raise ValueError(f"{kind} takes up to {MAX_ROWS} rows and K a multiple of 64, not {rows} and K={inputs}")
-    found = TABLE.get((kind, outputs, inputs), {}).get(row_bucket(rows))
-    return found or _default_tile(kind, rows, outputs, inputs)
+    found = TABLE.get((kind, outputs, inputs), {})
+    most = min((most for most in found if rows <= most), default=MAX_ROWS + 1)
+    return found[most] if most <= row_bucket(rows) else _default_tile(kind, rows, outputs, inputs)
 
 
 def _default_tile(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:

@@ -304,6 +304,29 @@ def meet(
     return total
 
 
+@gluon.jit
+def meet_all(
+    acc, box, rank, num_rows,
+    ROWS: gl.constexpr, WIDE: gl.constexpr, CLUSTER: gl.constexpr, ACC: gl.constexpr, SHARE: gl.constexpr,
+):  # fmt: skip
+    """``meet``, also for a program that has all of K."""
+    if CLUSTER > 1:
+        return meet(acc, box, rank, num_rows, ROWS, WIDE, CLUSTER, ACC, SHARE)
+    else:
+        return gl.convert_layout(acc, SHARE)
+
+
+@gluon.jit
+def store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr, at, keep, row, num_rows):
+    """What is left of ``mid_add`` once total [rows, WIDE] is known; ``squares_ptr``: of this program, [T]."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    narrow = (residual.to(gl.float32) + total.to(dtype).to(gl.float32)).to(dtype)
+    gl.store(residual_ptr + at, narrow, mask=keep)
+    sums = gl.where(keep, narrow.to(gl.float32), 0.0)  # what the residual holds now, rounding included
+    gl.store(out_ptr + at, (sums * gl.expand_dims(norm, 0)).to(dtype), mask=keep)
+    gl.store(squares_ptr + row, gl.sum(sums * sums, axis=1), mask=row < num_rows)
+
+
 @gluon.jit(do_not_specialize=["num_rows"])
 def mid_add_kernel(
     x_ptr,  # [T, K]
@@ -340,6 +363,7 @@ def mid_add_kernel(
     tile = gl.program_id(0) // CLUSTER
     turn = tile % CHUNKS
     start_row = gl.program_id(2) * ROWS
+    box = 0
     if CLUSTER > 1:
         box = cluster_buffer(16 + 4 * ROWS * (WIDE + ROOM_PAD), CLUSTER)
         finished = (gl.minimum(num_rows - start_row, ROWS) - rank + CLUSTER - 1) // CLUSTER  # rows, by this program
@@ -372,15 +396,7 @@ def mid_add_kernel(
         xs, weights, weights, x_at, weight_at, weight_at, keep_x, turn, acc, acc,
         CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING, 0, COPY,
     )  # fmt: skip
-    if CLUSTER > 1:
-        total = meet(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
-    else:
-        total = gl.convert_layout(acc, SHARE)
+    total = meet_all(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
     if BIAS:
         total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
-    narrow = (residual.to(gl.float32) + total.to(dtype).to(gl.float32)).to(dtype)
-    gl.store(residual_ptr + at, narrow, mask=keep)
-    sums = gl.where(keep, narrow.to(gl.float32), 0.0)  # what the residual holds now, rounding included
-    gl.store(out_ptr + at, (sums * gl.expand_dims(norm, 0)).to(dtype), mask=keep)
-    gl.store(squares_ptr + tile * num_rows + row, gl.sum(sums * sums, axis=1), mask=row < num_rows)
+    store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr + tile * num_rows, at, keep, row, num_rows)

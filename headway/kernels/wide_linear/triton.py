@@ -36,6 +36,12 @@ def layout_of(x):
     return x.type.layout
 
 
+@gluon.constexpr_function
+def sum_layout(wide):
+    """Of the sums [ROWS, wide] of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, wide, 16])
+
+
 @gluon.jit
 def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
     """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
@@ -85,8 +91,7 @@ def copy_tiles(
 def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
     """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
     for chunk in range(K // BLOCK_K):
         stage = (count + chunk) % STAGES
         mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
