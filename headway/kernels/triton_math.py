@@ -1,4 +1,4 @@
-"""Small device functions that several kernels share: order-preserving integer keys of floats."""
+"""Small device functions that several kernels share: order-preserving integer keys of floats, and queries beside 8-bit keys."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
 # mypy: disallow-untyped-decorators=False
@@ -40,3 +40,14 @@ def float_of_key(key):
 def weight_below(x, top):
     """exp(x - top) for x <= top, also when both are +inf."""
     return tl.where(x == top, 1.0, tl.exp(x - top))
+
+
+@triton.jit
+def load_queries(at, keep, dtype: tl.constexpr):
+    """Queries as factors of products with keys of ``dtype``: 8-bit floats are read as f16, which holds them all."""
+    q = tl.load(at, mask=keep, other=0.0)
+    if (dtype == tl.float8e4nv) & (q.dtype == tl.bfloat16):
+        wide = q.to(tl.float32)
+        return tl.where(wide > 65504.0, 65504.0, tl.where(wide < -65504.0, -65504.0, wide)).to(tl.float16)
+    else:
+        return q

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from headway.kernels.triton_early import start_next, wait_for_inputs
+from headway.kernels.triton_math import load_queries
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROW_SEARCH = tl.constexpr(256)
@@ -25,17 +26,6 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
     length = tl.load(seq_lens_ptr + row, mask=row < num_rows, other=0)
     known = (slot >= 0) & (slot < num_slots)
     return tl.where(known, slot, 0), tl.where(known, tl.minimum(length, capacity), 0)
-
-
-@triton.jit
-def load_queries(at, keep, dtype: tl.constexpr):
-    """Queries as factors of products with keys of ``dtype``: 8-bit floats are read as f16, which holds them all."""
-    q = tl.load(at, mask=keep, other=0.0)
-    if (dtype == tl.float8e4nv) & (q.dtype == tl.bfloat16):
-        wide = q.to(tl.float32)
-        return tl.where(wide > 65504.0, 65504.0, tl.where(wide < -65504.0, -65504.0, wide)).to(tl.float16)
-    else:
-        return q
 
 
 @triton.jit
