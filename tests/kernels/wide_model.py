@@ -21,9 +21,9 @@ from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
-    "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
-    "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "turn", "angles_place", "cache_place", "write_cache", "qkv_tiles",
+    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "silu_mul", "finish_gates",
+    "residual_part", "finish_sums", "angles_place", "turn_head", "store_head", "finish_heads",
+    "copy_weights", "copy_pairs", "halves", "store_part", "pair_tiles",
 )  # fmt: skip
 
 
@@ -51,8 +51,8 @@ class Shared:
     def index(self, i: int) -> Shared:
         return Shared(self.data[i])
 
-    def slice(self, start: int, length: int) -> Shared:
-        return Shared(self.data[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
 
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.data.view(shape))
@@ -65,6 +65,18 @@ class Shared:
 
     def load(self, layout: object) -> torch.Tensor:
         return self.data.clone()
+
+
+class Panels:
+    """Sums [2, ROWS, WIDE] the way the kernels take them: [half x panel x pass, tokens, PANEL]."""
+
+    def __init__(self, sums: Shared, tokens: int) -> None:
+        parts = sums.data.unflatten(2, (-1, triton.PANEL.value)).unflatten(1, (-1, tokens))
+        self.data = parts.permute(0, 3, 1, 2, 4)
+
+    def index(self, i: int) -> Shared:
+        half, rest = divmod(i, self.data.shape[1] * self.data.shape[2])
+        return Shared(self.data[(half, *divmod(rest, self.data.shape[2]))])
 
 
 @dataclass
@@ -227,7 +239,7 @@ class Program:
             float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
-            sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
+            broadcast=torch.broadcast_tensors, sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
             constexpr=None,
@@ -242,7 +254,7 @@ class Program:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
-            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
+            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
         }  # fmt: skip
         known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
@@ -251,8 +263,9 @@ class Program:
         return names
 
 
-def _where(keep: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
-    return torch.where(keep, a, b)
+def _where(keep: Any, a: Any, b: Any) -> Any:
+    """Of numbers and pointers too."""
+    return torch.where(keep, a, b) if isinstance(keep, torch.Tensor) else a if keep else b
 
 
 class ModelKernel:

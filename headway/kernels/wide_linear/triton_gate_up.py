@@ -1,7 +1,7 @@
 """The Gluon kernel of gate, up and silu in tiles of 128 tokens x 192 weight rows, where others leave processors idle.
 
 A tensor's sides are powers of two, so a tile is two products that share their activations: of 128 weight rows and of 64. Its
-copying warp and the order of its barriers are those of ``triton``.
+copying warp is that of ``triton``. Those who multiply also finish: a program has a tile or two at the sizes it is used for.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.wide_linear.triton import BLOCK_K, BLOCK_M, ROWS, halves, silu_mul, tile_place
+from headway.kernels.wide_linear.triton import BLOCK_K, BLOCK_M, ROWS, silu_mul, tile_place
 
 LEFT = gl.constexpr(64)
 RIGHT = gl.constexpr(32)
@@ -62,6 +62,12 @@ def copy_pairs(
                 copy_weights(left_desc, right_desc, left_smem, right_smem, bar, stage, n, chunk * BLOCK_K)
                 tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
             count += 1
+
+
+@gluon.jit
+def halves(x, COLUMNS: gl.constexpr):
+    """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
+    return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
 
 
 @gluon.jit
