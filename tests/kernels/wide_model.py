@@ -22,8 +22,8 @@ PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
 NAMES = (
     "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "silu_mul", "finish_gates",
-    "residual_part", "finish_sums", "angles_place", "turn_head", "store_head", "finish_heads",
-    "copy_weights", "copy_pairs", "halves", "store_part", "pair_tiles",
+    "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads", "turn_head", "store_head",
+    "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
 )  # fmt: skip
 
 
@@ -239,7 +239,8 @@ class Program:
             float32=torch.float32, int64=torch.int64, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
-            broadcast=torch.broadcast_tensors, sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
+            broadcast=torch.broadcast_tensors, join=lambda a, b: torch.stack((a, b), -1),
+            sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
             constexpr=None,
@@ -255,6 +256,7 @@ class Program:
         names: dict[str, Any] = {
             "gl": gl, "tma": tma, "mbarrier": barrier, "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
+            "widen": torch.Tensor.float,
         }  # fmt: skip
         known = {**vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
@@ -264,8 +266,10 @@ class Program:
 
 
 def _where(keep: Any, a: Any, b: Any) -> Any:
-    """Of numbers and pointers too."""
-    return torch.where(keep, a, b) if isinstance(keep, torch.Tensor) else a if keep else b
+    """Of pointers too."""
+    if isinstance(a, Pointer):
+        return a if keep else b
+    return torch.where(torch.as_tensor(keep), a, b)
 
 
 class ModelKernel:

@@ -85,8 +85,9 @@ def copy_tiles(
 
 @gluon.jit
 def multiply_tiles(
-    x_smem, w_smem, sums, bars, tiles_m, tiles_n, finish: gl.constexpr, arguments, KIND: gl.constexpr, K: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
+    x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments,
+    KIND: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: rows HALF * ROWS to HALF * ROWS + ROWS of each tile. It finishes the last."""
     ready, free, done, taken = bars
@@ -95,7 +96,7 @@ def multiply_tiles(
     tiles = tiles_m * tiles_n
     count = 0
     turn = 0
-    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
         for chunk in range(K // BLOCK_K):
             stage = count % STAGES
@@ -108,8 +109,10 @@ def multiply_tiles(
             count += 1
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+        _, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        y = prepare(acc.to(sums.dtype), n, arguments, KIND)
         mbarrier.wait(taken.index(HALF), (turn & 1) ^ 1)
-        sums.index(HALF).store(acc.to(sums.dtype))
+        sums.index(HALF).store(y)
         gl.thread_barrier()
         mbarrier.arrive(done.index(HALF))
         turn += 1
@@ -160,11 +163,12 @@ def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
 
 @gluon.jit
 def run_tiles(
-    x_desc, weight_desc, tiles_m, tiles_n, finish: gl.constexpr, arguments, KIND: gl.constexpr, K: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    x_desc, weight_desc, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments, KIND: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """A whole kernel of 4 warps.
 
+    ``prepare(y, n, arguments, KIND)`` may change the product y [ROWS, WIDE] of a tile in column n while it lies in registers.
     ``finish(m, n, first_half, last_half, phase, sums, bars, arguments, KIND, WARPS)`` takes halves of a tile from ``sums`` when
     their barriers say that they are there, by the end of this phase, and says when it has read them.
     """
@@ -173,16 +177,28 @@ def run_tiles(
     x_smem, w_smem, sums, bars = make_buffers(x_desc, weight_desc, STAGES)
     gl.warp_specialize(
         [
-            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, finish, arguments, KIND, K, STAGES, GROUP,
-                              EARLY, 0)),
-            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, finish, arguments, KIND, K, STAGES, GROUP,
-                              EARLY, 1)),
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
+                              GROUP, EARLY, 0)),
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
+                              GROUP, EARLY, 1)),
             (finish_tiles, (sums, bars, tiles_m, tiles_n, finish, arguments, KIND, GROUP, EARLY)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, FINISHERS, 1],
         [184, 136, 136],
     )  # fmt: skip
+
+
+@gluon.jit
+def leave(y, n, arguments, KIND: gl.constexpr):
+    """A product that is finished as it is."""
+    return y
+
+
+@gluon.jit
+def halves(x, COLUMNS: gl.constexpr):
+    """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
+    return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
 
 
 @gluon.jit
@@ -250,7 +266,7 @@ def gate_up_kernel(
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (out_ptr, num_tokens)
     KIND: gl.constexpr = (N,)
-    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
+    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
 
 
 @gluon.jit
@@ -305,4 +321,4 @@ def add_kernel(
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (residual_ptr, num_tokens)
     KIND: gl.constexpr = (N,)
-    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY)
+    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY)

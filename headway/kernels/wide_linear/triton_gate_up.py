@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.wide_linear.triton import BLOCK_K, BLOCK_M, ROWS, silu_mul, tile_place
+from headway.kernels.wide_linear.triton import BLOCK_K, BLOCK_M, ROWS, halves, silu_mul, tile_place
 
 LEFT = gl.constexpr(64)
 RIGHT = gl.constexpr(32)
@@ -62,12 +62,6 @@ def copy_pairs(
                 copy_weights(left_desc, right_desc, left_smem, right_smem, bar, stage, n, chunk * BLOCK_K)
                 tma.async_copy_global_to_shared(x_desc, [m * BLOCK_M, chunk * BLOCK_K], bar, x_smem.index(stage))
             count += 1
-
-
-@gluon.jit
-def halves(x, COLUMNS: gl.constexpr):
-    """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
-    return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
 
 
 @gluon.jit

@@ -16,6 +16,7 @@ from headway.kernels.wide_linear.triton import (
     PANEL,
     ROWS,
     SHARE,
+    halves,
     panels,
     run_tiles,
 )
@@ -46,17 +47,58 @@ def times(a, b):
 
 
 @gluon.jit
-def turn_head(a, b, cos, sin, first_norm, second_norm, eps, NORM: gl.constexpr):
-    """Norm and rotate the halves of a head, [PASS, D / 2] each, with the rounding of ``rope_kv_write``."""
-    dtype: gl.constexpr = a.dtype
-    x = a.to(gl.float32)
-    y = b.to(gl.float32)
+def widen(x):
+    """16-bit floats as float32."""
+    if x.dtype == gl.bfloat16:  # the compiler takes three instructions for a pair
+        return gl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r",
+            [x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return x.to(gl.float32)
+
+
+@gluon.jit
+def scale_head(y, eps, scaled):
+    """A head [ROWS, D] over its norm, if it is to be ``scaled``."""
+    x = y.to(gl.float32)
+    rstd = gl.rsqrt(gl.sum(x * x, axis=1) / D + eps)
+    return (x * gl.expand_dims(gl.where(scaled, rstd, 1.0), 1)).to(y.dtype)
+
+
+@gluon.jit
+def scale_heads(y, n, arguments, KIND: gl.constexpr):
+    """Queries and keys of a tile over their norms, by the many threads that multiply: those that finish are few."""
+    NORM: gl.constexpr = KIND[3]
     if NORM:
-        rstd = gl.expand_dims(gl.rsqrt(gl.sum(x * x + y * y, axis=1) / D + eps), 1)
+        HEADS: gl.constexpr = y.shape[1] // D
+        eps = arguments[8]
+        scaled = n * HEADS < KIND[0] + KIND[1]
+        if HEADS == 1:
+            return scale_head(y, eps, scaled)
+        else:
+            left, right = halves(y, D)
+            pair = gl.join(scale_head(left, eps, scaled), scale_head(right, eps, scaled))
+            return gl.reshape(gl.permute(pair, [0, 2, 1]), [ROWS, 2 * D])
+    else:
+        return y
+
+
+@gluon.jit
+def turn_head(a, b, cos, sin, first_norm, second_norm, NORM: gl.constexpr):
+    """Weigh and rotate the halves of a head, [PASS, D / 2] each, with the rounding of ``rope_kv_write``."""
+    dtype: gl.constexpr = a.dtype
+    if NORM:
         first, _ = gl.broadcast(gl.expand_dims(first_norm, 0), a)
         second, _ = gl.broadcast(gl.expand_dims(second_norm, 0), b)
-        x = times((x * rstd).to(dtype), first).to(gl.float32)
-        y = times((y * rstd).to(dtype), second).to(gl.float32)
+        a = times(a, first)
+        b = times(b, second)
+    x = widen(a)
+    y = widen(b)
     return (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
 
 
@@ -70,9 +112,9 @@ def store_head(ptr, place, dim, a, b, keep):
 
 @gluon.jit
 def finish_heads(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
-    """Norm, rotate and store halves of a tile, which is one or two heads wide."""
+    """Weigh, rotate and store halves of a tile, which is one or two heads wide."""
     _, _, done, taken = bars
-    q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, eps, sizes = arguments
+    q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, _, sizes = arguments
     H: gl.constexpr = KIND[0]
     KH: gl.constexpr = KIND[1]
     BS: gl.constexpr = KIND[2]
@@ -113,7 +155,7 @@ def finish_heads(m, n, first_half, last_half, phase, sums, bars, arguments, KIND
             a = panels(sums, PASS).index(at).load(COPY)
             b = panels(sums, PASS).index(at + PASSES).load(COPY)
             if head < H + KH:
-                a, b = turn_head(a, b, cos, sin, first_norm, second_norm, eps, NORM)
+                a, b = turn_head(a, b, cos, sin, first_norm, second_norm, NORM)
             if head < H:
                 store_head(q_ptr + (head + i) * D, row.to(gl.int64) * (H * D), dim, a, b, row < num_tokens)
             else:
@@ -169,4 +211,6 @@ def qkv_kernel(
     sizes = (num_tokens, num_positions, num_slots, block_stride, offset_stride, head_stride)
     arguments = (q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, eps, sizes)
     KIND: gl.constexpr = (H, KH, BS, NORM)
-    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, finish_heads, arguments, KIND, K, STAGES, GROUP, EARLY)
+    run_tiles(
+        x_desc, weight_desc, tiles_m, tiles_n, scale_heads, finish_heads, arguments, KIND, K, STAGES, GROUP, EARLY
+    )
