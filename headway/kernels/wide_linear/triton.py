@@ -185,7 +185,7 @@ def run_tiles(
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
         [4, FINISHERS, 1],
-        [184, 136, 136],
+        [176, 152, 152],
     )  # fmt: skip
 
 
