@@ -44,16 +44,7 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.tiles import (
-    BLOCK_K,
-    BLOCK_M,
-    GROUP,
-    HEAD_SIZE,
-    NARROW,
-    STAGES,
-    UNEVEN,
-    WIDE,
-)
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, NARROW, STAGES, UNEVEN, WIDE
 from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.triton_qkv import qkv_kernel
@@ -264,10 +255,8 @@ def described(*block: int) -> str:
 
 
 def compile_wide(wide: int, fp8: bool = False) -> None:
-    rows = BLOCK_M // 2
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= FP8 if fp8 else {}
-    types |= {"q_desc": described(rows, HEAD_SIZE // 2)}
     fixed = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP}
     for norm in (False, True):
         heads = {"H": 16, "KH": 8, "BS": 16, "NORM": norm}
@@ -276,8 +265,8 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
         return
     if wide == WIDE:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
-    types |= {"weight_desc": described(2, wide // 2, BLOCK_K), "out_desc": described(rows, wide // 2)}
-    compile_typed(f"wide {wide} gate_up", gate_up_kernel, fixed, types, {"num_warps": 4})
+    types["weight_desc"] = described(2, wide // 2, BLOCK_K)
+    compile_typed(f"wide {wide} gate_up", gate_up_kernel, {**fixed, "N": 3072}, types, {"num_warps": 4})
 
 
 def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:

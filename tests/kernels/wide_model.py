@@ -30,10 +30,10 @@ PATIENCE = 20.0
 REACH = 1 << 24
 """Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
-    "tile_place", "copy_tiles", "product", "finish", "halves", "split_heads", "gate_up_tiles", "add_tiles",
-    "silu_mul", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
-    "make_buffers", "turn", "angles_place", "cache_place", "as_cached", "write_cache", "qkv_tiles",
-    "row_scale", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
+    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "silu_mul", "finish_gates",
+    "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads", "turn_head", "store_head",
+    "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
+    "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
 )  # fmt: skip
 
 
@@ -65,8 +65,8 @@ class Shared:
     def index(self, i: int) -> Shared:
         return Shared(self.data[i])
 
-    def slice(self, start: int, length: int) -> Shared:
-        return Shared(self.data[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
 
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.data.view(shape))
@@ -79,6 +79,18 @@ class Shared:
 
     def load(self, layout: object) -> torch.Tensor:
         return self.data.clone()
+
+
+class Panels:
+    """Sums [2, ROWS, WIDE] the way the kernels take them: [half x panel x pass, tokens, PANEL]."""
+
+    def __init__(self, sums: Shared, tokens: int) -> None:
+        parts = sums.data.unflatten(2, (-1, triton.PANEL.value)).unflatten(1, (-1, tokens))
+        self.data = parts.permute(0, 3, 1, 2, 4)
+
+    def index(self, i: int) -> Shared:
+        half, rest = divmod(i, self.data.shape[1] * self.data.shape[2])
+        return Shared(self.data[(half, *divmod(rest, self.data.shape[2]))])
 
 
 @dataclass
@@ -289,6 +301,7 @@ class Program:
             float8e4nv=torch.float8_e4m3fn, float32=torch.float32, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
+            broadcast=torch.broadcast_tensors, join=lambda a, b: torch.stack((a, b), -1),
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,
@@ -308,9 +321,10 @@ class Program:
             "init_mailbox": self.init_mailbox,
             "place_in": lambda rank, at: rank * REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
-            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "layout_of": lambda x: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "power_of_2": lambda n: 1 << (n - 1).bit_length(),
+            "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
+            "widen": torch.Tensor.float,
         }  # fmt: skip
         known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
@@ -319,8 +333,11 @@ class Program:
         return names
 
 
-def _where(keep: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
-    return torch.where(keep, a, b)
+def _where(keep: Any, a: Any, b: Any) -> Any:
+    """Of pointers too."""
+    if isinstance(a, Pointer):
+        return a if keep else b
+    return torch.where(torch.as_tensor(keep), a, b)
 
 
 class ModelKernel:

@@ -10,12 +10,24 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.mid_linear.triton import ROOM_PAD, meet_all, store_layout, store_sum
 from headway.kernels.triton_cluster import arrive_alone, cluster_buffer, cluster_wait, init_mailbox
-from headway.kernels.wide_linear.triton import BLOCK_K, ROWS, finish, halves, product, silu_mul, sum_layout
+from headway.kernels.wide_linear.triton import BLOCK_K, ROWS, halves, silu_mul
+
+
+@gluon.constexpr_function
+def sum_layout(wide):
+    """Of the sums [ROWS, wide] of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, wide, 16])
 
 
 @gluon.constexpr_function
@@ -34,6 +46,23 @@ def row_scale(squares, eps, K: gl.constexpr, LAYOUT: gl.constexpr):
     """[ROWS, 1]: one over the root of the mean square of what the sums are of."""
     scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
     return gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, LAYOUT)), 1)
+
+
+@gluon.jit
+def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr):
+    """f32 [ROWS, WIDE] of a tile whose first chunk is the program's number ``count``."""
+    WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
+    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
+    for chunk in range(K // BLOCK_K):
+        stage = (count + chunk) % STAGES
+        mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
+        b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
+        acc = warpgroup_mma(x_smem.index(stage), b, acc, use_acc=chunk > 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((count + K // BLOCK_K + STAGES - 1) % STAGES))
+    return acc
 
 
 @gluon.jit
@@ -90,9 +119,8 @@ def thin_tiles(
         scale = row_scale(squares, eps, K, sum_layout(WIDE))
     count = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, 0)
+        acc = product(x_smem, w_smem, ready, free, count, K, STAGES)
         count += K // BLOCK_K
-        acc = finish(acc, free, count, STAGES)
         if SQUARES > 0:
             acc *= scale
         if BIAS:
@@ -185,8 +213,7 @@ def thin_sum(
     keep = gl.expand_dims(row < num_rows, 1) & gl.expand_dims(col < N, 0)
     at = gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
     residual = gl.load(residual_ptr + at, mask=keep, other=0.0)
-    acc = product(x_smem, w_smem, ready, free, 0, K // CLUSTER, STAGES, 0)
-    acc = finish(acc, free, K // CLUSTER // BLOCK_K, STAGES)
+    acc = product(x_smem, w_smem, ready, free, 0, K // CLUSTER, STAGES)
     total = meet_all(acc, box, rank, num_rows, ROWS, WIDE, CLUSTER, sum_layout(WIDE), SHARE)
     if BIAS:
         total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)

@@ -45,17 +45,22 @@ def launch_gate_up(
         return
     wide = wide or tile_width(rows, 2 * outputs, num_sms(x.device), (WIDE, UNEVEN, NARROW))
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(2 * outputs, wide)
-    kernel, parts = (gate_up_kernel, (wide,)) if wide != UNEVEN else (gate_up_pairs_kernel, (NARROW, UNEVEN - NARROW))
-    weights = [_weights(weight, 2, part) for part in parts]
-    outs = [
-        TensorDescriptor(
-            out, [rows, outputs], [outputs, 1], [ROWS, part // 2], NVMMASharedLayout(min(part, 128), 16, 2)
-        )
-        for part in parts
-    ]
-    kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), *weights, *outs, tiles_m, tiles_n, K=inputs, STAGES=STAGES[wide], GROUP=group,
-        num_warps=4, **launch_early(x.device),
+    grid = (min(num_sms(x.device), tiles_m * tiles_n),)
+    if wide == UNEVEN:
+        parts = (NARROW, UNEVEN - NARROW)
+        layouts = [NVMMASharedLayout(min(part, 128), 16, 2) for part in parts]
+        outs = [
+            TensorDescriptor(out, [rows, outputs], [outputs, 1], [ROWS, part // 2], layout)
+            for part, layout in zip(parts, layouts, strict=True)
+        ]
+        gate_up_pairs_kernel[grid](
+            _activations(x), *[_weights(weight, 2, part) for part in parts], *outs, tiles_m, tiles_n, K=inputs,
+            STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
+        )  # fmt: skip
+        return
+    gate_up_kernel[grid](
+        _activations(x), _weights(weight, 2, wide), out, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -115,12 +120,12 @@ def launch_qkv(
     assert size == cos_sin.shape[1] == HEAD_SIZE and cos_sin.is_contiguous() and cos_sin.dtype == torch.float32
     assert num_heads % 2 == kv_heads % 2 == 0 and weight.shape == ((num_heads + 2 * kv_heads) * size, inputs)
     assert (q_norm is None) == (k_norm is None), "both norms, or none"
+    assert all(norm is None or norm.dtype == x.dtype for norm in (q_norm, k_norm))
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1 and k_cache.dtype == v_cache.dtype
     assert k_cache.dtype in (x.dtype, torch.float8_e4m3fn)
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
-    q_desc = TensorDescriptor(q, [rows, num_heads * size], [num_heads * size, 1], [ROWS, size // 2], FLAT)
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1, wide), q_desc, positions, cos_sin, cos_sin if q_norm is None else q_norm,
+        _activations(x), _weights(weight, 1, wide), q, positions, cos_sin, cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
         H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide], GROUP=GROUP,

@@ -25,8 +25,8 @@ BLOCK_M, BLOCK_K = 128, 64
 """Tokens of a tile, and inputs of a chunk of it."""
 WIDE, UNEVEN, NARROW = 256, 192, 128
 """Weight rows of a tile. Only gate and up have uneven tiles."""
-STAGES = MappingProxyType({WIDE: 4, UNEVEN: 5, NARROW: 6})
-"""Weight rows of a tile -> chunks that there is shared memory for."""
+STAGES = MappingProxyType({WIDE: 3, UNEVEN: 5, NARROW: 6})
+"""Weight rows of a tile -> chunks that there is shared memory for, beside what waits to be finished."""
 NARROWER = 1.08
 """What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16

@@ -2,8 +2,9 @@
 
 A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
 tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
-``triton_early``); two warpgroups multiply, each 64 of the tokens. They meet nowhere but at the buffers, so that one computes
-its epilogue while the other keeps the tensor cores busy.
+``triton_early``). Two warpgroups multiply, each 64 of the tokens, leave the product rounded in shared memory and go on to the
+next tile; two more warps finish the tile from there. Nothing is lost by that: the separate ops round the product too. A
+program's last tile is finished by those who multiplied it, who have nothing else to do.
 
 This is Gluon, Triton's lower-level language: Triton itself has no warps of different kinds on Hopper.
 """
@@ -26,20 +27,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK_M = gl.constexpr(128)
 ROWS = gl.constexpr(64)
-"""Tokens of a warpgroup."""
+"""Tokens of a warpgroup: half of a tile."""
 BLOCK_K = gl.constexpr(64)
-
-
-@gluon.constexpr_function
-def layout_of(x):
-    """How a tensor lies in registers."""
-    return x.type.layout
-
-
-@gluon.constexpr_function
-def sum_layout(wide):
-    """Of the sums [ROWS, wide] of a warpgroup."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, wide, 16])
+PANEL = gl.constexpr(64)
+"""16-bit columns of a swizzled row of shared memory; wider matrices lie there panel by panel."""
+FINISHERS = gl.constexpr(2)
+"""Warps that finish tiles."""
+SHARE = gl.constexpr(8)
+"""Tokens of a warp in each pass over a tile."""
 
 
 @gluon.jit
@@ -54,10 +49,11 @@ def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
 
 @gluon.jit
 def copy_tiles(
-    x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
+    x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
+    ready, free, _, _ = bars
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
     ROWS_EACH: gl.constexpr = w_smem.shape[2]  # weight rows of each part of a tile
@@ -88,33 +84,129 @@ def copy_tiles(
 
 
 @gluon.jit
-def product(x_smem, w_smem, ready, free, count, K: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr):
-    """f32 [ROWS, WIDE] of the next tile, whose first chunk is the program's number ``count``; ``finish`` it before use."""
+def multiply_tiles(
+    x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments,
+    KIND: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup that multiplies: rows HALF * ROWS to HALF * ROWS + ROWS of each tile. It finishes the last."""
+    ready, free, done, taken = bars
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
-    acc = gl.zeros([ROWS, WIDE], gl.float32, layout=sum_layout(WIDE))
-    for chunk in range(K // BLOCK_K):
-        stage = (count + chunk) % STAGES
-        mbarrier.wait(ready.index(stage), (count + chunk) // STAGES & 1)
-        a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
-        b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
-        acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(free.index((count + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
-    return acc
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    tiles = tiles_m * tiles_n
+    count = 0
+    turn = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = gl.zeros([ROWS, WIDE], gl.float32, layout=ACC)
+        for chunk in range(K // BLOCK_K):
+            stage = count % STAGES
+            mbarrier.wait(ready.index(stage), count // STAGES & 1)
+            a = x_smem.index(stage).slice(HALF * ROWS, ROWS)
+            b = w_smem.index(stage).reshape([WIDE, BLOCK_K]).permute((1, 0))
+            acc = warpgroup_mma(a, b, acc, use_acc=chunk > 0, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=[acc])
+            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=chunk > 0)
+            count += 1
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+        _, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        y = prepare(acc.to(sums.dtype), n, arguments, KIND)
+        mbarrier.wait(taken.index(HALF), (turn & 1) ^ 1)
+        sums.index(HALF).store(y)
+        gl.thread_barrier()
+        mbarrier.arrive(done.index(HALF))
+        turn += 1
+    if EARLY:
+        gdc_wait()
+    last = tiles - 1 - (tiles - 1 - gl.program_id(0)) % gl.num_programs(0)
+    m, n = tile_place(last, tiles_m, tiles_n, GROUP)
+    finish(m, n, HALF, HALF + 1, (turn - 1) & 1, sums, bars, arguments, KIND, 4)
 
 
 @gluon.jit
-def finish(acc, free, count, STAGES: gl.constexpr):
-    """The product that ended with the program's chunk before ``count``."""
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
-    return acc
+def finish_tiles(
+    sums, bars, tiles_m, tiles_n, finish: gl.constexpr, arguments, KIND: gl.constexpr, GROUP: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """The warps that finish a program's tiles but the last."""
+    if EARLY:
+        gdc_wait()
+    turn = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n - gl.num_programs(0), gl.num_programs(0)):
+        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
+        finish(m, n, 0, 2, turn & 1, sums, bars, arguments, KIND, FINISHERS)
+        turn += 1
+
+
+@gluon.jit
+def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
+    """(activations, weights, sums of both halves, barriers of: filled buffers, free ones, written sums, read ones)."""
+    dtype: gl.constexpr = x_desc.dtype
+    WIDE: gl.constexpr = weight_desc.block_shape[0] * weight_desc.block_shape[1]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
+    sums = gl.allocate_shared_memory(dtype, [2, ROWS, WIDE], LAYOUT)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    for half in gl.static_range(2):
+        mbarrier.init(done.index(half), count=1)
+        mbarrier.init(taken.index(half), count=1)
+    fence_async_shared()
+    return x_smem, w_smem, sums, (ready, free, done, taken)
+
+
+@gluon.jit
+def run_tiles(
+    x_desc, weight_desc, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments, KIND: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """A whole kernel of 4 warps.
+
+    ``prepare(y, n, arguments, KIND)`` may change the product y [ROWS, WIDE] of a tile in column n while it lies in registers.
+    ``finish(m, n, first_half, last_half, phase, sums, bars, arguments, KIND, WARPS)`` takes halves of a tile from ``sums`` when
+    their barriers say that they are there, by the end of this phase, and says when it has read them.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+    x_smem, w_smem, sums, bars = make_buffers(x_desc, weight_desc, STAGES)
+    gl.warp_specialize(
+        [
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
+                              GROUP, EARLY, 0)),
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
+                              GROUP, EARLY, 1)),
+            (finish_tiles, (sums, bars, tiles_m, tiles_n, finish, arguments, KIND, GROUP, EARLY)),
+            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
+        ],
+        [4, FINISHERS, 1],
+        [176, 152, 152],
+    )  # fmt: skip
+
+
+@gluon.jit
+def leave(y, n, arguments, KIND: gl.constexpr):
+    """A product that is finished as it is."""
+    return y
 
 
 @gluon.jit
 def halves(x, COLUMNS: gl.constexpr):
     """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
     return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
+
+
+@gluon.jit
+def panels(sums, PASS: gl.constexpr):
+    """The sums as [half x panel x pass, PASS, PANEL]."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    NUMBER: gl.constexpr = 2 * (ROWS // PASS) * (sums.shape[2] // PANEL)
+    return sums._reinterpret(sums.dtype, [NUMBER, PASS, PANEL], LAYOUT)  # noqa: SLF001
 
 
 @gluon.jit
@@ -127,109 +219,89 @@ def silu_mul(gate, up, dtype: gl.constexpr):
 
 
 @gluon.jit
-def gate_up_tiles(
-    out_desc, x_smem, w_smem, out_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
-    dtype: gl.constexpr = x_smem.dtype
-    WIDE: gl.constexpr = 2 * w_smem.shape[2]
-    if EARLY:
-        gdc_wait()
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
-        count += K // BLOCK_K
-        acc = finish(acc, free, count, STAGES)
-        gate, up = halves(acc, WIDE // 2)
-        y = silu_mul(gate, up, dtype)
-        tma.store_wait(0)
-        gl.thread_barrier()  # the copy out of the tile before has read it
-        out_smem.store(y)
-        fence_async_shared()
-        gl.thread_barrier()
-        tma.async_copy_shared_to_global(out_desc, [m * BLOCK_M + HALF * ROWS, n * (WIDE // 2)], out_smem)
-    tma.store_wait(0)
+def finish_gates(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
+    """silu(gate) * up of halves of a tile."""
+    _, _, done, taken = bars
+    out_ptr, num_tokens = arguments
+    N: gl.constexpr = KIND[0]
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    PASS: gl.constexpr = SHARE * WARPS
+    PASSES: gl.constexpr = ROWS // PASS
+    OUTS: gl.constexpr = sums.shape[2] // PANEL // 2  # panels of outputs
+    first_col = n * (OUTS * PANEL) + gl.arange(0, PANEL, layout=gl.SliceLayout(0, COPY))
+    first_row = m * BLOCK_M + gl.arange(0, PASS, layout=gl.SliceLayout(1, COPY))
+    for number in range(first_half * PASSES, last_half * PASSES):
+        half = number // PASSES
+        part = number % PASSES
+        if part == 0:
+            mbarrier.wait(done.index(half), phase)
+        row = first_row + number * PASS
+        for i in gl.static_range(OUTS):
+            at = (half * 2 * OUTS + i) * PASSES + part
+            gate = panels(sums, PASS).index(at).load(COPY)
+            up = panels(sums, PASS).index(at + OUTS * PASSES).load(COPY)
+            col = first_col + i * PANEL
+            to = out_ptr + gl.expand_dims(row.to(gl.int64) * N, 1) + gl.expand_dims(col, 0)
+            keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
+            gl.store(to, silu_mul(gate, up, sums.dtype), mask=keep)
+        if part == PASSES - 1:
+            gl.thread_barrier()
+            mbarrier.arrive(taken.index(half))
 
 
-@gluon.jit
-def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
-    """(activations, weights, barriers of filled buffers, of free ones)."""
-    dtype: gl.constexpr = x_desc.dtype
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_shape, x_desc.layout)  # noqa: RUF005
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES] + weight_desc.block_shape, weight_desc.layout)  # noqa: RUF005
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
-    return x_smem, w_smem, ready, free
-
-
-@gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
 def gate_up_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [2, N, K]: gate rows, up rows
-    out_desc,  # [T, N]
+    out_ptr,  # [T, N]
+    num_tokens,
     tiles_m,
     tiles_n,
+    N: gl.constexpr,
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    if EARLY:
-        gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1]], out_desc.layout)
-    gl.warp_specialize(
-        [
-            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(0), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, EARLY, 0)),
-            (gate_up_tiles, (out_desc, x_smem, w_smem, out_smem.index(1), ready, free, tiles_m, tiles_n, K, STAGES,
-                             GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
+    arguments = (out_ptr, num_tokens)
+    KIND: gl.constexpr = (N,)
+    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
 
 
 @gluon.jit
-def add_tiles(
-    residual_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, tiles_m, tiles_n, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
-    WIDE: gl.constexpr = w_smem.shape[2]
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    dtype: gl.constexpr = x_smem.dtype
-    lane = gl.arange(0, WIDE // 2, layout=gl.SliceLayout(0, COPY))
-    if EARLY:
-        gdc_wait()
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
-        count += K // BLOCK_K
-        # What the product is added to is asked for while its last parts run.
-        row = m * BLOCK_M + HALF * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-        col = n * WIDE + lane
-        at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
-        inside = gl.expand_dims(row < num_tokens, 1)
-        keeps = (inside & gl.expand_dims(col < N, 0), inside & gl.expand_dims(col + WIDE // 2 < N, 0))
-        before = (gl.load(at, mask=keeps[0], other=0.0), gl.load(at + WIDE // 2, mask=keeps[1], other=0.0))
-        acc = finish(acc, free, count, STAGES)
-        parts = halves(acc.to(dtype), WIDE // 2)
-        for i in gl.static_range(2):
-            gl.thread_barrier()  # the part before has been read
-            out_smem.store(parts[i])
-            gl.thread_barrier()
-            y = out_smem.load(COPY).to(gl.float32) + before[i].to(gl.float32)
-            gl.store(at + i * (WIDE // 2), y.to(dtype), mask=keeps[i])
+def residual_part(residual_ptr, row, col, num_tokens, N: gl.constexpr):
+    """(where PASS tokens' part of a tile lies in the residual, which of it exists, its values)."""
+    at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+    keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
+    return at, keep, gl.load(at, mask=keep, other=0.0)
+
+
+@gluon.jit
+def finish_sums(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
+    """Add halves of a tile to the residual."""
+    _, _, done, taken = bars
+    residual_ptr, num_tokens = arguments
+    N: gl.constexpr = KIND[0]
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    PASS: gl.constexpr = SHARE * WARPS
+    PASSES: gl.constexpr = ROWS // PASS
+    WIDE: gl.constexpr = sums.shape[2]
+    col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, COPY))
+    for half in range(first_half, last_half):
+        row = m * BLOCK_M + half * ROWS + gl.arange(0, PASS, layout=gl.SliceLayout(1, COPY))
+        at, keep, before = residual_part(residual_ptr, row, col, num_tokens, N)
+        mbarrier.wait(done.index(half), phase)
+        for part in gl.static_range(PASSES):
+            at_now = at
+            keep_now = keep
+            before_now = before
+            if part < PASSES - 1:
+                at, keep, before = residual_part(residual_ptr, row + (part + 1) * PASS, col, num_tokens, N)
+            y = sums.index(half).slice(part * PASS, PASS).load(COPY).to(gl.float32) + before_now.to(gl.float32)
+            gl.store(at_now, y.to(sums.dtype), mask=keep_now)
+        gl.thread_barrier()
+        mbarrier.arrive(taken.index(half))
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
@@ -247,19 +319,6 @@ def add_kernel(
     EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    if EARLY:
-        gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    out_smem = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, weight_desc.block_shape[1] // 2], LAYOUT)
-    gl.warp_specialize(
-        [
-            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(0), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 0)),
-            (add_tiles, (residual_ptr, x_smem, w_smem, out_smem.index(1), ready, free, num_tokens,
-                         tiles_m, tiles_n, N, K, STAGES, GROUP, EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
+    arguments = (residual_ptr, num_tokens)
+    KIND: gl.constexpr = (N,)
+    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY)

@@ -1,7 +1,7 @@
 """The Gluon kernel of gate, up and silu in tiles of 128 tokens x 192 weight rows, where others leave processors idle.
 
 A tensor's sides are powers of two, so a tile is two products that share their activations: of 128 weight rows and of 64. Its
-copying warp and the order of its barriers are those of ``triton``.
+copying warp is that of ``triton``. Those who multiply also finish: a program has a tile or two at the sizes it is used for.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"

@@ -1,6 +1,6 @@
 """The Gluon kernel of the wide projection of queries, keys and values: norms, rotation and the cache in its epilogue.
 
-Its tiles, its copying warp and its products are those of ``triton``.
+Its warps, its tiles and its products are those of ``triton``.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -9,33 +9,20 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headway.kernels.wide_linear.triton import (
-    BLOCK_K,
     BLOCK_M,
+    PANEL,
     ROWS,
-    copy_tiles,
-    finish,
+    SHARE,
     halves,
-    layout_of,
-    make_buffers,
-    product,
-    tile_place,
+    panels,
+    run_tiles,
 )
 
 D = gl.constexpr(128)
 """Size of a head."""
-
-
-@gluon.jit
-def split_heads(x, HEADS: gl.constexpr):
-    """[ROWS, HEADS * D] -> one or two of [ROWS, D]."""
-    if HEADS == 1:
-        return (x,)
-    else:
-        return halves(x, D)
 
 
 @gluon.jit
@@ -47,24 +34,72 @@ def angles_place(row, dim, positions_ptr, num_tokens, num_positions):
 
 
 @gluon.jit
-def turn(a, b, cos, sin, dim, norm_ptr, eps, dtype: gl.constexpr, NORM: gl.constexpr):
-    """Norm and rotate the halves of a head, f32 [ROWS, D / 2] each, with the rounding of ``rope_kv_write`` but the last."""
-    if NORM:
-        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
-        a = (a * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + dim).to(gl.float32), 0)
-        b = (b * rstd).to(dtype).to(gl.float32) * gl.expand_dims(gl.load(norm_ptr + D // 2 + dim).to(gl.float32), 0)
-        a = a.to(dtype).to(gl.float32)
-        b = b.to(dtype).to(gl.float32)
-    return a * cos - b * sin, b * cos + a * sin
+def times(a, b):
+    """The product of 16-bit floats, which is that in float32, rounded."""
+    if a.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.float16, is_pure=True, pack=2
+        )
 
 
 @gluon.jit
-def cache_place(row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS: gl.constexpr):
-    """(where the keys of tokens ``row`` begin in the cache, whether they are to be written)."""
-    slot = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
-    write = (slot >= 0) & (slot < num_slots)
-    slot = gl.where(write, slot, 0)
-    return (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride, write
+def widen(x):
+    """16-bit floats as float32."""
+    if x.dtype == gl.bfloat16:  # the compiler takes three instructions for a pair
+        return gl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r",
+            [x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return x.to(gl.float32)
+
+
+@gluon.jit
+def scale_head(y, eps, scaled):
+    """A head [ROWS, D] over its norm, if it is to be ``scaled``."""
+    x = y.to(gl.float32)
+    rstd = gl.rsqrt(gl.sum(x * x, axis=1) / D + eps)
+    return (x * gl.expand_dims(gl.where(scaled, rstd, 1.0), 1)).to(y.dtype)
+
+
+@gluon.jit
+def scale_heads(y, n, arguments, KIND: gl.constexpr):
+    """Queries and keys of a tile over their norms, by the many threads that multiply: those that finish are few."""
+    NORM: gl.constexpr = KIND[3]
+    if NORM:
+        HEADS: gl.constexpr = y.shape[1] // D
+        eps = arguments[8]
+        scaled = n * HEADS < KIND[0] + KIND[1]
+        if HEADS == 1:
+            return scale_head(y, eps, scaled)
+        else:
+            left, right = halves(y, D)
+            pair = gl.join(scale_head(left, eps, scaled), scale_head(right, eps, scaled))
+            return gl.reshape(gl.permute(pair, [0, 2, 1]), [ROWS, 2 * D])
+    else:
+        return y
+
+
+@gluon.jit
+def turn_head(a, b, cos, sin, first_norm, second_norm, NORM: gl.constexpr):
+    """Weigh and rotate the halves of a head, [PASS, D / 2] each, with the rounding of ``rope_kv_write``."""
+    dtype: gl.constexpr = a.dtype
+    if NORM:
+        first, _ = gl.broadcast(gl.expand_dims(first_norm, 0), a)
+        second, _ = gl.broadcast(gl.expand_dims(second_norm, 0), b)
+        a = times(a, first)
+        b = times(b, second)
+    x = widen(a)
+    y = widen(b)
+    return (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
 
 
 @gluon.jit
@@ -77,70 +112,76 @@ def as_cached(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def write_cache(cache_ptr, place, write, dim, out_smem, LAYOUT: gl.constexpr):
-    """Both halves of a head of ROWS tokens to their places in the cache."""
-    at = cache_ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
-    keep = gl.expand_dims(write, 1)
-    dtype: gl.constexpr = cache_ptr.dtype.element_ty
-    gl.store(at, as_cached(out_smem.index(0).load(LAYOUT), dtype), mask=keep)
-    gl.store(at + D // 2, as_cached(out_smem.index(1).load(LAYOUT), dtype), mask=keep)
+def store_head(ptr, place, dim, a, b, keep):
+    """Both halves of a head of PASS tokens, which begin ``place`` behind ``ptr``."""
+    dtype: gl.constexpr = ptr.dtype.element_ty
+    at = ptr + gl.expand_dims(place, 1) + gl.expand_dims(dim, 0)
+    gl.store(at, as_cached(a, dtype), mask=gl.expand_dims(keep, 1))
+    gl.store(at + D // 2, as_cached(b, dtype), mask=gl.expand_dims(keep, 1))
 
 
 @gluon.jit
-def qkv_tiles(
-    q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-    x_smem, w_smem, out_smem, ready, free, eps, num_tokens, num_positions, num_slots,
-    block_stride, offset_stride, head_stride, tiles_m, tiles_n, H: gl.constexpr, KH: gl.constexpr,
-    BS: gl.constexpr, NORM: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    EARLY: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile, which is one or two heads wide."""
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    dtype: gl.constexpr = x_smem.dtype
-    WIDE: gl.constexpr = w_smem.shape[2]
-    HEADS: gl.constexpr = WIDE // D
-    out_dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
-    if EARLY:
-        gdc_wait()
-    count = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        acc = product(x_smem, w_smem, ready, free, count, K, STAGES, HALF)
-        count += K // BLOCK_K
-        # What the epilogue reads is asked for while the last products run.
-        nothing = gl.zeros([ROWS, WIDE], gl.float32, layout=layout_of(acc))
-        LAYOUT: gl.constexpr = layout_of(halves(split_heads(nothing, HEADS)[0], D // 2)[0])
-        start = m * BLOCK_M + HALF * ROWS
-        dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LAYOUT))
-        row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        angles = cos_sin_ptr + angles_place(row, dim, positions_ptr, num_tokens, num_positions)
-        out_row = start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-        place, write = cache_place(out_row, kv_slots_ptr, num_tokens, num_slots, block_stride, offset_stride, BS)
-        cos = gl.load(angles)
-        sin = gl.load(angles + D // 2)
-        acc = finish(acc, free, count, STAGES)
-        heads = split_heads(acc.to(dtype).to(gl.float32), HEADS)
+def finish_heads(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
+    """Weigh, rotate and store halves of a tile, which is one or two heads wide."""
+    _, _, done, taken = bars
+    q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, _, sizes = arguments
+    H: gl.constexpr = KIND[0]
+    KH: gl.constexpr = KIND[1]
+    BS: gl.constexpr = KIND[2]
+    NORM: gl.constexpr = KIND[3]
+    num_tokens, num_positions, num_slots, block_stride, offset_stride, head_stride = sizes
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    PASS: gl.constexpr = SHARE * WARPS
+    PASSES: gl.constexpr = ROWS // PASS
+    PANELS: gl.constexpr = sums.shape[2] // PANEL
+    HEADS: gl.constexpr = sums.shape[2] // D
+    dim = gl.arange(0, D // 2, layout=gl.SliceLayout(0, COPY))
+    head = n * HEADS
+    first_norm = dim
+    second_norm = dim
+    if NORM:
+        norm_ptr = gl.where(head < H, q_norm_ptr, k_norm_ptr)
+        first_norm = gl.load(norm_ptr + dim)
+        second_norm = gl.load(norm_ptr + D // 2 + dim)
+    row = m * BLOCK_M + first_half * ROWS + gl.arange(0, PASS, layout=gl.SliceLayout(1, COPY))
+    # One load waits for the other, so positions are asked for two passes ahead and angles one.
+    angles = cos_sin_ptr + angles_place(row, dim, positions_ptr, num_tokens, num_positions)
+    cos = gl.load(angles)
+    sin = gl.load(angles + D // 2)
+    place = angles_place(row + PASS, dim, positions_ptr, num_tokens, num_positions)
+    slots = gl.load(kv_slots_ptr + row, mask=row < num_tokens, other=-1)
+    for number in range(first_half * PASSES, last_half * PASSES):
+        half = number // PASSES
+        part = number % PASSES
+        if part == 0:
+            mbarrier.wait(done.index(half), phase)
+        next_cos = gl.load(cos_sin_ptr + place)
+        next_sin = gl.load(cos_sin_ptr + place + D // 2)
+        place = angles_place(row + 2 * PASS, dim, positions_ptr, num_tokens, num_positions)
+        next_row = row + PASS
+        next_slots = gl.load(kv_slots_ptr + next_row, mask=next_row < num_tokens, other=-1)
         for i in gl.static_range(HEADS):
-            head = n * HEADS + i
-            first, second = halves(heads[i], D // 2)
+            at = (half * PANELS + 2 * i) * PASSES + part
+            a = panels(sums, PASS).index(at).load(COPY)
+            b = panels(sums, PASS).index(at + PASSES).load(COPY)
+            if head < H + KH:
+                a, b = turn_head(a, b, cos, sin, first_norm, second_norm, NORM)
             if head < H:
-                first, second = turn(first, second, cos, sin, dim, q_norm_ptr, eps, dtype, NORM)
-            elif head < H + KH:
-                first, second = turn(first, second, cos, sin, dim, k_norm_ptr, eps, dtype, NORM)
-            tma.store_wait(0)
-            gl.thread_barrier()  # the head before has left
-            out_smem.index(0).store(first.to(dtype))
-            out_smem.index(1).store(second.to(dtype))
-            fence_async_shared()
-            gl.thread_barrier()
-            if head < H:
-                tma.async_copy_shared_to_global(q_desc, [start, head * D], out_smem.index(0))
-                tma.async_copy_shared_to_global(q_desc, [start, head * D + D // 2], out_smem.index(1))
-            elif head < H + KH:
-                write_cache(k_ptr + (head - H) * head_stride, place, write, out_dim, out_smem, COPY)
+                store_head(q_ptr + (head + i) * D, row.to(gl.int64) * (H * D), dim, a, b, row < num_tokens)
             else:
-                write_cache(v_ptr + (head - H - KH) * head_stride, place, write, out_dim, out_smem, COPY)
-    tma.store_wait(0)
+                write = (slots >= 0) & (slots < num_slots)
+                slot = gl.where(write, slots, 0)
+                to = (slot // BS).to(gl.int64) * block_stride + (slot % BS) * offset_stride
+                kv_head = head + i - H
+                cache_ptr = gl.where(kv_head < KH, k_ptr, v_ptr)
+                store_head(cache_ptr + kv_head % KH * head_stride, to, dim, a, b, write)
+        if part == PASSES - 1:
+            gl.thread_barrier()
+            mbarrier.arrive(taken.index(half))
+        cos = next_cos
+        sin = next_sin
+        slots = next_slots
+        row = next_row
 
 
 @gluon.jit(
@@ -150,7 +191,7 @@ def qkv_tiles(
 def qkv_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, (H + 2 * KH) * D, K]
-    q_desc,  # [T, H * D]
+    q_ptr,  # [T, H * D]
     positions_ptr,  # [T]
     cos_sin_ptr,  # [L, D]
     q_norm_ptr,  # [D]
@@ -177,25 +218,9 @@ def qkv_kernel(
     EARLY: gl.constexpr,
 ):
     """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
-    if EARLY:
-        gdc_launch_dependents()
-    x_smem, w_smem, ready, free = make_buffers(x_desc, weight_desc, STAGES)
-    left = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
-    right = gl.allocate_shared_memory(x_desc.dtype, [2, ROWS, D // 2], q_desc.layout)
-    gl.warp_specialize(
-        [
-            (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_smem, left, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
-                EARLY, 0)),
-            (qkv_tiles, (
-                q_desc, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr,
-                x_smem, w_smem, right, ready, free, eps, num_tokens, num_positions, num_slots,
-                block_stride, offset_stride, head_stride, tiles_m, tiles_n, H, KH, BS, NORM, K, STAGES, GROUP,
-                EARLY, 1)),
-            (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, ready, free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
-        ],
-        [4, 1],
-        [232, 24],
-    )  # fmt: skip
+    sizes = (num_tokens, num_positions, num_slots, block_stride, offset_stride, head_stride)
+    arguments = (q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, eps, sizes)
+    KIND: gl.constexpr = (H, KH, BS, NORM)
+    run_tiles(
+        x_desc, weight_desc, tiles_m, tiles_n, scale_heads, finish_heads, arguments, KIND, K, STAGES, GROUP, EARLY
+    )
