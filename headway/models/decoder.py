@@ -29,6 +29,11 @@ from headway.models.rope import cos_sin_table
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
 
+LAUNCHES_SECONDS = 0.6e-3
+"""What launching a layer's kernels one by one takes the host (0.5 to 0.9 ms, measured beside H200s)."""
+FLOPS = 6e14
+"""Of a large product on such a card; slower ones hide launches sooner."""
+
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward block. The norm before the attention is applied by the caller, fused with the add of
@@ -185,6 +190,11 @@ class DecoderModel(nn.Module):
         if hidden.shape[0] <= self._head_rows:
             return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
         return self.head.forward(hidden)
+
+    def launches_hidden_from(self) -> int:
+        """Tokens from which on a step takes a GPU longer than launching its kernels one by one takes the host."""
+        weights = sum(parameter.numel() for layer, _ in self._chain for parameter in layer.parameters())
+        return int(len(self._chain) * LAUNCHES_SECONDS * FLOPS / (2 * max(weights, 1))) + 1
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Every checkpoint tensor the model needs -> the view of our parameters it fills."""

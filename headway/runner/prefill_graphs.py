@@ -7,6 +7,7 @@ rows are few they are treated as prompts of one token: a prompt that is alone sh
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -64,6 +65,8 @@ LONG = 4096
 """Tokens from which on larger steps of few rows are for a long prompt, too."""
 MANY_PROMPTS = (1024, 4096)
 """Tokens of steps of any number of prompts, before full ones."""
+LEAST_FULL = 15 / 16
+"""Share of a shape's tokens that a step must have where padding costs more than launches do."""
 FAR = 3072
 """Context of a row that decodes from which on it is not treated as a prompt, where there is another shape. Beside 500 tokens
 five rows of 3000 take 38 us a layer either way, of 6000 72 us as prompts and 54 on the decode kernel, of 16000 186 and 110."""
@@ -122,6 +125,7 @@ class PrefillGraphs(StepGraphs):
 
     Args:
         shapes: of ``prefill_shapes``.
+        hidden_from: tokens from which on the device takes longer for a step than the host for launching its kernels one by one.
     """
 
     def __init__(
@@ -131,14 +135,17 @@ class PrefillGraphs(StepGraphs):
         back: SampleAndAdvance,
         shapes: Sequence[PrefillShape],
         tails: Sequence[Variant],
+        hidden_from: int = sys.maxsize,
     ) -> None:
         super().__init__(device, front, back, shapes, tails)
+        self._hidden_from = hidden_from
         self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
 
     def shape_for(
         self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int, context_bound: int = 0
     ) -> PrefillShape | None:
-        """The first shape that holds the step: all shapes together hold every step of the engine.
+        """The first shape that holds the step: all shapes together hold every step of the engine. None where launches are hidden
+        and it would be padded by much.
 
         Args:
             context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
@@ -147,6 +154,8 @@ class PrefillGraphs(StepGraphs):
         step = (num_rows, num_decode_rows, max_query_len)
         fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
         first = next(fitting, None)
+        if first is not None and num_tokens >= self._hidden_from and num_tokens < LEAST_FULL * first.tokens:
+            return None
         if first is None or first.decode_rows or context_bound <= FAR:
             return first
         near = max(2 * first.tokens, SMALL_MOST[0])

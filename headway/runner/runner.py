@@ -52,6 +52,9 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
 
+    def launches_hidden_from(self) -> int:
+        """Tokens from which on a step takes a GPU longer than launching its kernels one by one takes the host."""
+
     def shortened(self) -> AbstractContextManager[list[int]]:
         """Inside, a call runs the layers of this list alone, and wants a pool of these: all kernels, in less time."""
 
@@ -149,6 +152,11 @@ class ModelRunner:
     def every_edit(self) -> int:
         """``Variant.edits`` of a step that uses all of the sampler's features."""
         return self._sampler.every_edit
+
+    @property
+    def launches_hidden_from(self) -> int:
+        """The model's."""
+        return self._model.launches_hidden_from()
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
         """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""

@@ -113,3 +113,11 @@ def test_rows_of_long_contexts_get_the_decode_kernel() -> None:
 def test_without_shapes_there_is_none() -> None:
     nothing: Any = None
     assert PrefillGraphs(nothing, nothing, nothing, [], []).shape_for(5, 1, 0, 5) is None
+
+
+def test_where_launches_are_hidden_nothing_is_padded_by_much() -> None:
+    nothing: Any = None
+    graphs = PrefillGraphs(nothing, nothing, nothing, prefill_shapes(8192, 256), [], hidden_from=700)
+    assert graphs.shape_for(699, 3, 0, 600) is not None
+    assert graphs.shape_for(1100, 3, 0, 600) is None, "1536 tokens would take longer than launching does"
+    assert graphs.shape_for(1500, 3, 0, 600) is not None and graphs.shape_for(8000, 8, 0, 1000) is not None

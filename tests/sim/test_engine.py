@@ -305,7 +305,7 @@ def test_a_bound_that_is_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
     unpack = BatchBuffers.unpack
 
-    def narrow(self: BatchBuffers, packed: torch.Tensor, **numbers: int) -> Any:
+    def narrow(self: BatchBuffers, packed: torch.Tensor, **numbers: Any) -> Any:
         return unpack(self, packed, **(numbers | {"max_seq_len_bound": numbers["max_seq_len_bound"] - 1}))
 
     def play_it() -> None:
