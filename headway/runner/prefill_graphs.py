@@ -144,8 +144,8 @@ class PrefillGraphs(StepGraphs):
     def shape_for(
         self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int, context_bound: int = 0
     ) -> PrefillShape | None:
-        """The first shape that holds the step: all shapes together hold every step of the engine. None where launches are hidden
-        and it would be padded by much.
+        """The first shape that holds the step: all shapes together hold every step of the engine. None where launches are
+        hidden and it would be padded by much.
 
         Args:
             context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
