@@ -205,11 +205,12 @@ def large_blocks() -> Counter[int]:
     )
 
 
-def kv_bytes(model: str, dtype: str, blocks: int) -> int:
+def kv_bytes(model: str, dtype: str, kv_cache_dtype: str, blocks: int) -> int:
     """Bytes of so many KV blocks of 16 tokens."""
+    each = 1 if kv_cache_dtype != "auto" else 4 if dtype == "float32" else 2
     config = json.loads((Path(model) / "config.json").read_text())
     heads, size = config["num_key_value_heads"], config["head_dim"]
-    return blocks * 16 * 2 * config["num_hidden_layers"] * heads * size * (4 if dtype == "float32" else 2)
+    return blocks * 16 * 2 * config["num_hidden_layers"] * heads * size * each
 
 
 def play(soak: Soak, seconds: float, launches: list[int], save: Any) -> None:
@@ -265,6 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", help="a folder with config.json; dummy weights; default: a tiny Llama")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--run-ahead", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -281,14 +283,17 @@ def main(arguments: list[str] | None = None) -> int:
             save_tiny_llama(folder)
             model = str(folder)
         ahead = given.run_ahead if given.run_ahead == "auto" else int(given.run_ahead)
-        pool = kv_bytes(model, given.dtype, 60)  # 16 rows of up to 16 blocks: preemptions are certain
+        pool = kv_bytes(
+            model, given.dtype, given.kv_cache_dtype, 60
+        )  # 16 rows of up to 16 blocks: preemptions are certain
         made = functools.partial(engine, model, given.device, given.dtype, kv_cache_memory_bytes=pool)
+        made = functools.partial(made, kv_cache_dtype=given.kv_cache_dtype)
         core = made(run_ahead=ahead)
         oracle = made(run_ahead=0, enable_prefix_caching=False)
         alone = made(run_ahead=ahead, enable_prefix_caching=False)
         for each in (core, oracle, alone):
             claim(each)
-        exact = given.model is None and given.dtype == "float32"
+        exact = given.model is None and given.dtype == "float32" and given.kv_cache_dtype == "auto"
         soak = Soak(core, oracle, alone, given.seed, exact, given.every)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
@@ -297,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         about = {
             "model": given.model or f"tiny Llama, {VOCAB} tokens",
             "dtype": given.dtype,
+            "kv_cache_dtype": given.kv_cache_dtype,
             "device": torch.cuda.get_device_name() if on_cuda else "cpu",
             "guard": "armed in error mode" if on_cuda else "none: no CUDA",
             "torch": torch.__version__,
