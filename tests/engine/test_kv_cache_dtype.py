@@ -10,6 +10,7 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.core.log import logger
 from headway.device.base import Device
 from headway.engine import boot
 from tests.engine.harness import Answer, MakeEngine, request, run
@@ -35,7 +36,8 @@ def test_blocks_take_a_byte_a_number(make_engine: MakeEngine) -> None:
 
 
 def test_a_cpu_says_that_it_is_slow_at_it(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    make_engine(kv_cache_dtype="fp8")
+    with caplog.at_level("WARNING", logger.name):
+        make_engine(kv_cache_dtype="fp8")
     assert "the CPU's own kernels know no 8-bit floats" in caplog.text
 
 

@@ -290,7 +290,8 @@ def test_windows_caps_and_other_shapes_are_left_to_the_general_kernel(monkeypatc
     def q(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(64, heads, 128, dtype=dtype)
 
-    assert fits(q(16), cache, numbers) and fits(q(16, torch.float16), cache, numbers)
+    assert fits(q(16), cache, numbers) and fits(q(16, torch.float16), cache.half(), numbers)
+    assert not fits(q(16), cache.to(torch.float8_e4m3fn), numbers), "8 bits are converted by nobody there"
     assert not fits(q(16), cache, (0.09, 100, 0.0)) and not fits(q(16), cache, (0.09, 0, 20.0))
     assert not fits(q(16), cache.contiguous(), numbers)
     assert not fits(q(16, torch.float32), cache, numbers)
