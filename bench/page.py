@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from headway.cli.bench.anchors.ablations import VARIANTS
 from headway.cli.bench.anchors.command import KIND
 from headway.cli.bench.anchors.table import MEASURED, table_lines
 
@@ -60,12 +61,14 @@ def section(merged: dict[str, Any], images: list[str]) -> str:
 
 
 def ablation_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """One line a variant, one column a figure."""
+    """One line a variant, of those there are today; one column a figure."""
     cells: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     columns: list[str] = []
     for row in rows:
         name = row["name"].partition(".ablation_")[2]
         variant, figure = name.split("_itl_", 1) if "_itl_" in name else (name.removesuffix("_ttft_ms"), "ttft_ms")
+        if variant not in VARIANTS:
+            continue
         figure = f"itl_{figure}" if figure != "ttft_ms" else figure
         columns += [figure] if figure not in columns else []
         cells.setdefault((row["model"], variant), {})[figure] = row

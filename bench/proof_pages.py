@@ -235,8 +235,10 @@ def soak_section(soaks: list[dict[str, Any]]) -> list[str]:
         alone = f"{soak['agreed_alone']} of {soak['checked']}" if "agreed_alone" in soak else "not asked"
         wrong = "; ".join(soak["wrong"]) or ("nothing" if soak["over"] else "ended early")
         model = Path(soak["model"]).name
+        cached = ", keys and values in 8 bits" if soak.get("kv_cache_dtype", "auto") != "auto" else ""
         lines.append(
-            f"| {soak['device']}, {model}, {soak['dtype']} | {soak['guard']} | {soak['seconds'] / 60:.1f} | {counts} | {alone} "
+            f"| {soak['device']}, {model}, {soak['dtype']}{cached} | {soak['guard']} "
+            f"| {soak['seconds'] / 60:.1f} | {counts} | {alone} "
             f"| {soak['agreed']} of {soak['checked']} | {wrong} |"
         )
     return [*lines, ""]
