@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -65,6 +66,24 @@ def test_decode_rows_beside_prompts(window: int, dtype: torch.dtype, tile: Early
         found = paged_attention.implementation("cuda")(*inputs.arguments(0.1, window))
     expected = paged_attention.reference(*inputs.arguments(0.1, window))
     assert_close(found[:5], expected[:5])
+
+
+@pytest.mark.parametrize("tile", [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 1, 3.0, 8)], ids=str)
+@pytest.mark.parametrize("window", [0, 30])
+def test_fewer_rows_of_8_bits_decode_than_their_bound(window: int, tile: EarlyTile) -> None:
+    """What the kernel writes for the rows behind them, which are prompts, the prompts' kernel writes again."""
+    rows = [(1, 70), (1, 0), (1, 9), (5, 150), (21, 91)]
+    inputs = make_paged_inputs(
+        rows, num_decode_rows=5, heads=(6, 2), size=128, block_size=8, dtype=torch.bfloat16, device="cpu",
+        heads_first=True, pad_rows=2, pad_tokens=2, cached=torch.float8_e4m3fn, bound=300,
+    )  # fmt: skip
+    inputs = replace(inputs, decode_rows=torch.tensor([3], dtype=torch.int32))
+    tiles, triton = patch.object(early_decode, "TURNED_TILE", tile), patch.object(launch, "launch_decode", None)
+    poison = patch.object(torch, "empty", lambda *size, **kind: torch.full(*size, float("nan"), **kind))
+    with modelled(), interpreter_loops(), tiles, triton, poison:
+        found = paged_attention.implementation("cuda")(*inputs.arguments(0.1, window))
+    assert_close(found, paged_attention.reference(*inputs.arguments(0.1, window)))
+    assert not inputs.arrivals.any()
 
 
 def test_8_bit_floats_end_at_their_largest() -> None:
