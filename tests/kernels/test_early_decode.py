@@ -79,7 +79,7 @@ def test_fewer_rows_of_8_bits_decode_than_their_bound(window: int, tile: EarlyTi
     )  # fmt: skip
     inputs = replace(inputs, decode_rows=torch.tensor([3], dtype=torch.int32))
     tiles, triton = patch.object(early_decode, "TURNED_TILE", tile), patch.object(launch, "launch_decode", None)
-    poison = patch.object(torch, "empty", lambda *size, **kind: torch.full(*size, float("nan"), **kind))
+    poison = patch.object(torch, "empty", lambda size, **kind: torch.full(size, float("nan"), **kind))
     with modelled(), interpreter_loops(), tiles, triton, poison:
         found = paged_attention.implementation("cuda")(*inputs.arguments(0.1, window))
     assert_close(found, paged_attention.reference(*inputs.arguments(0.1, window)))
