@@ -1,6 +1,6 @@
 """Techniques that can be switched off by the environment, to see what each brings. All are on unless the variable is "0".
 
-For comparisons (``headway bench anchors --ablations``), not for serving: every one of them makes an engine slower.
+For comparisons (``headway bench anchors --ablations``), not for serving: without any one of them an engine is slower.
 """
 
 from __future__ import annotations

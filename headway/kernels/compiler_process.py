@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -76,16 +77,26 @@ class _Waiting:
 
     def read(self, answers: IO[bytes]) -> None:
         """Tell everyone, until there are no more answers; then tell the rest that there will be none."""
-        while line := answers.readline():
-            number, seconds, complaint = json.loads(line)
-            with self._lock:
-                on_done = self._callers.pop(number)
-            on_done(Compiled(seconds, complaint))
+        try:
+            while line := answers.readline():
+                with contextlib.suppress(ValueError, TypeError):  # an import over there may print what it likes
+                    number, seconds, complaint = json.loads(line)
+                    self._tell(number, Compiled(seconds, complaint))
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Tell all who wait that there will be no answer, and whoever comes."""
         with self._lock:
-            self._gone, rest = True, list(self._callers.values())
-            self._callers.clear()
-        for on_done in rest:
-            on_done(GONE)
+            self._gone, rest = True, list(self._callers)
+        for number in rest:
+            self._tell(number, GONE)
+
+    def _tell(self, number: int, done: Compiled) -> None:
+        with self._lock:
+            on_done = self._callers.pop(number, None)
+        if on_done is not None:
+            on_done(done)
 
 
 class CompilerProcess:
@@ -102,6 +113,7 @@ class CompilerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that its forks end with it
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self._writing = self._process.stdin, threading.Lock()
@@ -110,7 +122,7 @@ class CompilerProcess:
             target=self._waiting.read, args=(self._process.stdout,), name="headway-compiled", daemon=True
         )
         self._reader.start()
-        self._end = weakref.finalize(self, _end, self._process, self._reader)
+        self._end = weakref.finalize(self, _end, self._process, self._reader, self._waiting)
 
     def submit(self, job: Job, on_done: OnDone) -> None:
         """Have ``job`` compiled; ``on_done`` is called when it is, by another thread, or at once if the process has died."""
@@ -128,9 +140,11 @@ class CompilerProcess:
         self._end()
 
 
-def _end(process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
-    process.kill()
+def _end(process: subprocess.Popen[bytes], reader: threading.Thread, waiting: _Waiting) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    waiting.give_up()
     if reader is not threading.current_thread():
         reader.join()
     for pipe in (process.stdin, process.stdout):

@@ -29,8 +29,8 @@ from headway.models.rope import cos_sin_table
 from headway.state.batch import StepBatch
 from headway.state.kv_pool import KVPool
 
-LAUNCHES_SECONDS = 0.6e-3
-"""What launching a layer's kernels one by one takes the host (0.5 to 0.9 ms, measured beside H200s)."""
+LAUNCHES_SECONDS = 0.9e-3
+"""What launching a layer's kernels one by one takes a slow host (0.5 to 0.9 ms, measured beside H200s)."""
 FLOPS = 6e14
 """Of a large product on such a card; slower ones hide launches sooner."""
 

@@ -153,13 +153,13 @@ class PrefillGraphs(StepGraphs):
         """
         step = (num_rows, num_decode_rows, max_query_len)
         fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
-        first = next(fitting, None)
-        if first is not None and num_tokens >= self._hidden_from and num_tokens < LEAST_FULL * first.tokens:
+        found = next(fitting, None)
+        if found is not None and not found.decode_rows and context_bound > FAR:
+            near = max(2 * found.tokens, SMALL_MOST[0])
+            found = next((each for each in fitting if each.decode_rows and each.tokens <= near), found)
+        if found is not None and num_tokens >= self._hidden_from and num_tokens < LEAST_FULL * found.tokens:
             return None
-        if first is None or first.decode_rows or context_bound <= FAR:
-            return first
-        near = max(2 * first.tokens, SMALL_MOST[0])
-        return next((each for each in fitting if each.decode_rows and each.tokens <= near), first)
+        return found
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""

@@ -125,7 +125,7 @@ class MidTile:
     def _copies_well(self) -> bool:
         """Whether a copying warp's tile is one of those its kernels know."""
         plain = (self.block_k, self.splits, self.num_warps, self.rows, self.trailing) == (64, 1, 4, 64, 0)
-        return plain and self.w_ahead == self.x_ahead and 32 <= self.wide <= 256
+        return plain and self.w_ahead == self.x_ahead and self.wide in (32, 64, 128, 256)
 
 
 TABLE: Mapping[tuple[Kind, int, int], Mapping[int, MidTile]] = MappingProxyType(

@@ -1,7 +1,8 @@
 """The Gluon kernel of linear layers for up to 64 rows whose copies are a warp's own work.
 
-As ``wide_linear``'s kernels, which see, with one warpgroup that multiplies: a program that stays takes tiles of 64 rows and
-128 or 256 weight rows, and all its buffers of weights are being filled before the kernel ahead has ended.
+As ``wide_linear``'s kernels, which see, with one warpgroup that multiplies: a program takes tiles of 64 rows and 32 to 256
+weight rows, of a product that is stored one after the other, and all its buffers of weights are being filled before the kernel
+ahead has ended.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"

@@ -6,8 +6,8 @@ with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). The rest
 Nothing is tuned while serving.
 
 They are for steps that are replayed as graphs: launched one by one, with tensor descriptors, a layer costs the host 400 to 570
-us, up to some thousand tokens more than it takes the device. A step without a graph (prompt log-probabilities, graphs off)
-pays that.
+us, up to some thousand tokens more than it takes the device. A step without a graph (prompt log-probabilities, graphs off,
+large models where a graph would pad by much) pays that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A decoder layer for steps of 3 to 256 tokens: linear layers that start early.
 
-The one place that decides where the ops of ``mid_linear`` run; what they are worth is in that op's ``tiles``. Up to some number
-of tokens the sums of a product meet in its kernel, which adds them to the residual, and no norm is left between two layers;
-beyond it, and in float16, a norm of its own adds the product's parts.
+The one place that decides where the ops of ``mid_linear`` run; what they are worth is in that op's ``tiles``. Where that was
+measured faster the sums of a product meet in its kernel, which adds them to the residual, and no norm is left between two
+layers; elsewhere, and in float16, a norm of its own adds the product's parts.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from headway.cli.bench.anchors import gate, generation
 from headway.cli.bench.anchors.context import Bench
 from headway.cli.bench.anchors.structured import OFFLINE_LOAD, offline_load
-from headway.cli.bench.anchors.table import REFUSED
+from headway.cli.bench.anchors.table import NOT_SERVED, REFUSED
+from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.api.llm import LLM
@@ -46,7 +47,11 @@ def _with_engine(bench: Bench, names: list[str]) -> None:
     if not bench.table.wants(*names):
         return
     with bench.table.measuring(names):
-        expected = gate.oracle(bench)
+        try:
+            expected = gate.oracle(bench)
+        except ConfigError as error:  # an older GPU
+            bench.table.mark(names, NOT_SERVED, str(error))
+            return
         with bench.open() as llm:
             wrong = gate.difference(gate.answers(llm, bench), expected)
             if wrong is not None:

@@ -236,13 +236,15 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
         core.add(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, seed=row, eos_token_ids=[]))
     while core.stats().num_waiting or core.stats().num_running < rows:
         core.step()
-    for _ in range(settle):
-        core.step()
-    yield
-    for row in range(rows):
-        core.abort(f"{rows}-{row}")
-    while core.has_work():
-        core.step()
+    try:
+        for _ in range(settle):
+            core.step()
+        yield
+    finally:
+        for row in range(rows):
+            core.abort(f"{rows}-{row}")
+        while core.has_work():
+            core.step()
 
 
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
