@@ -39,9 +39,8 @@ def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[E
     """Each way of splitting rows of ``context`` tokens once, unless it fills all processors twice over."""
     found: dict[tuple[int, ...], EarlyTile] = {}
     sms = num_sms(torch.device("cuda", 0))
-    shapes = product((1, 2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (16, 32) if itemsize == 1 else (16,))
-    for warps, stages, residents, keys in shapes:
-        block = keys * warps
+    for warps, stages, residents in product((1, 2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)):
+        block = early_decode.WARP_KEYS * warps
         most, least_tiles = choose_splits(programs, bound, block, sms, residents)
         tiles = cdiv(context, block)
         share = cdiv(tiles, max(1, min(cdiv(tiles, least_tiles), most)))
@@ -51,9 +50,7 @@ def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[E
             continue
         clusters = [size for size in (2, 4, 8) if size >= used > size // 2 and used > 1]
         for cluster in (1, *clusters):
-            found.setdefault(
-                (warps, stages, used, cluster, keys), EarlyTile(warps, stages, residents, cluster, keys=keys)
-            )
+            found.setdefault((warps, stages, used, cluster), EarlyTile(warps, stages, residents, cluster))
     return list(found.values())
 
 

@@ -26,7 +26,7 @@ from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
-from headway.kernels.paged_attention.early_decode import early_tile
+from headway.kernels.paged_attention.early_decode import WARP_KEYS, early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
     PAIRED_STAGES,
@@ -201,13 +201,13 @@ def compile_early_decode(
         "BS": 16,
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
-        "KEYS": tile.keys,
+        "KEYS": WARP_KEYS,
         "CLUSTER": tile.cluster,
         "TURNED": turned,
     }
     constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
     copies = (
-        0 if turned else 2 * tile.stages * tile.keys * size // ((16 if fp8 else 8) * 32)
+        0 if turned else 2 * tile.stages * WARP_KEYS * size // ((16 if fp8 else 8) * 32)
     )  # of 16 bytes, by each thread
     name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
     types = {**TYPES, **(FP8 if fp8 else {})}

@@ -16,8 +16,7 @@ from tests.kernels.gluon_decode import modelled
 from tests.kernels.test_decode_attention import ROWS, check, check_saturation, make
 
 TILES = [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 2, 1.5), EarlyTile(8, 1, 0.2), EarlyTile(2, 2, 0.1),
-         EarlyTile(4, 1, 3.0, 8), EarlyTile(2, 1, 3.0, 4), EarlyTile(4, 1, 0.1, 2),
-         EarlyTile(2, 2, keys=32)]  # fmt: skip
+         EarlyTile(4, 1, 3.0, 8), EarlyTile(2, 1, 3.0, 4), EarlyTile(4, 1, 0.1, 2)]  # fmt: skip
 SHAPES: list[dict[str, Any]] = [
     {"heads": (6, 2), "size": 128, "dtype": torch.float16},
     {"heads": (6, 2), "size": 64, "dtype": torch.bfloat16},

@@ -14,6 +14,7 @@ from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.triton_early import launch_early
+from headway.kernels.wide_linear.launch import weight_descriptor
 
 
 def mid_linear(
@@ -106,8 +107,8 @@ def launch_add(
     if tile.copier:
         assert rows <= tile.rows
         thin_add_kernel[(tile.programs(outputs) * tile.cluster,)](
-            _rows_of(x), _weights(weight, 1, tile.wide), x if bias is None else bias, residual, norm, out, squares, rows,
-            N=outputs, K=inputs, STAGES=tile.w_ahead, CLUSTER=tile.cluster, BIAS=bias is not None,
+            _rows_of(x), weight_descriptor(weight, 1, tile.wide), x if bias is None else bias, residual, norm, out, squares,
+            rows, N=outputs, K=inputs, STAGES=tile.w_ahead, CLUSTER=tile.cluster, BIAS=bias is not None,
             num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
         )  # fmt: skip
         return
@@ -138,7 +139,7 @@ def _launch_thin(
     )
     programs = num_sms(x.device) * tile.residents(x.shape[1])
     thin_linear_kernel[(min(programs, tiles),)](
-        _rows_of(x), _weights(weight, pair, tile.wide), out_desc, x if bias is None else bias,
+        _rows_of(x), weight_descriptor(weight, pair, tile.wide), out_desc, x if bias is None else bias,
         out if squares is None else squares, rows, eps, tiles, N=outputs, K=x.shape[1],
         SQUARES=0 if squares is None else squares.shape[0], STAGES=tile.w_ahead, BIAS=bias is not None, SILU=silu,
         num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
@@ -152,13 +153,6 @@ def registers(tile: MidTile) -> dict[str, int]:
 
 def _rows_of(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [64, 64], NVMMASharedLayout(128, 16, 2))
-
-
-def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
-    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
-    outputs, inputs = weight.shape[0] // parts, weight.shape[1]
-    strides, block = [outputs * inputs, inputs, 1], [parts, wide // parts, 64]
-    return TensorDescriptor(weight, [parts, outputs, inputs], strides, block, NVMMASharedLayout(128, 16, 3))
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, outputs: int, tile: MidTile) -> None:

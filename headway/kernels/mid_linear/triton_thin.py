@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.mid_linear.triton import ROOM_PAD, meet_all, store_layout, store_sum
+from headway.kernels.mid_linear.triton import ROOM_PAD, meet_all, power_of_2, store_layout, store_sum
 from headway.kernels.triton_cluster import arrive_alone, cluster_buffer, cluster_wait, init_mailbox
 from headway.kernels.wide_linear.triton import BLOCK_K, ROWS, halves, silu_mul
 
@@ -35,11 +35,6 @@ def sum_layout(wide):
 def squares_layout(parts):
     """Threads over [parts, ROWS] sums of squares; a warp has 16 rows."""
     return gl.BlockedLayout([max(1, parts // 2), 1], [2, 16], [1, 4], [0, 1])
-
-
-@gluon.constexpr_function
-def power_of_2(n):
-    return 1 << (n - 1).bit_length()
 
 
 @gluon.jit

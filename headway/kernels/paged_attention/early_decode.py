@@ -14,6 +14,8 @@ from headway.kernels.triton_early import launch_early
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
 MOST_QUERIES = 8
+WARP_KEYS = 16
+"""A warp's keys of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class EarlyTile:
-    """``num_warps`` times ``keys`` (16 or 32) keys a tile, ``stages`` tiles in shared memory.
+    """``num_warps`` times ``WARP_KEYS`` keys a tile, ``stages`` tiles in shared memory.
 
     ``residents``: programs a processor, for which rows are split while there are fewer. ``cluster``: splits of a row that meet
     in shared memory; 1: in the L2 cache. ``registers``: of a thread at most; None: as many as the compiler wants.
@@ -41,12 +43,11 @@ class EarlyTile:
     residents: float = 3.0
     cluster: int = 1
     registers: int | None = None
-    keys: int = 16
 
     @property
     def block_n(self) -> int:
         """Keys of a tile."""
-        return self.keys * self.num_warps
+        return WARP_KEYS * self.num_warps
 
 
 TURNED_TILE = EarlyTile(2, 3)
@@ -119,7 +120,7 @@ def launch_early_decode(
         stats = torch.empty((num_rows, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
     clusters = cdiv(num_splits, tile.cluster) * tile.cluster
     grid = (kv_heads, num_rows, num_splits) if tile.cluster == 1 else (clusters, kv_heads, num_rows)
-    used = turn or Turn(seq_lens, out, None, None, 0.0, seq_lens)  # which nobody reads
+    used = turn or Turn(seq_lens, out, None, None, 0.0, seq_lens)  # a kernel of turned rows reads none of it
     early_decode_kernel[grid](
         qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, used.positions, used.cos_sin,
         used.cos_sin if used.q_norm is None else used.q_norm, used.cos_sin if used.k_norm is None else used.k_norm,
@@ -127,7 +128,7 @@ def launch_early_decode(
         num_splits, min_tiles, scale, window, soft_cap, used.eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        STAGES=tile.stages, KEYS=tile.keys, CLUSTER=tile.cluster, TURNED=turn is None,
+        STAGES=tile.stages, KEYS=WARP_KEYS, CLUSTER=tile.cluster, TURNED=turn is None,
         WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

@@ -5,7 +5,7 @@ wrote, then waits for the kernel before it (see ``triton_early``); norms and rot
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
 read while the linear layers before, which are short of work rather than of bandwidth, still run.
 
-Each warp has its own 16 or 32 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
+Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
 with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
 the queries' second halves, whose product with the keys' second halves comes out there; in O = P V they are nothing.
 What follows the wait is a chain of latencies, so all there is done once: a warp turns a head, and what no kernel of the step
@@ -31,7 +31,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
 from headway.kernels.paged_attention.triton_factors import (
-    as_cached,
     in_order,
     pack_of,
     share_queries,
@@ -55,6 +54,7 @@ from headway.kernels.paged_attention.triton_merge import (
     stacked,
     upper,
 )
+from headway.kernels.triton_cached import as_cached
 from headway.kernels.triton_cluster import cluster_buffer, open_mailbox, shared_room
 
 LOG2E = gl.constexpr(1.4426950408889634)

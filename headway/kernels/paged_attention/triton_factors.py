@@ -41,15 +41,6 @@ def word_pointer(ptr, word: gl.constexpr):
 
 
 @gluon.jit
-def as_cached(x, dtype: gl.constexpr):
-    """``x`` in a cache's dtype; 8-bit floats end at their largest value, NaN stays."""
-    if dtype == gl.float8e4nv:
-        x = x.to(gl.float32)
-        x = gl.where(x > 448.0, 448.0, gl.where(x < -448.0, -448.0, x))
-    return x.to(dtype)
-
-
-@gluon.jit
 def as_factor(x, dtype: gl.constexpr):
     """Queries as f16, which ends earlier than bf16."""
     x = x.to(gl.float32)

@@ -50,12 +50,17 @@ def hold(total):
 
 
 @gluon.jit
-def count_first(decode_rows_ptr, num_decode_rows, COUNTED: gl.constexpr):
-    """Rows that another kernel serves, before all others."""
+def row_plan(
+    query_start_ptr, row_slots_ptr, seq_lens_ptr, decode_rows_ptr, num_tokens, num_rows, num_decode_rows, num_slots,
+    table_width, BS: gl.constexpr, COUNTED: gl.constexpr,
+):  # fmt: skip
+    """What finds a program's rows: those behind the ones that another kernel serves."""
     first_row = num_decode_rows
     if COUNTED:
         first_row = gl.maximum(gl.minimum(gl.load(decode_rows_ptr), num_decode_rows), 0)
-    return first_row
+    most_rows = num_rows - num_decode_rows
+    capacity = table_width * BS
+    return query_start_ptr, row_slots_ptr, seq_lens_ptr, num_tokens, num_rows, first_row, most_rows, num_slots, capacity
 
 
 @gluon.jit
@@ -422,20 +427,10 @@ def overlapped_prefill_kernel(
         mbarrier.init(empty.index(stage), count=2)  # both warpgroups
     fence_async_shared()
     bars = (q_full, q_empty, full, empty)
-    first_row = count_first(decode_rows_ptr, num_decode_rows, COUNTED)
-    most_rows = num_rows - num_decode_rows
-    capacity = table_width * BS
-    plan = (
-        query_start_ptr,
-        row_slots_ptr,
-        seq_lens_ptr,
-        num_tokens,
-        num_rows,
-        first_row,
-        most_rows,
-        num_slots,
-        capacity,
-    )
+    plan = row_plan(
+        query_start_ptr, row_slots_ptr, seq_lens_ptr, decode_rows_ptr, num_tokens, num_rows, num_decode_rows, num_slots,
+        table_width, BS, COUNTED,
+    )  # fmt: skip
     cache = (num_blocks, table_width, block_rows, head_rows)
     gl.warp_specialize(
         [

@@ -19,8 +19,8 @@ from headway.kernels.paged_attention.triton_prefill import (
     PANEL,
     attend,
     copy_pages,
-    count_first,
     find_pages,
+    row_plan,
     tile_bounds,
 )
 
@@ -196,20 +196,10 @@ def short_prefill_kernel(
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     bars = (q_full, q_empty, full, empty)
-    first_row = count_first(decode_rows_ptr, num_decode_rows, COUNTED)
-    most_rows = num_rows - num_decode_rows
-    capacity = table_width * BS
-    plan = (
-        query_start_ptr,
-        row_slots_ptr,
-        seq_lens_ptr,
-        num_tokens,
-        num_rows,
-        first_row,
-        most_rows,
-        num_slots,
-        capacity,
-    )
+    plan = row_plan(
+        query_start_ptr, row_slots_ptr, seq_lens_ptr, decode_rows_ptr, num_tokens, num_rows, num_decode_rows, num_slots,
+        table_width, BS, COUNTED,
+    )  # fmt: skip
     cache = (num_blocks, table_width, block_rows, head_rows)
     kv_head = gl.program_id(0) % KH
     unit = find_tile(gl.program_id(0) // KH, plan, ROWS // GROUP)

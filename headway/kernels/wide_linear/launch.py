@@ -54,12 +54,12 @@ def launch_gate_up(
             for part, layout in zip(parts, layouts, strict=True)
         ]
         gate_up_pairs_kernel[grid](
-            _activations(x), *[_weights(weight, 2, part) for part in parts], *outs, tiles_m, tiles_n, K=inputs,
+            _activations(x), *[weight_descriptor(weight, 2, part) for part in parts], *outs, tiles_m, tiles_n, K=inputs,
             STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
         )  # fmt: skip
         return
     gate_up_kernel[grid](
-        _activations(x), _weights(weight, 2, wide), out, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        _activations(x), weight_descriptor(weight, 2, wide), out, rows, tiles_m, tiles_n, N=outputs, K=inputs,
         STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> N
         return
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
     add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
+        _activations(x), weight_descriptor(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
         STAGES=STAGES[WIDE], GROUP=GROUP, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ def launch_qkv(
     assert k_cache.dtype in (x.dtype, torch.float8_e4m3fn)
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), weight.shape[0] // wide
     qkv_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), _weights(weight, 1, wide), q, positions, cos_sin, cos_sin if q_norm is None else q_norm,
+        _activations(x), weight_descriptor(weight, 1, wide), q, positions, cos_sin, cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm, kv_slots, k_cache, v_cache, eps, rows, cos_sin.shape[0],
         num_blocks * block_size, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tiles_m, tiles_n,
         H=num_heads, KH=kv_heads, BS=block_size, NORM=q_norm is not None, K=inputs, STAGES=STAGES[wide], GROUP=GROUP,
@@ -139,7 +139,7 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def _weights(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+def weight_descriptor(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
     """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
     assert weight.is_contiguous()
     outputs, inputs = weight.shape[0] // parts, weight.shape[1]

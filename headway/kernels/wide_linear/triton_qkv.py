@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from headway.kernels.triton_cached import as_cached
 from headway.kernels.wide_linear.triton import (
     BLOCK_M,
     PANEL,
@@ -100,15 +101,6 @@ def turn_head(a, b, cos, sin, first_norm, second_norm, NORM: gl.constexpr):
     x = widen(a)
     y = widen(b)
     return (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
-
-
-@gluon.jit
-def as_cached(x, dtype: gl.constexpr):
-    """``x`` in a cache's dtype; 8-bit floats end at their largest value, NaN stays."""
-    if dtype == gl.float8e4nv:
-        x = x.to(gl.float32)
-        x = gl.where(x > 448.0, 448.0, gl.where(x < -448.0, -448.0, x))
-    return x.to(dtype)
 
 
 @gluon.jit
