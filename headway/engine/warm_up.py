@@ -140,7 +140,8 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
 def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGraphs, PrefillGraphs]:
     config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
     decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    shapes = prefill_shapes(config.max_num_batched_tokens, config.max_num_seqs) if with_prompts else []
+    sizes = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    shapes = prefill_shapes(*sizes) if with_prompts else []
     return decode, PrefillGraphs(
         runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails], runner.launches_hidden_from
     )

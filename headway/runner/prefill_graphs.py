@@ -35,6 +35,11 @@ class PrefillShape(NamedTuple):
     decode_rows: int
     longest: int
 
+    @property
+    def most_tokens(self) -> int:
+        """What its rows can have."""
+        return self.decode_rows + (self.rows - self.decode_rows) * self.longest
+
     def holds(self, rows: int, decode_rows: int, longest: int) -> bool:
         """Whether a step of exactly so many fits, but for its tokens."""
         others = rows - min(decode_rows, self.decode_rows)
@@ -72,14 +77,20 @@ FAR = 3072
 five rows of 3000 take 38 us a layer either way, of 6000 72 us as prompts and 54 on the decode kernel, of 16000 186 and 110."""
 
 
-def prefill_shapes(max_tokens: int, max_rows: int) -> list[PrefillShape]:
-    """In order of preference, for all steps of up to ``max_tokens`` x ``max_rows``."""
+def prefill_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[PrefillShape]:
+    """In order of preference, for all steps of up to ``max_tokens`` x ``max_rows``, of rows of up to ``max_model_len`` tokens.
+
+    Left out is what no step fills beyond the tokens of smaller shapes.
+    """
     found = {
-        _shape(tokens, min(rows, max_rows), others, longest)
+        _shape(tokens, min(rows, max_rows), others, min(longest, max_model_len))
         for tokens, rows, others, longest in _sizes(max_tokens, max_rows)
         if tokens <= max_tokens
     }
-    return sorted(found, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows, shape.longest))
+    tiers = sorted({shape.tokens for shape in found})
+    below = dict(zip(tiers, [0, *tiers], strict=False))
+    filled = [shape for shape in found if shape.most_tokens > below[shape.tokens]]
+    return sorted(filled, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows, shape.longest))
 
 
 def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:

@@ -16,33 +16,42 @@ from headway.sampling.sampler import Variant
 EVERY_EDIT = 31
 
 
-def graphs(max_tokens: int, max_rows: int) -> PrefillGraphs:
+def graphs(max_tokens: int, max_rows: int, max_model_len: int = 40960) -> PrefillGraphs:
     """Never captured."""
     nothing: Any = None
-    return PrefillGraphs(
-        nothing, nothing, nothing, prefill_shapes(max_tokens, max_rows), [Variant(), *tail_variants(EVERY_EDIT)]
-    )
+    shapes = prefill_shapes(max_tokens, max_rows, max_model_len)
+    return PrefillGraphs(nothing, nothing, nothing, shapes, [Variant(), *tail_variants(EVERY_EDIT)])
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "max_rows"), [(8, 4), (64, 4), (1000, 200), (1536, 200), (4096, 8), (8192, 512)]
+    ("max_tokens", "max_rows", "max_model_len"),
+    [
+        (8, 4, 64),
+        (64, 4, 64),
+        (1000, 200, 4096),
+        (1536, 200, 300),
+        (4096, 8, 40960),
+        (8192, 512, 4096),
+        (8192, 1, 2048),
+    ],
 )
-def test_shapes_fit_the_engine(max_tokens: int, max_rows: int) -> None:
-    shapes = prefill_shapes(max_tokens, max_rows)
+def test_shapes_fit_the_engine(max_tokens: int, max_rows: int, max_model_len: int) -> None:
+    shapes = prefill_shapes(max_tokens, max_rows, max_model_len)
     assert len(set(shapes)) == len(shapes) <= 50
     for tokens, rows, decode_rows, longest in shapes:
-        assert tokens <= max_tokens and 0 < rows <= min(max_rows, tokens) and longest <= tokens
+        assert tokens <= max_tokens and 0 < rows <= min(max_rows, tokens) and longest <= min(tokens, max_model_len)
         assert 0 <= decode_rows < rows  # else the step would be taken for one of decode rows alone
 
 
 @given(data=st.data())
 def test_every_step_has_a_shape(data: st.DataObject) -> None:
     max_rows = data.draw(st.sampled_from([1, 7, 64, 256, 512]))
-    made = graphs(data.draw(st.sampled_from([512, 1000, 2048, 5000, 8192])), max_rows)
-    full = made.shapes[-1][0]
+    full = data.draw(st.sampled_from([512, 1000, 2048, 5000, 8192, 16384]))
+    max_model_len = data.draw(st.sampled_from([100, 2048, 40960]))
+    made = graphs(full, max_rows, max_model_len)
     rows = data.draw(st.integers(1, max_rows))
     decode_rows = data.draw(st.integers(0, rows - 1))
-    longest = data.draw(st.integers(1, full - rows + 1))
+    longest = data.draw(st.integers(1, min(max_model_len, full - rows + 1)))
     tokens = data.draw(st.integers(longest + rows - 1, min(full, decode_rows + longest * (rows - decode_rows))))
     shape = made.shape_for(tokens, rows, decode_rows, longest)
     assert shape is not None and shape.tokens >= tokens and shape.rows >= rows and shape.longest >= longest
@@ -117,7 +126,13 @@ def test_without_shapes_there_is_none() -> None:
 
 def test_where_launches_are_hidden_nothing_is_padded_by_much() -> None:
     nothing: Any = None
-    graphs = PrefillGraphs(nothing, nothing, nothing, prefill_shapes(8192, 256), [], hidden_from=700)
+    graphs = PrefillGraphs(nothing, nothing, nothing, prefill_shapes(8192, 256, 40960), [], hidden_from=700)
     assert graphs.shape_for(699, 3, 0, 600) is not None
     assert graphs.shape_for(1100, 3, 0, 600) is None, "1536 tokens would take longer than launching does"
     assert graphs.shape_for(1500, 3, 0, 600) is not None and graphs.shape_for(8000, 8, 0, 1000) is not None
+
+
+def test_shapes_that_no_step_fills_are_left_out() -> None:
+    many, lone = prefill_shapes(8192, 512, 4096), prefill_shapes(8192, 1, 2048)
+    assert (8192, 1, 0, 4096) not in many and (8192, 2, 0, 4096) in many
+    assert max(shape.tokens for shape in lone) == 2048
