@@ -20,6 +20,7 @@ from tests.engine.test_depths import FEATURES, close
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
 from tests.gpu.guard import no_waits
+from tests.runner.small_shapes import use_small_shapes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -118,20 +119,7 @@ def test_rows_that_decode_beside_prompts_equal_the_cpu(
     tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """Graphs with a bound of decode rows: fewer of them than that, and more."""
-    sizes = {
-        "FEW_ROWS": 2,
-        "SOME_ROWS": 3,
-        "SMALL_SOME": (16,),
-        "MANY_ROWS": 6,
-        "SMALL": (8, 16),
-        "SMALL_MANY": (8, 16),
-        "SMALL_MOST": (8, 16),
-        "LARGE": (32,),
-        "MANY_PROMPTS": (16,),
-    }
-    sizes |= {"FEW_PROMPTS": 1, "MORE_PROMPTS": 3, "LONG_PROMPTS": (2, 4)}
-    for name, value in sizes.items():
-        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    use_small_shapes(monkeypatch)
     core = engine(tiny_model, run_ahead=depth, max_num_seqs=12)
     prompts = [each for each in batch() if each.params.prompt_logprobs is None]
     with no_waits(monkeypatch):

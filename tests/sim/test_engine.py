@@ -24,6 +24,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import host_grammar
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.runner.small_shapes import use_small_shapes
 from tests.sim.harness import SMALL_SEEDS, expected, play, simulated
 from tests.sim.rounding import TOLERANCE
 
@@ -88,20 +89,7 @@ def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
 @pytest.fixture
 def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
     """Small shapes of all kinds; of each replayed one what it is, and (rows, decode rows) of the step."""
-    sizes = {
-        "FEW_ROWS": 2,
-        "SOME_ROWS": 3,
-        "MANY_ROWS": 6,
-        "SMALL": (8, 16),
-        "SMALL_SOME": (16,),
-        "SMALL_MANY": (8, 16),
-        "SMALL_MOST": (8, 16),
-        "LARGE": (32,),
-        "MANY_PROMPTS": (16,),
-    }
-    sizes |= {"FEW_PROMPTS": 1, "MORE_PROMPTS": 3, "LONG_PROMPTS": (2, 4)}
-    for name, value in sizes.items():
-        monkeypatch.setattr(f"headway.runner.prefill_graphs.{name}", value)
+    use_small_shapes(monkeypatch)
     seen: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     shape_for = PrefillGraphs.shape_for
 

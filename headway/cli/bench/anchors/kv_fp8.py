@@ -1,4 +1,5 @@
-"""Keys and values in 8 bits: steps of many rows, the nano-vllm bench and the offline load once more, in rows of their own.
+"""Keys and values in 8 bits: steps of many rows, the nano-vllm bench and, where the server's load is measured, that offline
+once more, in rows of their own.
 
 The goals beside them are those of 16 bits, which no other engine's figure here used less than.
 """
@@ -31,8 +32,9 @@ def announce(bench: Bench) -> list[str]:
     """The figures of this module."""
     steps = list(step_names(bench).values())
     bench.table.announce(steps, "ms")
-    bench.table.announce([NANO, LOAD], "tok/s", "higher")
-    return [*steps, NANO, LOAD]
+    rates = [NANO, LOAD] if bench.full else [NANO]
+    bench.table.announce(rates, "tok/s", "higher")
+    return [*steps, *rates]
 
 
 def measure(bench: Bench) -> None:
@@ -40,7 +42,8 @@ def measure(bench: Bench) -> None:
     names = announce(bench)
     bench = replace(bench, engine={**bench.engine, "kv_cache_dtype": "fp8"})
     _with_engine(bench, [name for name in names if name != LOAD])
-    _with_engine(bench.with_vocabulary(bench.scale.vocab_49k) if bench.full else bench, [LOAD])
+    if bench.full:
+        _with_engine(bench.with_vocabulary(bench.scale.vocab_49k), [LOAD])
 
 
 def _with_engine(bench: Bench, names: list[str]) -> None:
