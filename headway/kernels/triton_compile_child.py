@@ -151,9 +151,8 @@ class Worker:
 def serve(requests: int, answers: int, launcher_cls: Any) -> None:
     """Read jobs from the file descriptor ``requests`` until its end; write about those that are done to ``answers``."""
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    waiting: list[
-        tuple[bool, int, int, dict[str, Any]]
-    ] = []  # first those with a launcher of their own, then the longest
+    # First those with a launcher of their own, then the longest.
+    waiting: list[tuple[bool, int, int, dict[str, Any]]] = []
     launchers: set[str] = set()
     workers: dict[int, Worker] = {}  # by what they say
     idle: list[Worker] = []

@@ -24,7 +24,7 @@ class StepBatch:
         block_tables: [S, MB], slot -> KV blocks; 0 is the null block.
         arrivals: [R, KH], scratch of the attention kernels, zero between them.
         num_decode_rows: leading rows with exactly one token; with ``decode_rows`` a bound.
-        max_query_len: most tokens of any row (exact).
+        max_query_len: >= every row's tokens; sizes grids only.
         max_seq_len_bound: >= every seq_len; sizes grids only.
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
     """

@@ -15,7 +15,7 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     window        > 0: a query sees the last ``window`` positions, itself included; 0: all of them
     soft_cap      > 0: logits become soft_cap * tanh(logits / soft_cap); 0: off
     num_decode_rows   leading rows with exactly one token (padding rows among them may have none)
-    max_query_len     most tokens of any row, exact
+    max_query_len     >= every row's tokens; sizes grids only
     max_seq_len_bound >= every seq_len; sizes grids only
     decode_rows   int32 [1], the true number of such rows where the host knows a bound: the first min(decode_rows,
                   num_decode_rows) rows have one token each, and at most R - num_decode_rows rows that are not padding follow

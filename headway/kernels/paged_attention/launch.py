@@ -98,7 +98,7 @@ def launch_decode(
     num_splits, min_tiles = choose_splits(programs, bound, tile.block_n, sms)
     if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
         num_splits = max(num_splits, min(COUNTED_SPLITS, cdiv(bound, tile.block_n)))
-    hold = decode_rows is None and holds_tile(programs, sms)
+    hold = decode_rows is None and holds_tile(programs, sms)  # what a counted row holds was not measured
     partial = top = arrivals.view(torch.float32)  # read by nobody; of the parts' type, so that one kernel serves
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)

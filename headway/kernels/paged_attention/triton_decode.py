@@ -3,7 +3,8 @@
 A program takes one row, KV head and split of the row's keys. It starts copying its first ``STAGES`` tiles, which earlier steps
 wrote, then waits for the kernel before it (see ``triton_early``); norms and rotates its queries and the newest key, which it
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
-read while the linear layers before, which are short of work rather than of bandwidth, still run.
+read while the linear layers before, which are short of work rather than of bandwidth, still run. Rows that decode beside
+prompts (TURNED, with a cache of 8 bits) come with turned queries and all keys cached, so they wait before they copy.
 
 Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
 with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
