@@ -11,6 +11,7 @@ import pytest
 from headway import __version__
 from headway.core.errors import ConfigError
 from headway.core.log import JsonFormatter, TextFormatter
+from headway.server.decode import MAX_PARTS
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 from tests.server.conftest import MakeClient
@@ -162,6 +163,18 @@ def test_bodies_have_a_longest_length(make_client: MakeClient) -> None:
     sent = client.post(PATH, content=drip(), headers={"Content-Type": "application/json"})
     assert error_of(sent, 413)["code"] == "body_size", "no Content-Length announced it"
     assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b'{"a" :1},'])
+def test_bodies_have_a_largest_number_of_parts(make_client: MakeClient, part: bytes) -> None:
+    """Decoding what fits into the longest body may still take seconds, in which nobody else is served."""
+    parts = part * (MAX_PARTS + 1)
+    content = b'{"prompt": "x", "structured_outputs": {"json": {"enum": [' + parts[:-1] + b"]}}}"
+    answer = make_client().post(PATH, content=content, headers={"Content-Type": "application/json"})
+    assert error_of(answer)["code"] == "body_size"
+    ids = b'{"prompt": [' + b"1," * MAX_PARTS + b"1]}"
+    answer = make_client().post(PATH, content=ids, headers={"Content-Type": "application/json"})
+    assert "max_model_len" in error_of(answer)["message"], "numbers are no parts: they cost little"
 
 
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
