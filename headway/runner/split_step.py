@@ -112,12 +112,9 @@ class SplitStep:
         ]
         self._keep_logits = device.capture(lambda: self._copy.copy_(found))
         self._whole = [
-            (
-                variant,
-                Tail.capture(device, partial(_whole_step, front, back, variant))
-                if variant in seamless
-                else Tail.capture(device, partial(back, self._batch, found, variant), self._front),
-            )
+            (variant, Tail.capture(device, partial(back, self._batch, found, variant), self._front))
+            if variant not in seamless
+            else (variant, Tail.capture(device, partial(_whole_step, front, back, variant)))
             for variant in whole
         ]
 
