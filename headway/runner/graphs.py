@@ -35,7 +35,7 @@ LOGPROB_ROWS = 64
 """Of steps up to so many rows there is a whole graph of ``WITH_LOGPROBS``, too: the gap between two graphs is 2 % of such a
 step."""
 
-SEAMLESS_ROWS = 8
+SEAMLESS_ROWS = 64
 """Up to so many rows, whole graphs of steps with grammars are seamless (``SplitStep``): the mask looks up what a row may write
 beside the output layer, not behind it."""
 

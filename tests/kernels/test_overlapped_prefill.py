@@ -216,18 +216,20 @@ def test_decode_rows_counted_on_the_device(bound: int, pad_rows: int, tile: Tile
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tile", [SHORT, NARROW, None])
 @pytest.mark.parametrize(("heads", "size", "changes"), SHAPES)
-def test_heads_sizes_and_caches(heads: tuple[int, int], size: int, changes: dict[str, Any], hopper: str) -> None:
-    for tile in (SHORT, NARROW, None):
-        check(make(PROMPTS[:4], heads, size, **changes, **cache(tile)), tile)
-        check(make(CHUNKS, heads, size, **changes, **cache(tile)), tile)
+def test_heads_sizes_and_caches(
+    heads: tuple[int, int], size: int, changes: dict[str, Any], tile: Tile, hopper: str
+) -> None:
+    check(make(PROMPTS[:4], heads, size, **changes, **cache(tile)), tile)
+    check(make(CHUNKS, heads, size, **changes, **cache(tile)), tile)
 
 
 @pytest.mark.gpu
-def test_ids_outside_their_tables_are_harmless(hopper: str) -> None:
+@pytest.mark.parametrize("tile", [SHORT, NARROW, None])
+def test_ids_outside_their_tables_are_harmless(tile: Tile, hopper: str) -> None:
     """Block ids outside the cache read block 0; a slot outside the table silences its row."""
-    for tile in (SHORT, NARROW, None):
-        check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)], **cache(tile))), tile)
+    check(with_wrong_ids(make([(200, 300), (70, 70), (90, 90)], **cache(tile))), tile)
 
 
 @pytest.mark.parametrize("tile", [SHORT, NARROW, None])

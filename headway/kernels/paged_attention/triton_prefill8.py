@@ -15,19 +15,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from headway.kernels.paged_attention.triton_prefill import PANEL, attend_units, copy_units, get_number, row_plan
 
-ROWS = gl.constexpr(32)
-"""Keys that are turned at once: more would not fit the registers, fewer wait longer for shared memory."""
-
 
 @gluon.jit
 def widen(narrow, wide):
-    """A tile of 8-bit numbers as 16-bit ones, panel by panel."""
-    PARTS: gl.constexpr = narrow.shape[0] // ROWS * (narrow.shape[1] // PANEL)
+    """A tile of 8-bit numbers as 16-bit ones, a panel at a time: 16 or 32 keys at a time wait longer for shared memory."""
+    KEYS: gl.constexpr = narrow.shape[0]
+    PANELS: gl.constexpr = narrow.shape[1] // PANEL
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    sources = narrow._reinterpret(narrow.dtype, [PARTS, ROWS, PANEL], gl.NVMMASharedLayout(64, 8, 2))  # noqa: SLF001
-    targets = wide._reinterpret(wide.dtype, [PARTS, ROWS, PANEL], gl.NVMMASharedLayout(128, 16, 2))  # noqa: SLF001
-    for part in gl.static_range(PARTS):
-        targets.index(part).store(sources.index(part).load(LAYOUT).to(wide.dtype))
+    sources = narrow._reinterpret(narrow.dtype, [PANELS, KEYS, PANEL], gl.NVMMASharedLayout(64, 8, 2))  # noqa: SLF001
+    targets = wide._reinterpret(wide.dtype, [PANELS, KEYS, PANEL], gl.NVMMASharedLayout(128, 16, 2))  # noqa: SLF001
+    for panel in gl.static_range(PANELS):
+        targets.index(panel).store(sources.index(panel).load(LAYOUT).to(wide.dtype))
 
 
 @gluon.jit
@@ -124,5 +122,5 @@ def narrow_prefill_kernel(
                           counter_ptr, cache, plan, num_units, GROUP, KH, D, BS, BLOCK_N)),
         ],
         [4, 2, 1],
-        [216, 72, 72],  # registers a thread; the last two share a warpgroup
+        [208, 88, 88],  # registers a thread; the last two share a warpgroup
     )  # fmt: skip
