@@ -23,6 +23,7 @@ def slot_advance_kernel(
     num_slots, length, vocab, width, ring_size, ring_stride, table_ints, num_words,
     STOPS: tl.constexpr, GRAMMAR: tl.constexpr, CLASS_INTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
@@ -50,7 +51,6 @@ def slot_advance_kernel(
         ready = ready_to_walk(table, state, num_states, num_classes, table_ints, CLASS_INTS)
     live = live & (tl.load(alive + slot, mask=live, other=0) != 0)
     wait_for_inputs(EARLY)  # only the tokens come from kernels just before
-    start_next(EARLY)
     sampled = 0
     token = 0
     finish = 0
