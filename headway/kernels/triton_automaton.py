@@ -39,8 +39,9 @@ def ready_to_walk(table, state, num_states, num_classes, table_ints, CLASS_INTS:
     next_of = (table + CLASS_INTS).to(tl.pointer_type(tl.uint16), bitcast=True)
     if not INTERPRETED:
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [next_of + row], dtype=tl.int32, is_pure=False, pack=1
-        )
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r", [next_of + row, after], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     return group, after
 
 

@@ -65,17 +65,8 @@ def slot_advance_kernel(
             if GRAMMAR:
                 if follows:
                     after = walk(
-                        table,
-                        ready,
-                        vocabulary,
-                        token,
-                        num_states,
-                        num_classes,
-                        table_ints,
-                        vocab,
-                        num_words,
-                        CLASS_INTS,
-                    )
+                        table, ready, vocabulary, token, num_states, num_classes, table_ints, vocab, num_words, CLASS_INTS
+                    )  # fmt: skip
             index = tl.min(tl.where((column < num_stops) & (stop_id == token), column, STOPS), 0)
             stops = (index < STOPS) & (total >= least)
             finish = tl.where(stops, tl.where(index < num_eos, 1, 2), tl.where(total + 1 >= most, 3, 0))
