@@ -62,14 +62,14 @@ def paged_attention(
     first = DecodeRows(num_decode_rows, decode_rows)
     if first.other_tokens(q):
         spans = (block_tables, row_slots, query_start, seq_lens)
-        served = fits(q, k_cache, numbers)
-        tile = choose_overlap(q, k_cache, first, row_slots.shape[0], max_query_len) if served else None
-        if tile is not None:
-            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, first, max_query_len, tile)
-        elif served and k_cache.dtype == q.dtype:
+        if not fits(q, k_cache, numbers):
+            launch_prefill(q, k_cache, v_cache, out, spans, numbers, first)
+            return out
+        tile = choose_overlap(q, k_cache, first, row_slots.shape[0], max_query_len)
+        if tile is None:
             launch_short(q, k_cache, v_cache, out, spans, scale, first)
         else:
-            launch_prefill(q, k_cache, v_cache, out, spans, numbers, first)
+            launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, first, max_query_len, tile)
     return out
 
 

@@ -35,9 +35,9 @@ SHORT, LONG, NARROW = OverlapTile(64, 4, True), OverlapTile(128, 2, False), Over
 """The last one for keys and values of 8 bits, which have as many tiles beside those of 16 bits that they become."""
 SHORT_KEYS, SHORT_REGISTERS = 64, 128
 """Of ``launch_short``: keys of a tile and registers of a thread."""
-PAIRED_STAGES, LONE_STAGES = 3, 4
+PAIRED_STAGES, LONE_STAGES, NARROW_STAGES = 3, 4, 2
 """Its tiles in shared memory where two programs share a processor, and where few shall not: the device would put two of
-them on one while another idles."""
+them on one while another idles. The last one takes the first one's place where there are as many tiles of 8 bits, too."""
 LONG_ROWS = 4096
 """Tokens of the longest row from which on wide tiles win: less is done for each key, more lies past the diagonal."""
 
@@ -87,7 +87,7 @@ def launch_overlapped(
     num_slots, table_width = block_tables.shape
     num_rows, group = row_slots.shape[0], heads // kv_heads
     units = kv_heads * ((num_rows - first.bound) * cdiv(max_query_len, BLOCK_M // group) + PADS.value)
-    kernel = narrow_prefill_kernel if tile == NARROW else overlapped_prefill_kernel
+    kernel = narrow_prefill_kernel if k_cache.itemsize == 1 else overlapped_prefill_kernel
     kernel[(min(num_sms(q.device), units),)](
         *descriptors(q, k_cache, v_cache, tile.block_n), out, block_tables, row_slots, query_start, seq_lens,
         arrivals, first.pointer(query_start), num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, units,
@@ -108,6 +108,7 @@ def launch_short(
 ) -> None:
     """The same in tiles of 64 (queries x heads of a KV head), which need no bound on a row's queries."""
     from headway.kernels.paged_attention.triton_short import short_prefill_kernel
+    from headway.kernels.paged_attention.triton_short8 import narrow_short_kernel
     from headway.kernels.triton_early import launch_early
 
     block_tables, row_slots, query_start, seq_lens = tables
@@ -117,8 +118,10 @@ def launch_short(
     num_rows, queries = row_slots.shape[0], BLOCK_M // 2 * kv_heads // heads
     tokens = first.other_tokens(q)
     tiles = tokens // queries + (num_rows - first.bound) + 1  # see find_tile
-    stages = stages or short_stages(tokens * kv_heads // queries, num_sms(q.device))
-    short_prefill_kernel[(tiles * kv_heads,)](
+    narrow = k_cache.itemsize == 1
+    stages = stages or short_stages(tokens * kv_heads // queries, num_sms(q.device), narrow)
+    kernel = narrow_short_kernel if narrow else short_prefill_kernel
+    kernel[(tiles * kv_heads,)](
         *descriptors(q, k_cache, v_cache, SHORT_KEYS), out, block_tables, row_slots, query_start, seq_lens,
         first.pointer(query_start), num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, scale,
         *steps(k_cache), KH=kv_heads, D=size, BS=block_size, BLOCK_N=SHORT_KEYS, STAGES=stages,
@@ -127,9 +130,11 @@ def launch_short(
     )  # fmt: skip
 
 
-def short_stages(tiles: int, sms: int) -> int:
-    """Tiles of keys that a program has room for, where there are so many tiles of queries."""
-    return LONE_STAGES if tiles <= sms else PAIRED_STAGES
+def short_stages(tiles: int, sms: int, narrow: bool = False) -> int:
+    """Tiles of keys that a program has room for, where there are so many tiles of queries; ``narrow``: the cache has 8 bits."""
+    if tiles <= sms:
+        return LONE_STAGES
+    return NARROW_STAGES if narrow else PAIRED_STAGES
 
 
 def descriptors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_n: int) -> Sequence[Any]:

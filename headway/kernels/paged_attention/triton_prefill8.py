@@ -29,33 +29,40 @@ def widen(narrow, wide):
 
 
 @gluon.jit
-def widen_units(k_narrow, v_narrow, k_smem, v_smem, narrow_bars, bars, numbers):
-    """The turning warps: keys and values of all units of their program; the slots are those of ``attend``."""
-    q_full, q_empty, narrow_full, narrow_empty = narrow_bars
+def widen_slots(k_narrow, v_narrow, k_smem, v_smem, narrow_bars, bars, slot, last):
+    """Keys and values of the slots from ``slot`` on that ``attend`` goes through; none for ``last`` below 0."""
+    _, _, narrow_full, narrow_empty = narrow_bars
     _, _, full, empty = bars
     FROM: gl.constexpr = k_narrow.shape[0]
     TO: gl.constexpr = k_smem.shape[0]
-    slot = 0
+    for back in range(gl.where(last < 0, 0, last + 2)):
+        source = (slot + back) % FROM
+        target = (slot + back) % TO
+        mbarrier.wait(narrow_full.index(source), ((slot + back) // FROM) & 1)
+        mbarrier.wait(empty.index(target), (((slot + back) // TO) & 1) ^ 1)
+        if back <= last:
+            widen(k_narrow.index(source), k_smem.index(target))
+        if back > 0:
+            widen(v_narrow.index(source), v_smem.index(target))
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(full.index(target), count=1)
+        mbarrier.arrive(narrow_empty.index(source), count=1)
+
+
+@gluon.jit
+def widen_units(k_narrow, v_narrow, k_smem, v_smem, narrow_bars, bars, numbers):
+    """The turning warps: keys and values of all units of their program."""
+    q_full, q_empty, _, _ = bars
+    slot_count = 0
     units = 0
     mbarrier.wait(q_full, 0)
     last = get_number(numbers, 0)
     while last > -2:
         gl.thread_barrier()
         mbarrier.arrive(q_empty, count=1)
-        for back in range(gl.where(last < 0, 0, last + 2)):
-            source = slot % FROM
-            target = slot % TO
-            mbarrier.wait(narrow_full.index(source), (slot // FROM) & 1)
-            mbarrier.wait(empty.index(target), ((slot // TO) & 1) ^ 1)
-            if back <= last:
-                widen(k_narrow.index(source), k_smem.index(target))
-            if back > 0:
-                widen(v_narrow.index(source), v_smem.index(target))
-            fence_async_shared()
-            gl.thread_barrier()
-            mbarrier.arrive(full.index(target), count=1)
-            mbarrier.arrive(narrow_empty.index(source), count=1)
-            slot += 1
+        widen_slots(k_narrow, v_narrow, k_smem, v_smem, narrow_bars, bars, slot_count, last)
+        slot_count += gl.where(last < 0, 0, last + 2)
         units += 1
         mbarrier.wait(q_full, units & 1)
         last = get_number(numbers, 0)
