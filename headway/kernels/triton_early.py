@@ -7,8 +7,7 @@ it. So each such kernel keeps to one order:
 1. ``start_next``, first of all: the kernel after it may start once every program has said so.
 2. Loads of what no kernel of this step writes: weights, keys and values of earlier steps. Also of what a kernel wrote that has
    surely ended, because one behind it calls ``start_next`` after its wait. The embedding does, which every forward pass
-   begins with: all after it may read the step's index tensors (positions, slots, lengths, block tables). ``slot_advance`` does:
-   ``grammar_advance`` may read the tokens.
+   begins with: all after it may read the step's index tensors (positions, slots, lengths, block tables).
 3. ``wait_for_inputs``: all earlier kernels have ended and their writes are visible. Every program waits, also one
    that has nothing to do: a kernel that ended before the one it did not wait for would let its successors pass both.
 4. Everything else; no store comes before the wait.

@@ -35,6 +35,10 @@ LOGPROB_ROWS = 64
 """Of steps up to so many rows there is a whole graph of ``WITH_LOGPROBS``, too: the gap between two graphs is 2 % of such a
 step."""
 
+SEAMLESS_ROWS = 64
+"""Up to so many rows, whole graphs of steps with grammars are seamless (``SplitStep``): the mask looks up what a row may write
+beside the output layer, not behind it."""
+
 Shape = tuple[int, ...]
 StepLogits = Callable[..., tuple[StepBatch, torch.Tensor]]
 """The front half of a step of a shape."""
@@ -108,7 +112,10 @@ class StepGraphs:
     def _capture(self, shape: Shape) -> None:
         front = partial(self._front, *shape)
         whole = self._whole_variants(shape)
-        self._split[shape] = SplitStep(self._device, front, self._back, self._tail_variants(shape), self._spare, whole)
+        seamless = [variant for variant in whole if variant.edits & GRAMMAR_EDIT and shape[1] <= SEAMLESS_ROWS]
+        self._split[shape] = SplitStep(
+            self._device, front, self._back, self._tail_variants(shape), self._spare, whole, seamless
+        )
 
     def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
         """Variants with a graph of the whole step, in order of preference."""

@@ -375,7 +375,7 @@ class ModelRunner:
         """The back half of a step: choose tokens, append them to the slots, evaluate stop conditions, record results."""
         token_ids, logprobs = self._sampler(logits, batch.row_slots, variant)
         view, penalties = self._arena.view, self._sampler.penalties
-        slot_advance(
+        advanced = (
             self._packed,
             batch.row_slots,
             token_ids,
@@ -385,14 +385,12 @@ class ModelRunner:
             view("alive"),
             penalties.counts,
             penalties.count_on,
-            view("min_total"),
-            view("max_total"),
-            view("stop_counts"),
-            view("stop_ids"),
-            self._results,
+            *[view(name) for name in ("min_total", "max_total", "stop_counts", "stop_ids")],
         )
         if variant.edits & GRAMMAR_EDIT:
-            self._sampler.grammar.advance(self._packed, batch.row_slots, token_ids, self._results)
+            self._sampler.grammar.advance(advanced, self._results)
+        else:
+            slot_advance(*advanced, self._results)
         return [] if logprobs is None else [logprobs]
 
     def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptPositions) -> LogprobTensors:

@@ -6,7 +6,7 @@ A mixture takes the first tail that does all it needs: kernels of features that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -86,6 +86,8 @@ class SplitStep:
         back: sampling and slot update.
         variants: tails to capture, in order of preference.
         whole: variants to capture with the front half in the same graph, preferred to all tails.
+        seamless: those of them that record the front half anew, which takes as long as a step without graphs. Behind an
+            embedded graph no kernel starts early.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class SplitStep:
         variants: Sequence[Variant],
         spare: SpareLogits,
         whole: Sequence[Variant] = (),
+        seamless: Collection[Variant] = (),
     ) -> None:
         kept: list[tuple[StepBatch, torch.Tensor]] = []
         self._front = device.capture(lambda: kept.append(front()), reused=bool(whole))
@@ -110,6 +113,8 @@ class SplitStep:
         self._keep_logits = device.capture(lambda: self._copy.copy_(found))
         self._whole = [
             (variant, Tail.capture(device, partial(back, self._batch, found, variant), self._front))
+            if variant not in seamless
+            else (variant, Tail.capture(device, partial(_whole_step, front, back, variant)))
             for variant in whole
         ]
 
@@ -132,6 +137,10 @@ class SplitStep:
         known, tail = found
         tail.graph.replay()
         return Replayed(tail.parts, known)
+
+
+def _whole_step(front: FrontHalf, back: SampleAndAdvance, variant: Variant) -> list[LogprobTensors]:
+    return back(*front(), variant)
 
 
 def _covering(steps: Sequence[tuple[Variant, Tail]], variant: Variant) -> tuple[Variant, Tail] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -31,7 +33,7 @@ class Grammar:
     def __init__(self, at: Tables) -> None:
         view = at.arena.view
         self._on, self._info, self._state = view("grammar_on"), view("grammar_info"), view("grammar_state")
-        self._table, self._alive = view("grammar_table"), view("alive")
+        self._table = view("grammar_table")
         self._stop_counts, self._stop_ids = view("stop_counts"), view("stop_ids")
         self._serial, self._kept = view("grammar_serial"), view("grammar_kept")
         self._num_staged = 0
@@ -119,19 +121,14 @@ class Grammar:
             self._kept,
         )
 
-    def advance(
-        self, packed: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor, results: torch.Tensor
-    ) -> None:
-        """Move the automata by the sampled tokens; after ``slot_advance``, with its arguments."""
+    def advance(self, step_and_tables: Sequence[torch.Tensor], results: torch.Tensor) -> None:
+        """What ``slot_advance`` does with its arguments, and move the automata by the sampled tokens."""
         grammar_advance(
-            packed,
-            slots,
-            token_ids,
+            *step_and_tables,
             self._on,
             self._info,
             self._state,
             self._table,
             self.vocabulary,
-            self._alive,
             results,
         )

@@ -29,6 +29,7 @@ from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_
 from headway.kernels.paged_attention.early_decode import WARP_KEYS, early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
+    NARROW_STAGES,
     PAIRED_STAGES,
     SHORT_KEYS,
     SHORT_REGISTERS,
@@ -38,7 +39,9 @@ from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
+from headway.kernels.paged_attention.triton_prefill8 import narrow_prefill_kernel
 from headway.kernels.paged_attention.triton_short import short_prefill_kernel
+from headway.kernels.paged_attention.triton_short8 import narrow_short_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
@@ -169,24 +172,30 @@ def compile_attention(
         compile_typed(f"prefill {tokens} {name}", prefill_kernel, {**kind, **blocks, **more}, types, options)
 
 
-def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int) -> None:
+def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, rows: int, *, fp8: bool = False) -> None:
     """The kernel of programs that stay, or for no rows that of short tiles."""
     group = heads // kv_heads
     constants: dict[str, object] = {"KH": kv_heads, "D": size, "BS": block_size, "COUNTED": True}
     name, block_n = f"D={size} H={heads} KH={kv_heads} BS={block_size}", SHORT_KEYS
     if rows:
-        tile = overlap_tile((heads, kv_heads), 8192, rows, 8192 // rows, SMS)
+        tile = overlap_tile((heads, kv_heads), 8192, rows, 8192 // rows, SMS, 1 if fp8 else 2)
         assert tile is not None
         block_n = tile.block_n
         constants |= {"STAGES": tile.stages, "KEPT": tile.kept}
     else:
-        constants |= {"STAGES": PAIRED_STAGES}
+        constants |= {"STAGES": NARROW_STAGES if fp8 else PAIRED_STAGES}
     queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{NVMMASharedLayout(128, 16, 3)!r}>"
     keys = f"tensordesc<bf16[{min(block_size, block_n)}, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    if fp8:
+        keys = f"tensordesc<fp8e4nv[{min(block_size, block_n)}, 64],{NVMMASharedLayout(64, 8, 2)!r}>"
     types = {**TYPES, "q_desc": queries, "k_desc": keys, "v_desc": keys}
-    kernel, registers = (overlapped_prefill_kernel, MAX_REGISTERS) if rows else (short_prefill_kernel, SHORT_REGISTERS)
+    staying = narrow_prefill_kernel if fp8 else overlapped_prefill_kernel
+    short = narrow_short_kernel if fp8 else short_prefill_kernel
+    kernel, registers = (staying, MAX_REGISTERS) if rows else (short, SHORT_REGISTERS)
     options = {"num_warps": 4, "maxnreg": registers}
-    compile_typed(f"prefill overlapped rows={rows} {name}", kernel, {**constants, "BLOCK_N": block_n}, types, options)
+    compile_typed(
+        f"prefill overlapped rows={rows} {name} fp8={fp8}", kernel, {**constants, "BLOCK_N": block_n}, types, options
+    )
 
 
 def compile_early_decode(
@@ -326,7 +335,11 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 32, 8, 16, 1)
     compile_overlapped(64, 32, 4, 256, 8)
+    compile_overlapped(128, 16, 8, 16, 8, fp8=True)
+    compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0)
+    compile_overlapped(128, 16, 8, 16, 0, fp8=True)
+    compile_overlapped(64, 32, 4, 256, 0, fp8=True)
     compile_overlapped(64, 32, 4, 256, 0)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}

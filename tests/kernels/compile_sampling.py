@@ -14,7 +14,6 @@ from triton.compiler import ASTSource
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
-from headway.kernels.grammar_advance.triton import grammar_advance_kernel
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS
 from headway.kernels.grammar_mask.triton import REGISTERS, WARPS, grammar_mask_kernel
 from headway.kernels.sample import WIDE_K
@@ -23,6 +22,7 @@ from headway.kernels.sample.triton import FINISH_REGISTERS
 from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
+from headway.kernels.slot_advance.triton import slot_advance_kernel
 from tests.kernels.compile_forward import assemble
 
 VOCAB, ROWS = 151936, 64
@@ -33,7 +33,7 @@ REALS = (
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
     "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
-    "kept_width",
+    "kept_width", "packed_size",
 )  # fmt: skip
 
 
@@ -110,7 +110,12 @@ def compile_logprobs(logits: str) -> None:
 
 
 def main() -> None:
-    compile_kernel("grammar advance", grammar_advance_kernel, "", {"CLASS_INTS": CLASS_INTS}, 1)
+    for grammar in (False, True):
+        absent = dict.fromkeys(
+            () if grammar else ("grammar_on", "grammar_info", "grammar_state", "grammar_table", "vocabulary")
+        )
+        advance = {**absent, "CLASS_INTS": CLASS_INTS, "STOPS": 64, "GRAMMAR": grammar}
+        compile_kernel(f"advance grammar={grammar}", slot_advance_kernel, "", advance, 1)
     for logits in ("*bf16", "*fp32"):
         mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "RECORDS": RECORDS, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS, maxnreg=REGISTERS)

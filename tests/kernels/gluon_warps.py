@@ -114,6 +114,7 @@ class Descriptor:
 
     tensor: torch.Tensor
     block: tuple[int, ...]
+    layout: object = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -321,6 +322,7 @@ class Machine:
             max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
             convert_layout=lambda value, layout: value, allocate_shared_memory=self.allocate, thread_barrier=lambda: None,
             atomic_add=self.add, int32=torch.int32, SwizzledSharedLayout=lambda *_: None,
+            float16=torch.float16, num_warps=lambda: 4,
             warp_specialize=self.specialize, constexpr=None, SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None,
             NVMMASharedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
         )  # fmt: skip

@@ -43,7 +43,9 @@ def test_bfloat16_in_place() -> None:
 
 
 def test_advances(native: None) -> None:
-    for seed in range(12):
+    for seed in range(24):
         test_grammar_advance.test_moves_and_reports(seed)
+    for length in range(13):
+        test_grammar_advance.test_every_byte_of_a_token_is_read(length)
     for ring in (-1, 3, 2**31 - 1):
         test_grammar_advance.test_a_ring_index_outside_of_the_ring_writes_nothing(ring)

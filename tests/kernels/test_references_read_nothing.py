@@ -74,7 +74,10 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
     ),
     (
         grammar_advance,
-        lambda: (_i(99), _i(R), _i(R), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(S), _i(3, R, 4)),
+        lambda: (
+            *(_i(99), _i(R), _i(R), _i(S, L), _i(S), _i(S), _i(S), _counts(), _i(S), _i(S), _i(S)),
+            *(_i(S, 2), _i(S, C), _i(S), _i(S, 3), _i(S), _i(S, 300), _i(9, V), _i(3, R, 4)),
+        ),
     ),
     (gather_logprobs, lambda: (_f(R, V), _i(R), _i(R), _i(S), _i(S), _i(S, 7), 12)),
 ]

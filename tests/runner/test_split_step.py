@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +12,10 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import LOGPROB_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, Shape
+from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, Shape
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
-from headway.sampling.sampler import Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from tests.engine.harness import request, run
 from tests.engine.test_depths import FEATURES, close
 from tests.sim.harness import expected, simulated
@@ -55,6 +58,45 @@ def test_spare_logits_are_shared() -> None:
     large = spare.like(torch.zeros(8, 5))
     small = spare.like(torch.zeros(3, 5))
     assert large.shape == (8, 5) and small.shape == (3, 5) and small.data_ptr() == large.data_ptr()
+
+
+def test_a_seamless_variant_records_the_front_half_again() -> None:
+    behind: list[Any] = []
+
+    def capture(body: Callable[[], object], *, first: Any = None, reused: bool = False) -> object:
+        body()
+        behind.append(first)
+        return object()
+
+    def front() -> tuple[Any, torch.Tensor]:
+        fronts.append(1)
+        return None, torch.zeros(2, 5)
+
+    device: Any = SimpleNamespace(capture=capture, main=SimpleNamespace(active=nullcontext))
+    fronts: list[int] = []
+    backs: list[Variant] = []
+    plain, edited = Variant(), Variant(GRAMMAR_EDIT, RANDOM)
+
+    def back(batch: Any, logits: torch.Tensor, variant: Variant) -> list[Any]:
+        backs.append(variant)
+        return []
+
+    SplitStep(device, front, back, [], SpareLogits(), [plain, edited], [edited])
+    assert [each is None for each in behind] == [True, True, False, True]  # front half, copy, embedded, anew
+    assert len(fronts) == 2 and backs == [plain, edited]
+
+
+def test_small_steps_with_grammars_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, Any]] = []
+
+    def note(device: Any, front: Any, back: Any, tails: Any, spare: Any, whole: Any, seamless: Any) -> None:
+        made.append((front.args[1], seamless))
+
+    monkeypatch.setattr("headway.runner.graphs.SplitStep", note)
+    nothing: Any = print
+    DecodeGraphs(nothing, nothing, nothing, [1, SEAMLESS_ROWS, SEAMLESS_ROWS + 8], []).capture(lambda shape: None)
+    with_grammars = [variant for variant in WHOLE_STEP_VARIANTS if variant.edits & GRAMMAR_EDIT]
+    assert made == [(SEAMLESS_ROWS + 8, []), (SEAMLESS_ROWS, with_grammars), (1, with_grammars)]
 
 
 def _requests(params: list[dict[str, Any]]) -> list[AddRequest]:

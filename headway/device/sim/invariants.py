@@ -22,6 +22,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("paged_attention", check_attention),
         ("decode_attention", check_decode_attention),
         ("slot_advance", check_advance),
+        ("grammar_advance", check_advance),
         ("count_tokens", check_counts),
     ]
 
@@ -133,7 +134,7 @@ def check_advance(args: tuple[Any, ...]) -> After:
     none to draw (-1), which ends the request and is written nowhere.
     """
     row_slots, token_ids = args[1], args[2]
-    history, num_tokens, num_computed, alive, counts, results = (*args[3:8], args[13])
+    history, num_tokens, num_computed, alive, counts, results = (*args[3:8], args[-1])
     seen = row_slots[row_slots >= 0].long()
     live = seen[alive[seen] != 0]
     tokens = token_ids[(row_slots >= 0) & (alive[row_slots.long().clamp(0)] != 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.cpu.ops import available, native
-from headway.kernels.cpu.step_ops import HEADER, are_plain
+from headway.kernels.cpu.step_ops import HEADER, are_plain, slot_advance
 from headway.kernels.registry import OPS
 
 __all__ = ["available", "grammar_advance", "grammar_mask"]
@@ -41,19 +41,31 @@ def grammar_advance(
     packed: torch.Tensor,
     row_slots: torch.Tensor,
     token_ids: torch.Tensor,
+    history: torch.Tensor,
+    num_tokens: torch.Tensor,
+    num_computed: torch.Tensor,
+    alive: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    min_total: torch.Tensor,
+    max_total: torch.Tensor,
+    stop_counts: torch.Tensor,
+    stop_ids: torch.Tensor,
     grammar_on: torch.Tensor,
     grammar_info: torch.Tensor,
     grammar_state: torch.Tensor,
     grammar_table: torch.Tensor,
     vocabulary: torch.Tensor,
-    alive: torch.Tensor,
     results: torch.Tensor,
 ) -> None:
-    tables = (packed, row_slots, token_ids, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
-    if not are_plain(torch.int32, *tables, alive, results) or packed.numel() < HEADER:
-        OPS["grammar_advance"].reference(*tables, alive, results)
+    step = (packed, row_slots, token_ids)
+    tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
+    grammars = (grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
+    if not are_plain(torch.int32, *step, *grammars, alive, results) or packed.numel() < HEADER:
+        OPS["grammar_advance"].reference(*step, *tables, *grammars, results)
         return
+    slot_advance(*step, *tables, results)
     native().headway_grammar_advance(
-        *[table.data_ptr() for table in (*tables, alive, results)], row_slots.numel(), grammar_on.numel(),
+        *[table.data_ptr() for table in (*step, *grammars, alive, results)], row_slots.numel(), grammar_on.numel(),
         vocabulary.shape[1], grammar_table.shape[1], vocabulary.shape[0] - 1, results.shape[0], results.shape[1],
     )  # fmt: skip

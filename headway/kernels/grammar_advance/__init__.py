@@ -1,19 +1,19 @@
-"""``grammar_advance``: moves each slot's grammar by the token that its row sampled. Runs after ``slot_advance``.
+"""``grammar_advance``: ``slot_advance`` where slots may have grammars: it also moves each grammar by the sampled token.
 
-grammar_advance(Tensor packed, Tensor row_slots, Tensor token_ids, Tensor grammar_on, Tensor grammar_info,
-                Tensor(a!) grammar_state, Tensor grammar_table, Tensor vocabulary, Tensor(b!) alive,
-                Tensor(c!) results) -> ()
+grammar_advance(Tensor packed, Tensor row_slots, Tensor token_ids, Tensor(a!) history, Tensor(b!) num_tokens,
+                Tensor(c!) num_computed, Tensor(d!) alive, Tensor(e!) counts, Tensor count_on, Tensor min_total,
+                Tensor max_total, Tensor stop_counts, Tensor stop_ids, Tensor grammar_on, Tensor grammar_info,
+                Tensor(f!) grammar_state, Tensor grammar_table, Tensor vocabulary, Tensor(g!) results) -> ()
 
-    packed      int32 [P]; packed[5] = index in the result ring
-    row_slots   int32 [R], -1 on padding             token_ids  int32 [R], the sampled tokens
-    alive       int32 [S]                            results  int32 [K, R', 4], R' >= R, as ``slot_advance`` left it
-    grammar_*   and vocabulary as in ``grammar_mask``
+    grammar_*   and vocabulary as in ``grammar_mask``; all others as in ``slot_advance``
 
-For every row whose slot has a grammar and that sampled in this step (results[ring, r, 0] != 0), by its finish code: none or
-LENGTH: the state becomes the one after the token's bytes. EOS: the state stays. A token that leads to state 0, or EOS in a
-state that does not accept, broke the grammar: the finish code becomes NO_TOKEN and alive 0. STOP_TOKEN and NO_TOKEN: nothing
-happens.
+First all that ``slot_advance`` does. Then, for every row whose slot has a grammar and that sampled in this step
+(results[ring, r, 0] != 0), by its finish code: none or LENGTH: the state becomes the one after the token's bytes. EOS: the
+state stays. A token that leads to state 0, or EOS in a state that does not accept, broke the grammar: the finish code becomes
+NO_TOKEN and alive 0. STOP_TOKEN and NO_TOKEN: nothing happens.
 Nothing is written for a ring index or a slot outside its table; a token outside [0, V) leads to state 0.
+
+One operation and not one after the other, for the second launch was most of its time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from headway.kernels.grammar_advance.reference import grammar_advance as _refere
 from headway.kernels.registry import Op
 
 grammar_advance = Op(
-    "grammar_advance(Tensor packed, Tensor row_slots, Tensor token_ids, Tensor grammar_on, Tensor grammar_info, "
-    "Tensor(a!) grammar_state, Tensor grammar_table, Tensor vocabulary, Tensor(b!) alive, Tensor(c!) results) -> ()",
+    "grammar_advance(Tensor packed, Tensor row_slots, Tensor token_ids, Tensor(a!) history, Tensor(b!) num_tokens, "
+    "Tensor(c!) num_computed, Tensor(d!) alive, Tensor(e!) counts, Tensor count_on, Tensor min_total, "
+    "Tensor max_total, Tensor stop_counts, Tensor stop_ids, Tensor grammar_on, Tensor grammar_info, "
+    "Tensor(f!) grammar_state, Tensor grammar_table, Tensor vocabulary, Tensor(g!) results) -> ()",
     reference=_reference,
     meta=lambda *args: None,
     triton="headway.kernels.grammar_advance.triton:grammar_advance",

@@ -7,21 +7,33 @@ import torch
 from headway.core.plan import Finish
 from headway.kernels.automaton import walk
 from headway.kernels.masked_write import masked_write_
+from headway.kernels.slot_advance.reference import slot_advance
 
 
 def grammar_advance(
     packed: torch.Tensor,
     row_slots: torch.Tensor,
     token_ids: torch.Tensor,
+    history: torch.Tensor,
+    num_tokens: torch.Tensor,
+    num_computed: torch.Tensor,
+    alive: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    min_total: torch.Tensor,
+    max_total: torch.Tensor,
+    stop_counts: torch.Tensor,
+    stop_ids: torch.Tensor,
     grammar_on: torch.Tensor,
     grammar_info: torch.Tensor,
     grammar_state: torch.Tensor,
     grammar_table: torch.Tensor,
     vocabulary: torch.Tensor,
-    alive: torch.Tensor,
     results: torch.Tensor,
 ) -> None:
     """See the package."""
+    tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
+    slot_advance(packed, row_slots, token_ids, *tables, results)
     num_slots, vocab = grammar_on.shape[0], vocabulary.shape[1]
     in_table = (row_slots >= 0) & (row_slots < num_slots)
     slot = torch.where(in_table, row_slots, 0).to(torch.int64)

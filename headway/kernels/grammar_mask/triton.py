@@ -17,6 +17,7 @@ import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS, kept_ints
+from headway.kernels.triton_automaton import following_state
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 WARPS, REGISTERS = 4, 64
@@ -24,17 +25,6 @@ WARPS, REGISTERS = 4, 64
 PROGRAMS = 1056
 """As many as run at once on a large device (eight on each of 132 processors). Twice as many read a tenth faster, and cost more
 where records do."""
-
-
-@triton.jit
-def following_state(table, state, group, walks, num_states, num_classes, table_ints, CLASS_INTS: tl.constexpr):
-    """The state after a byte of class ``group`` where ``walks``, else ``state``; 0 for whatever leaves the table."""
-    at = (state * num_classes + group).to(tl.uint32, bitcast=True)  # numbers below 0 are far beyond any table
-    room = (2 * (table_ints - CLASS_INTS)).to(tl.uint32, bitcast=True)
-    inside = walks & (group.to(tl.uint32, bitcast=True) < num_classes.to(tl.uint32, bitcast=True)) & (at < room)
-    next_of = (table + CLASS_INTS).to(tl.pointer_type(tl.uint16), bitcast=True)
-    following = tl.load(next_of + at, mask=inside, other=0).to(tl.int32)
-    return tl.where(walks, tl.where(following < num_states, following, 0), state)
 
 
 @triton.jit

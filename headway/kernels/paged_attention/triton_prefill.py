@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from headway.kernels.paged_attention.triton_factors import as_factor
+
 LOG2E = gl.constexpr(1.4426950408889634)
 PANEL = gl.constexpr(64)
 """16-bit columns of a swizzled row of shared memory; wider matrices lie there panel by panel."""
@@ -102,7 +104,7 @@ def put_numbers(places, numbers, COUNT: gl.constexpr):
 
 @gluon.jit
 def get_number(places, i):
-    return gl.sum(places.index(i).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+    return gl.sum(places.index(i).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), axis=0)
 
 
 @gluon.jit
@@ -135,7 +137,7 @@ def copy_pages(desc, target, rows, full, D: gl.constexpr, BLOCK_N: gl.constexpr)
     PAGE: gl.constexpr = desc.block_type.shape[0]
     PAGES: gl.constexpr = BLOCK_N // PAGE
     PANELS: gl.constexpr = D // PANEL
-    places = target._reinterpret(desc.dtype, [PANELS * PAGES, PAGE, PANEL], gl.NVMMASharedLayout(128, 16, 2))  # noqa: SLF001
+    places = target._reinterpret(desc.dtype, [PANELS * PAGES, PAGE, PANEL], desc.layout)  # noqa: SLF001
     mbarrier.expect(full, PAGES * PANELS * desc.block_type.nbytes)
     for page in gl.static_range(PAGES):
         for panel in gl.static_range(PANELS):
@@ -294,13 +296,15 @@ def attend(
         q = q_smem.index(WHICH).load(gl.DotOperandLayout(0, S_LAYOUT, 2))
         fence_async_shared()
         mbarrier.arrive(q_empty, count=1)
+        if k_smem.dtype != q_smem.dtype:
+            q = as_factor(q, k_smem.dtype)
     mbarrier.wait(full.index(stage), (slot // STAGES) & 1)
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=S_LAYOUT)
     s_later = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s_later])
     mbarrier.arrive(empty.index(stage), count=1)
     weights, total, top, _decay = fold(s, top, total, last * BLOCK_N, q_position, factor, True, S_LAYOUT)
-    p = gl.convert_layout(weights.to(q_smem.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+    p = gl.convert_layout(weights.to(k_smem.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
     if (last + 1) * BLOCK_N > seq_len:
         mbarrier.wait(full.index((slot + 1) % STAGES), ((slot + 1) // STAGES) & 1)
         clear_behind(v_smem.index((slot + 1) % STAGES), seq_len - last * BLOCK_N)

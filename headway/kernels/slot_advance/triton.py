@@ -1,20 +1,29 @@
-"""``slot_advance`` in Triton: one program (one warp) per row. All but the token is loaded while that is still being drawn."""
+"""``slot_advance`` in Triton: one program (one warp) per row. All but the token is loaded while that is still being drawn.
+
+With GRAMMAR it is ``grammar_advance``: of the two in a row each loaded on its own what it needs of the slot.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
+from headway.core.automaton import CLASS_INTS
+from headway.kernels.triton_automaton import ready_to_walk, walk
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 
 @triton.jit
 def slot_advance_kernel(
     packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
-    stop_counts, stop_ids, results, packed_size, num_slots, length, vocab, width, ring_size, ring_stride,
-    STOPS: tl.constexpr, EARLY: tl.constexpr,
+    stop_counts, stop_ids, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, results, packed_size,
+    num_slots, length, vocab, width, ring_size, ring_stride, table_ints, num_words,
+    STOPS: tl.constexpr, GRAMMAR: tl.constexpr, CLASS_INTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row
@@ -31,9 +40,17 @@ def slot_advance_kernel(
     column = tl.arange(0, STOPS)
     stop_id = tl.load(stop_ids + slot * width + column, mask=live & (column < width), other=-1)
     counts_on = tl.load(count_on + slot, mask=live, other=0)
+    inside = (ring >= 0) & (ring < ring_size)
+    if GRAMMAR:
+        follows = live & inside & (tl.load(grammar_on + slot, mask=live, other=0) != 0)
+        num_states = tl.load(grammar_info + 3 * slot, mask=follows, other=0)
+        num_classes = tl.load(grammar_info + 3 * slot + 1, mask=follows, other=0)
+        accepting = tl.load(grammar_info + 3 * slot + 2, mask=follows, other=0)
+        state = tl.load(grammar_state + slot, mask=follows, other=0)
+        table = grammar_table + slot * table_ints
+        ready = ready_to_walk(table, state, num_states, num_classes, table_ints, CLASS_INTS)
     live = live & (tl.load(alive + slot, mask=live, other=0) != 0)
     wait_for_inputs(EARLY)  # only the tokens come from kernels just before
-    start_next(EARLY)  # not sooner: grammar_advance, next, reads the tokens before it waits
     sampled = 0
     token = 0
     finish = 0
@@ -44,10 +61,22 @@ def slot_advance_kernel(
         if samples != 0:
             sampled = 1
             token = tl.load(token_ids + row)
+            after = 0
+            if GRAMMAR:
+                if follows:
+                    after = walk(
+                        table, ready, vocabulary, token, num_states, num_classes, table_ints, vocab, num_words, CLASS_INTS
+                    )  # fmt: skip
             index = tl.min(tl.where((column < num_stops) & (stop_id == token), column, STOPS), 0)
             stops = (index < STOPS) & (total >= least)
             finish = tl.where(stops, tl.where(index < num_eos, 1, 2), tl.where(total + 1 >= most, 3, 0))
             finish = tl.where(token < 0, 4, finish)
+            if GRAMMAR:
+                if follows:
+                    goes_on = (finish == 0) | (finish == 3)
+                    accepts = (state >= accepting) & (state > 0) & (state < num_states)
+                    tl.store(grammar_state + slot, after, mask=goes_on)
+                    finish = tl.where((goes_on & (after == 0)) | ((finish == 1) & ~accepts), 4, finish)
             written = tl.maximum(token, 0)
             tl.store(history + slot * length + total, written, mask=(total >= 0) & (total < length))
             counted = (counts_on != 0) & (token >= 0) & (token < vocab)
@@ -59,7 +88,6 @@ def slot_advance_kernel(
             tl.store(alive + slot, 0, mask=finish != 0)
             token = written
     place = results + ring.to(tl.int64) * ring_stride + 4 * row
-    inside = (ring >= 0) & (ring < ring_size)
     tl.store(place, sampled, mask=inside)
     tl.store(place + 1, token, mask=inside)
     tl.store(place + 2, finish, mask=inside)
@@ -83,11 +111,29 @@ def slot_advance(
     results: torch.Tensor,
 ) -> None:
     """See the package."""
+    tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
+    launch(packed, row_slots, token_ids, tables, (None,) * 5, results)
+
+
+def launch(
+    packed: torch.Tensor,
+    row_slots: torch.Tensor,
+    token_ids: torch.Tensor,
+    tables: Sequence[torch.Tensor],
+    grammars: Sequence[torch.Tensor | None],
+    results: torch.Tensor,
+) -> None:
+    """``tables``: the ten that ``slot_advance`` is given; ``grammars``: the five that ``grammar_advance`` is, too, or None."""
+    history, counts, stop_ids, table, vocabulary = tables[0], tables[4], tables[9], grammars[3], grammars[4]
     num_slots, length = history.shape
-    width = stop_ids.numel() // num_slots
+    width, vocab = stop_ids.numel() // num_slots, counts.shape[1]
+    table_ints = num_words = 0
+    if table is not None and vocabulary is not None:
+        table_ints, num_words = table.shape[1], vocabulary.shape[0] - 1
+        assert vocabulary.shape[1] == vocab, "the vocabulary is not the counts'"
     assert results.shape[1] >= row_slots.numel(), "the result ring is narrower than the step"
     slot_advance_kernel[(row_slots.numel(),)](
-        packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
-        stop_counts, stop_ids, results, packed.numel(), num_slots, length, counts.shape[1], width, results.shape[0],
-        results.shape[1] * results.shape[2], STOPS=triton.next_power_of_2(width), num_warps=1, **launch_early(packed.device),
+        packed, row_slots, token_ids, *tables, *grammars, results, packed.numel(), num_slots, length, vocab, width,
+        results.shape[0], results.shape[1] * results.shape[2], table_ints, num_words, STOPS=triton.next_power_of_2(width),
+        GRAMMAR=table is not None, CLASS_INTS=CLASS_INTS, num_warps=1, **launch_early(packed.device),
     )  # fmt: skip
