@@ -67,6 +67,7 @@ def test_decode_rows_beside_prompts(window: int, dtype: torch.dtype, tile: Early
     assert_close(found[:5], expected[:5])
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its prompts' kernel runs in Triton's interpreter")
 @pytest.mark.parametrize("tile", [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 1, 3.0, 8)], ids=str)
 @pytest.mark.parametrize("window", [0, 30])
 def test_fewer_rows_of_8_bits_decode_than_their_bound(window: int, tile: EarlyTile) -> None:
