@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway.api.tokenizer import load_tokenizer
 from headway.cli.bench.anchors import server
 from headway.cli.bench.anchors.context import TINY, Bench
 from headway.cli.bench.anchors.table import Table
@@ -24,20 +27,43 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 NUM_REQUESTS, NUM_INPUT, NUM_OUTPUT = 30, 24, 16
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(not GUIDELLM, reason="HEADWAY_GUIDELLM names no executable; make loadgen sets it")
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("profile", ["kind=concurrent,streams=8", "kind=constant,rate=20"])
-def test_guidellm(path: str, profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, model, figures = tmp_path / "tokenizer", tmp_path / "model", tmp_path / "figures.json"
+def tiny(folder: Path) -> tuple[Path, str, Path, dict[str, Any]]:
+    """Random weights: model, tokenizer for the server, the same for GuideLLM, engine arguments."""
+    tokenizer, model = folder / "tokenizer", folder / "model"
     make_tokenizer(tokenizer, 300)
     config = json.loads((tokenizer / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(config))
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 300}))
-    engine = {"load_format": "dummy", "device": "cpu", "kv_cache_memory_bytes": 2**24, "max_num_seqs": 8}
+    return model, str(tokenizer), tokenizer, {"load_format": "dummy", "kv_cache_memory_bytes": 2**24}
+
+
+def smollm2(folder: Path) -> tuple[Path, str, Path, dict[str, Any]]:
+    """The built-in model, whose tokenizer GuideLLM cannot read from its GGUF file."""
+    folder.joinpath("tokenizer").mkdir()
+    load_tokenizer("smollm2").backend.save(str(folder / "tokenizer" / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
+    return Path("smollm2"), "smollm2", folder / "tokenizer", {"max_model_len": 256}
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not GUIDELLM, reason="HEADWAY_GUIDELLM names no executable; make loadgen sets it")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("profile", ["kind=concurrent,streams=8", "kind=constant,rate=20"])
+@pytest.mark.parametrize("served", [tiny, smollm2])
+def test_guidellm(
+    served: Callable[[Path], tuple[Path, str, Path, dict[str, Any]]],
+    path: str,
+    profile: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, own, tokenizer, more = served(tmp_path)
+    figures = tmp_path / "figures.json"
+    engine = {"device": "cpu", "max_num_seqs": 8, **more}
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    bench = Bench(Table("tiny"), TINY, model, str(tokenizer), tmp_path, 1, engine, True)
+    bench = Bench(Table("tiny"), TINY, model, own, tmp_path, 1, engine, True)
     with server.running(bench) as (port, _, _):
         subprocess.run(
             [
