@@ -119,7 +119,7 @@ class SamplingParams:
         ignore_eos: generate past the model's end-of-sequence token.
         logprobs: log-probabilities of this many most likely tokens plus the sampled one, per generated token.
         prompt_logprobs: the same for each prompt token.
-        logprob_token_ids: log-probabilities of exactly these ids plus the sampled one, instead of the most likely.
+        logprob_token_ids: log-probabilities of exactly these ids plus the sampled one, instead of the most likely; not empty.
             All log-probabilities are of the model's raw logits, before any processing (vLLM's ``raw_logprobs``).
         detokenize: produce text; False leaves ``text`` empty.
         skip_special_tokens: leave special tokens out of the text.
@@ -226,6 +226,8 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             _refuse("allowed_token_ids", "is empty: nothing could be generated; leave it out to allow every token")
         self._check_ids("logprob_token_ids", MAX_LOGPROB_TOKEN_IDS)
+        if self.logprob_token_ids is not None and not self.logprob_token_ids:
+            _refuse("logprob_token_ids", "is empty: leave it out; logprobs=0 asks for the sampled token's alone")
 
     def _check_stops(self) -> None:
         assert isinstance(self.stop, list)

@@ -191,6 +191,7 @@ def test_streamed_logprobs_and_usage_in_every_chunk(client: TestClient) -> None:
         ("logit_bias", {"x": 1}, "logit_bias"),
         ("logit_bias", {"999": 1}, "999"),
         ("allowed_token_ids", [], "allowed_token_ids"),
+        ("logprob_token_ids", [], "logprobs=0"),
         ("logprobs", 99, "max_logprobs"),
         ("max_tokens", 0, "echo"),
         ("max_tokens", "5", "max_tokens"),
