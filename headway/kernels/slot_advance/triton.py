@@ -12,8 +12,13 @@ import triton
 import triton.language as tl
 
 from headway.core.automaton import CLASS_INTS
+from headway.core.plan import Finish
 from headway.kernels.triton_automaton import ready_to_walk, walk
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
+
+NONE, EOS = tl.constexpr(int(Finish.NONE)), tl.constexpr(int(Finish.EOS))
+STOP_TOKEN, LENGTH = tl.constexpr(int(Finish.STOP_TOKEN)), tl.constexpr(int(Finish.LENGTH))
+NO_TOKEN = tl.constexpr(int(Finish.NO_TOKEN))
 
 
 @triton.jit
@@ -69,14 +74,17 @@ def slot_advance_kernel(
                     )  # fmt: skip
             index = tl.min(tl.where((column < num_stops) & (stop_id == token), column, STOPS), 0)
             stops = (index < STOPS) & (total >= least)
-            finish = tl.where(stops, tl.where(index < num_eos, 1, 2), tl.where(total + 1 >= most, 3, 0))
-            finish = tl.where(token < 0, 4, finish)
+            finish = tl.where(
+                stops, tl.where(index < num_eos, EOS, STOP_TOKEN), tl.where(total + 1 >= most, LENGTH, NONE)
+            )
+            finish = tl.where(token < 0, NO_TOKEN, finish)
             if GRAMMAR:
                 if follows:
-                    goes_on = (finish == 0) | (finish == 3)
+                    goes_on = (finish == NONE) | (finish == LENGTH)
                     accepts = (state >= accepting) & (state > 0) & (state < num_states)
                     tl.store(grammar_state + slot, after, mask=goes_on)
-                    finish = tl.where((goes_on & (after == 0)) | ((finish == 1) & ~accepts), 4, finish)
+                    broken = (goes_on & (after == 0)) | ((finish == EOS) & ~accepts)
+                    finish = tl.where(broken, NO_TOKEN, finish)
             written = tl.maximum(token, 0)
             tl.store(history + slot * length + total, written, mask=(total >= 0) & (total < length))
             counted = (counts_on != 0) & (token >= 0) & (token < vocab)
@@ -85,7 +93,7 @@ def slot_advance_kernel(
             tl.store(counts + slot * vocab + token, (count + 1).to(tl.int16), mask=counted)
             total += 1
             tl.store(num_tokens + slot, total)
-            tl.store(alive + slot, 0, mask=finish != 0)
+            tl.store(alive + slot, 0, mask=finish != NONE)
             token = written
     place = results + ring.to(tl.int64) * ring_stride + 4 * row
     tl.store(place, sampled, mask=inside)
