@@ -288,11 +288,10 @@ def test_the_op_uses_them(rows: Rows, tile: Tile, hopper: str) -> None:
 def test_used_where_they_are_ahead() -> None:
     assert overlap_tile((16, 8), 8192, 8, 1024, SMS) == SHORT
     assert overlap_tile((16, 8), 4096, 4, 1024, SMS) == SHORT
-    assert (
-        overlap_tile((16, 8), 8192, 8, 1024, SMS, 1) == NARROW
-        and overlap_tile((32, 8), 8192, 1, 8192, SMS, 1) == NARROW
-    )
-    assert overlap_tile((16, 8), 2048, 1, 2048, SMS) is None and overlap_tile((16, 8), 2048, 1, 2048, SMS, 1) is None
+    assert overlap_tile((16, 8), 8192, 8, 1024, SMS, 1) == NARROW
+    assert overlap_tile((32, 8), 8192, 1, 8192, SMS, 1) == NARROW
+    assert overlap_tile((16, 8), 2048, 1, 2048, SMS) is None
+    assert overlap_tile((16, 8), 2048, 1, 2048, SMS, 1) is None
     assert overlap_tile((32, 8), 8192, 1, 8192, SMS) == LONG
     assert overlap_tile((16, 8), 512, 1, 512, SMS) is None  # too little for two units a processor
     assert overlap_tile((16, 8), 8192, 250, 7000, SMS) is None  # most units would be empty
