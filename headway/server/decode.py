@@ -71,7 +71,8 @@ class Body:
     def decode(self, body: bytes, kind: type[T]) -> T:
         """``body`` as ``kind``. Raises ApiError (400)."""
         if len(body) > MAX_PARTS and sum(map(body.count, MARKS)) > MAX_PARTS:
-            raise refuse(f"the body has more than {MAX_PARTS} lists, objects and keys", None, "body_size")
+            marks = "[ { : of lists, objects and keys, those in texts counted, too"
+            raise refuse(f"the body has more than {MAX_PARTS} marks {marks}; send several requests", None, "body_size")
         try:
             value = self._typed(body, kind)
         except msgspec.ValidationError as error:
