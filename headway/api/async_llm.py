@@ -54,6 +54,8 @@ class _Hub:
         self._called = False
         self._news: dict[int, OpenRequest] = {}
         """Requests whose consumers are to be woken, by id(); of the loop alone."""
+        self._waking = False
+        """The loop will call ``_wake_some`` in its next turn; until then nobody else wakes consumers."""
         self._thread = threading.Thread(target=self._pump, name="headway-updates", daemon=True)
         self._thread.start()
 
@@ -91,16 +93,20 @@ class _Hub:
         touched, aborts = self.processor.apply(updates)
         if aborts:
             self.abort_in_engine(aborts)
-        waking = bool(self._news)
         self._news |= {id(each): each for each in touched if each.finished or id(each) not in self._quiet}
-        if self._news and not waking:
+        if not self._waking:
             self._wake_some()
 
     def _wake_some(self) -> None:
-        """Wake the next consumers; then, before the others, let the loop look at its sockets."""
-        for key in list(itertools.islice(self._news, WOKEN_AT_ONCE)):
+        """Wake the next consumers; then, before the others, let the loop look at its sockets.
+
+        Called once more after the last of them, so that updates which arrive in their turn wait for the next.
+        """
+        next_keys = list(itertools.islice(self._news, WOKEN_AT_ONCE))
+        for key in next_keys:
             self.wake(self._news.pop(key))
-        if self._news and self._loop is not None:
+        self._waking = bool(next_keys) and self._loop is not None
+        if self._waking and self._loop is not None:
             self._loop.call_soon(self._wake_some)
 
     def _wake_all(self) -> None:

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,29 @@ def test_many_streams_leave_the_loop_time_for_others() -> None:
         look()
         await asyncio.gather(*(consume(number) for number in range(len(outputs))))
         assert 1 < max(turns) <= WOKEN_AT_ONCE
+
+    run(body, multiprocess=False)
+
+
+def test_updates_that_come_together_wake_no_more_consumers_in_one_turn() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        hub = llm._hub
+        hub.attach()
+        requests: list[Any] = [SimpleNamespace(finished=False) for _ in range(3 * WOKEN_AT_ONCE)]
+        batches: list[tuple[list[Any], list[str]]] = [
+            (requests[start : start + WOKEN_AT_ONCE], []) for start in range(0, len(requests), WOKEN_AT_ONCE)
+        ]
+        events = [hub.open(request, only_final=False) for request in requests]
+        woken = [0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hub, "processor", SimpleNamespace(apply=lambda updates: batches.pop()))
+            for arrivals in (2, 1, 0, 0):  # two batches in one turn, and one in the turn that wakes the last of them
+                for _ in range(arrivals):
+                    hub._deliver()
+                woken.append(sum(event.is_set() for event in events))
+                await asyncio.sleep(0)
+        assert [after - before for before, after in pairwise(woken)] == [WOKEN_AT_ONCE] * 3 + [0]
+        hub._events.clear()
 
     run(body, multiprocess=False)
 
