@@ -105,7 +105,7 @@ class _Hub:
         next_keys = list(itertools.islice(self._news, WOKEN_AT_ONCE))
         for key in next_keys:
             self.wake(self._news.pop(key))
-        self._waking = bool(next_keys) and self._loop is not None
+        self._waking = bool(next_keys)
         if self._waking and self._loop is not None:
             self._loop.call_soon(self._wake_some)
 
