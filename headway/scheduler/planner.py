@@ -108,6 +108,9 @@ class Planner:
         for i in (ends == table.last[rows.index]).nonzero()[0].tolist():
             draft.drained.append(rows.requests[i])
         draft.tokens_left -= len(rows)
+        if rows is running.decode_rows():
+            rows, order = running.longest_first()
+            starts = starts[order]
         return rows, starts
 
     def _grow_decode(self, draft: _Draft, rows: Rows, short: Int64s) -> int:

@@ -104,6 +104,12 @@ class Rows:
             return self
         return Rows(self.slots[:n], self.index[:n], self.epochs[:n], self.num_closed, self.requests[:n], self.ids[:n])
 
+    def picked(self, order: Int64s) -> Rows:
+        """Row ``order[i]`` of these at place i."""
+        places = order.tolist()
+        requests, ids = [self.requests[i] for i in places], [self.ids[i] for i in places]
+        return Rows(self.slots[order], self.index[order], self.epochs[order], self.num_closed, requests, ids)
+
     def plus(self, other: Rows) -> Rows:
         """These rows, then ``other``'s."""
         return Rows(
@@ -129,6 +135,7 @@ class RunningSet:
         self._decoding: list[Request] = []
         self.lagging: list[Request] = []
         self._rows: Rows | None = None
+        self._longest_first: tuple[Rows, Int64s] | None = None
         self.prefilling: Request | None = None
 
     def __len__(self) -> int:
@@ -153,7 +160,21 @@ class RunningSet:
         """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""
         if self._rows is None:
             self._rows = Rows.of(list(self._decoding), self._table)
+            self._longest_first = None
         return self._rows
+
+    def longest_first(self) -> tuple[Rows, Int64s]:
+        """``decode_rows`` by falling length, and which of them each is, int64 [R]; rebuilt only after a change, since rows that
+        decode grow alike.
+
+        Attention is handed rows in this order: a long row that begins last runs on while the rest of the device is idle (256
+        rows of 100 to 1024 tokens, Qwen3-0.6B on one H200: 143 us in order of arrival, 132 so).
+        """
+        rows = self.decode_rows()
+        if self._longest_first is None:
+            order = np.argsort(-self._table.scheduled[rows.index], kind="stable")
+            self._longest_first = (rows.picked(order), order)
+        return self._longest_first
 
     def add_decoding(self, request: Request) -> None:
         """The request is past its known tokens."""

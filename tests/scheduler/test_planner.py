@@ -37,6 +37,33 @@ def test_decode_rows_come_first_and_leave_the_rest_of_the_budget_to_a_chunk() ->
     assert plan.query_lens.tolist() == [1, 5] and plan.num_decode_rows == 1
 
 
+def test_decode_rows_are_planned_longest_first_and_equals_in_order_of_arrival() -> None:
+    loop = Loop(make_config(max_num_batched_tokens=64, max_num_seqs=8), depth=1)
+    lengths = {"a": 3, "b": 9, "c": 3, "d": 14}
+    loop.add(*(make_request(name, [1] * length, 6, ignore_eos=True) for name, length in lengths.items()))
+    assert owners(loop.launch()) == ["a", "b", "c", "d"]  # prompts come in order of arrival
+    plan = loop.launch()
+    assert owners(plan) == ["d", "b", "a", "c"] and plan is not None
+    assert plan.starts_bound.tolist() == [14, 9, 3, 3]
+    assert plan.slots.tolist() == [owner.slot for owner in plan.owners]  # type: ignore[attr-defined]
+    loop.add(make_request("e", [1] * 12, 6, ignore_eos=True))
+    assert owners(loop.launch()) == ["d", "b", "a", "c", "e"]
+    plan = loop.launch()
+    assert owners(plan) == ["d", "e", "b", "a", "c"] and plan is not None
+    assert plan.starts_bound.tolist() == [16, 12, 11, 5, 5]
+    loop.finish()
+    assert [len(loop.tokens(name)) for name in "abcde"] == [6] * 5
+
+
+def test_who_is_cut_off_is_the_newest_whatever_its_length() -> None:
+    loop = Loop(make_config(max_num_batched_tokens=16, max_num_seqs=8, num_blocks=5, max_model_len=16))
+    loop.add(make_request("short", [1] * 4, 5, ignore_eos=True), make_request("long", [2] * 8, 5, ignore_eos=True))
+    assert owners(loop.tick()) == ["short", "long"]
+    assert owners(loop.tick()) == ["short"]  # one block was left: the later request, though longer, sits out
+    loop.finish()
+    assert [len(loop.tokens(name)) for name in ("short", "long")] == [5, 5]
+
+
 def test_no_more_rows_than_slots_and_first_come_first_served() -> None:
     loop = Loop(make_config(max_num_seqs=2), depth=1)
     for name in "abc":
