@@ -2,10 +2,10 @@
 
     python bench/ops/energy.py [--rows 256 8192] [--seconds 2.5] [--json FILE]                  on a GPU
 
-Each case runs for seconds, so that the card is as hot as in service; the driver's energy counter is read behind the first half
-second and at the end; it is good to a few percent. Cases: PyTorch's reduction over the keys and values of 256 rows of 448
-tokens (a layer of Qwen3-0.6B or of Llama-3.1-8B: 8 KV heads of 128), of random and of zero bits; decode attention over the
-same; and a layer's four products by ``F.linear``, with as many layers' weights as a step has, so that none stays in the L2 cache.
+Each case runs for seconds, so that the card is as hot as in service; the driver's energy counter, good to a few percent, is
+read behind the first half second and at the end. Cases: PyTorch's reduction over the keys and values of 256 rows of 448 tokens
+(a layer of Qwen3-0.6B or of Llama-3.1-8B: 8 KV heads of 128), of random and of zero bits; decode attention over the same; a
+layer's four products by ``F.linear``, with as many layers' weights as a step has, so that none stays in the L2 cache.
 """
 
 from __future__ import annotations
