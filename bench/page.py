@@ -25,13 +25,24 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """One report of the newest report's card: of each row the newest measurement, with the commit it is of.
 
     A later run of a few rows then replaces these and leaves the others, and a row that was never measured keeps its reason.
+    What a later run of all of a model's rows no longer has is gone.
     """
     if not reports:
         raise SystemExit("there is no report; headway bench anchors writes one into bench/reports")
     card, timeline = reports[-1]["card"], None
     rows: dict[str, dict[str, Any]] = {}
     for report in (report for report in reports if report["card"] == card):
-        timeline = report["timeline"] or timeline
+        if report["timeline"]:
+            timeline = {**report["timeline"], "model": report["rows"][0]["model"]}
+        if is_whole(report):
+            offered = {row["name"] for row in report["rows"]}
+            models = {row["model"] for row in report["rows"]}
+            kept = (
+                name
+                for name, row in rows.items()
+                if row["model"] not in models or name in offered or ".ablation_" in name
+            )
+            rows = {name: rows[name] for name in kept}
         for row in report["rows"]:
             known = rows.get(row["name"])
             if known is None or row["status"] == MEASURED or known["status"] != MEASURED:
@@ -41,6 +52,11 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
     models = {model: i for i, model in enumerate(TITLES)}
     ordered = sorted(rows.values(), key=lambda row: (models.get(row["model"], len(models)), place[row["name"]]))
     return {"card": card, "rows": ordered, "timeline": timeline}
+
+
+def is_whole(report: dict[str, Any]) -> bool:
+    """Whether the run was of all rows its models have."""
+    return not {"--only", "--ablations"} & set(report["command"].split())
 
 
 def section(merged: dict[str, Any], images: list[str]) -> str:

@@ -115,7 +115,8 @@ def timeline(_rows: Rows, events: Any) -> Figure | None:
         axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(LANES)), [words for words, _ in LANES.values()])
     axes.set(
-        xlabel="microseconds", title=f"Decode steps of {events['rows']} rows under the profiler, which slows the host"
+        xlabel="microseconds",
+        title=f"{TITLES[events['model']]}: decode steps of {events['rows']} rows under the profiler, which slows the host",
     )
     return figure
 

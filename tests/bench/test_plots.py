@@ -33,7 +33,7 @@ def row(name: str, ours: float | None, status: str = "measured", note: str = "")
 def write(folder: Path, name: str, rows: list[dict[str, Any]], **other: Any) -> None:
     events = [["host", "cudaGraphLaunch", 0.0, 5.0], ["copy", "Memcpy", 5.0, 1.0], ["kernel", "gemm", 6.0, 20.0]]
     report = {
-        "kind": KIND, "card": "NVIDIA H200", "commit": "abc", "date": f"{name}T00:00:00+00:00", "command": "headway",
+        "kind": KIND, "card": "NVIDIA H200", "commit": "abc", "date": f"{name}T00:00:00+00:00", "command": "headway bench anchors --only some",
         "rows": rows, "timeline": {"rows": 8, "events": events}, **other,
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(report))
@@ -87,6 +87,15 @@ def test_newer_rows_replace_older_ones(folder: Path) -> None:
     assert [r["name"] for r in merged["rows"]][:3] == [
         f"qwen3_06b.{n}" for n in ("itl_ms_greedy_bs8", "busy_pct_bs1", "new")
     ]
+
+
+def test_what_a_later_run_of_all_rows_no_longer_has_is_gone(folder: Path) -> None:
+    write(folder, "2026-01-02", [row("itl_ms_greedy_bs1", 2.0)], command="headway bench anchors --only 'itl_*'")
+    names = {r["name"] for r in page.merge(page.load_reports(folder))["rows"]}
+    assert names == {f"qwen3_06b.{name}" for name in NAMES}  # a run of some rows takes nothing away
+    write(folder, "2026-01-03", [row("ttft_ms_alone", 2.0)], command="headway bench anchors --model qwen3_06b")
+    names = {r["name"].removeprefix("qwen3_06b.") for r in page.merge(page.load_reports(folder))["rows"]}
+    assert names == {"ttft_ms_alone", *(name for name in NAMES if name.startswith("ablation_"))}
 
 
 def test_the_section(folder: Path) -> None:
