@@ -160,7 +160,6 @@ class RunningSet:
         """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""
         if self._rows is None:
             self._rows = Rows.of(list(self._decoding), self._table)
-            self._longest_first = None
         return self._rows
 
     def longest_first(self) -> tuple[Rows, Int64s]:
@@ -182,7 +181,7 @@ class RunningSet:
             self.lagging.append(request)
             return
         self._decoding.append(request)
-        self._rows = None
+        self._rows = self._longest_first = None
 
     def remove(self, request: Request) -> None:
         """Takes out a request that is in the set."""
@@ -192,4 +191,4 @@ class RunningSet:
             self.lagging.remove(request)
         else:
             self._decoding.remove(request)
-            self._rows = None
+            self._rows = self._longest_first = None

@@ -33,8 +33,8 @@ def row(name: str, ours: float | None, status: str = "measured", note: str = "")
 def write(folder: Path, name: str, rows: list[dict[str, Any]], **other: Any) -> None:
     events = [["host", "cudaGraphLaunch", 0.0, 5.0], ["copy", "Memcpy", 5.0, 1.0], ["kernel", "gemm", 6.0, 20.0]]
     report = {
-        "kind": KIND, "card": "NVIDIA H200", "commit": "abc", "date": f"{name}T00:00:00+00:00", "command": "headway bench anchors --only some",
-        "rows": rows, "timeline": {"rows": 8, "events": events}, **other,
+        "kind": KIND, "card": "NVIDIA H200", "commit": "abc", "date": f"{name}T00:00:00+00:00",
+        "command": "headway bench anchors --only some", "rows": rows, "timeline": {"rows": 8, "events": events}, **other,
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(report))
 
