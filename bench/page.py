@@ -35,14 +35,7 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
         if report["timeline"]:
             timeline = {**report["timeline"], "model": report["rows"][0]["model"]}
         if is_whole(report):
-            offered = {row["name"] for row in report["rows"]}
-            models = {row["model"] for row in report["rows"]}
-            kept = (
-                name
-                for name, row in rows.items()
-                if row["model"] not in models or name in offered or ".ablation_" in name
-            )
-            rows = {name: rows[name] for name in kept}
+            rows = still_offered(rows, report["rows"])
         for row in report["rows"]:
             known = rows.get(row["name"])
             if known is None or row["status"] == MEASURED or known["status"] != MEASURED:
@@ -57,6 +50,13 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
 def is_whole(report: dict[str, Any]) -> bool:
     """Whether the run was of all rows its models have."""
     return not {"--only", "--ablations"} & set(report["command"].split())
+
+
+def still_offered(rows: dict[str, dict[str, Any]], whole: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """``rows`` less those of a model in ``whole``, a run of all its rows, that it lacks; ablations have runs of their own."""
+    names, models = {row["name"] for row in whole}, {row["model"] for row in whole}
+    gone = {name for name, row in rows.items() if row["model"] in models and ".ablation_" not in name} - names
+    return {name: row for name, row in rows.items() if name not in gone}
 
 
 def section(merged: dict[str, Any], images: list[str]) -> str:

@@ -114,10 +114,9 @@ def timeline(_rows: Rows, events: Any) -> Figure | None:
         spans = [(start, us) for kind, _, start, us in events["events"] if kind == lane]
         axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(LANES)), [words for words, _ in LANES.values()])
-    axes.set(
-        xlabel="microseconds",
-        title=f"{TITLES[events['model']]}: decode steps of {events['rows']} rows under the profiler, which slows the host",
-    )
+    model = TITLES.get(events["model"], events["model"])
+    title = f"{model}: decode steps of {events['rows']} rows under the profiler, which slows the host"
+    axes.set(xlabel="microseconds", title=title)
     return figure
 
 

@@ -20,30 +20,18 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bench.kernel_kinds import KINDS, kind_of
 from bench.page import TITLES
 
 BYTES_PER_US, FLOP_PER_US = 4.44e6, 790e6
 """What the card gave a plain reduction, and the best of cuBLAS."""
 COLOURS = {"attention": "#1b6ca8", "products": "#4f9d4f", "sampler": "#c0504d", "rest": "#b8b8b8"}
-PRODUCTS = ("linear", "add_kernel", "gate_up", "qkv", "nvjet", "gemm", "splitK", "cutlass")
 HOST = {"schedule": "#c7b5e0", "launch": "#8c6bb1", "apply": "#4d2c75"}
-MANY_KERNELS = 16
-
-
-def kind_of(kernel: str) -> str:
-    """Which part of a step a kernel is."""
-    if kernel.startswith("step_unpack"):
-        return "rest"
-    if "prefill_kernel" in kernel or "decode_kernel" in kernel or "short_kernel" in kernel:
-        return "attention"
-    if any(part in kernel for part in PRODUCTS):
-        return "products"
-    return "sampler" if kernel.startswith(("race", "finish", "select")) else "rest"
 
 
 def by_kind(spent: dict[str, float]) -> dict[str, float]:
     """Microseconds by kind of kernel."""
-    found = dict.fromkeys(COLOURS, 0.0)
+    found = dict.fromkeys(KINDS, 0.0)
     for kernel, us in spent.items():
         found[kind_of(kernel)] += us
     return found
@@ -106,8 +94,8 @@ def draw_kinds(axes: Axes, measured: dict[str, float], floors: dict[str, float])
     axes.legend(ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
 
 
-def draw_watch(axes: Axes, watch: dict[str, Any]) -> None:
-    """The card's clock and power while the workload went on and on, a sample every 50 ms."""
+def draw_watch(axes: Axes, watch: dict[str, Any], card: str) -> None:
+    """The card's clock and power while the workload went on and on, a sample every 50 ms. ``card``: its name, its limit W."""
     pairs = [tuple(float(word) for word in sample.split("/")) for sample in watch.get("course", [])]
     busy = [place for place, (_, watts) in enumerate(pairs) if watts > 300]
     if not busy:
@@ -115,7 +103,7 @@ def draw_watch(axes: Axes, watch: dict[str, Any]) -> None:
     shown = pairs[max(busy[0] - 1, 0) : busy[-1] + 1]
     seconds = [0.05 * i for i in range(len(shown))]
     axes.plot(seconds, [watts for _, watts in shown], color="#c0504d", label="power, W")
-    axes.axhline(700, color="#c0504d", linestyle=":", label="its limit, W")
+    axes.axhline(float(card.split(",")[1].split()[0]), color="#c0504d", linestyle=":", label="its limit, W")
     axes.plot(seconds, [clock for clock, _ in shown], color="#1b6ca8", label="clock, MHz")
     axes.set(xlabel="seconds of the workload, again and again", ylim=(0, 2100))
     axes.legend(ncols=3, fontsize=7, loc="lower right")
@@ -136,7 +124,7 @@ def decode(record: dict[str, Any]) -> Figure:
     least = {"attention": floors["bytes of keys and values"] * layers, "products": found["weight_bytes"] / BYTES_PER_US}
     draw_kinds(axes[2], by_kind(found["step_us"]), least)
     axes[2].set_title("a step's kernels, profiled, and its bytes at 4.44 TB/s")
-    draw_watch(axes[3], found["watch"])
+    draw_watch(axes[3], found["watch"], record["card"])
     figure.suptitle(heading(record, f"decode steps of {found['rows']} rows of about 500 tokens"))
     return figure
 
@@ -152,9 +140,18 @@ def prefill(record: dict[str, Any]) -> Figure:
     draw_kinds(axes[1], by_kind(found["call_us"]), {"products": found["flop"] / FLOP_PER_US})
     calls = " ".join(f"{ms:.0f}" for ms in found["calls_ms"])
     axes[1].set_title(f"a call of {tokens:,} tokens ({calls} ms unprofiled), and its products at 790 TFLOP/s")
-    draw_watch(axes[2], found["watch"])
+    draw_watch(axes[2], found["watch"], record["card"])
     figure.suptitle(heading(record, "prefill in steps of 8,192 tokens"))
     return figure
+
+
+def least_us(point: dict[str, float], model: dict[str, float]) -> float:
+    """What the bytes of some steps, or their products, alone need: every token goes through the layers, every row's last one
+    through the output layer, too. An element of a weight has two bytes, and a token takes two operations of it."""
+    layers = model["layers"] * model["layer_weight_bytes"]
+    head = model["weight_bytes"] - layers
+    flop = point["tokens"] * layers + point["rows"] * point["steps"] * head
+    return max((point["weight_bytes"] + point["kv_bytes"]) / BYTES_PER_US, flop / FLOP_PER_US)
 
 
 def nano(record: dict[str, Any]) -> Figure:
@@ -162,7 +159,7 @@ def nano(record: dict[str, Any]) -> Figure:
     found = record["nano"]
     points = found["points"]
     at = [point["at"] / 1e3 for point in points]
-    floors = [max((p["weight_bytes"] + p["kv_bytes"]) / BYTES_PER_US, p["flop"] / FLOP_PER_US) for p in points]
+    floors = [least_us(point, record["decode"]) for point in points]
     spent, least = sum(p["busy_us"] for p in points) / 1e6, sum(floors) / 1e6
     idle = sum(p["idle_us"] for p in points) / 1e3
     figure, axes = plt.subplots(2, 1, figsize=(10.4, 6.4), sharex=True, height_ratios=[2, 1])

@@ -7,7 +7,7 @@
 - ``decode``: steps of 256 rows around the mean length. The host's and the device's times of unprofiled steps are those that the
   engine measures itself; one layer and the sums by kernel come from the profiler, which slows only the host.
 - ``prefill``: 64 prompts of 1024 tokens, one layer of a full step, and calls one after the other while the card is watched.
-- ``nano``: all steps of the nano-vllm bench: rows, time on the device, and the time that the bytes and products need.
+- ``nano``: all steps of the nano-vllm bench: rows, tokens, time on the device, and bytes that must be read.
 
 Kernels that are launched early lie over the ones they wait for; the sums count a kernel from where the one before it ended.
 """
@@ -27,29 +27,23 @@ from typing import Any
 
 import torch
 
+from bench.kernel_kinds import kind_of, short
 from bench.profile_decode import start, stop
 from bench.profile_prefill import Load, call, report_samples, sampled
 from headway import LLM
-from headway.cli.bench.anchors.profiled import Event, Recorder, num_weights
+from headway.cli.bench.anchors.profiled import Event, Recorder, kv_bytes_per_token, num_weights
 from headway.cli.bench.offline import nano_workload
 from headway.core.messages import StepTrace
 from headway.engine.core import EngineCore
-from headway.models.config import DecoderConfig, decoder_config, kv_spec
+from headway.models.config import DecoderConfig, decoder_config
 from headway.weights import open_checkpoint
 
 ROWS, CONTEXT = 256, 448
 SHOWN_STEPS, PROFILED_STEPS = 6, 12
-ATTENTION = ("decode_kernel", "prefill_kernel", "short_kernel")
 PREFILL = Load(prompts=64, tokens=1024)
 NANO_PROMPTS, NANO_LENGTHS = 256, (100, 1024)
 TOGETHER = 8
 """Steps of the nano bench that become one point."""
-
-
-def short(name: str) -> str:
-    """A kernel's name without its types."""
-    bare = name.removeprefix("void ").split("<")[0].split("(")[0]
-    return bare.split("::")[-1][:40]
 
 
 def kernels_of(events: Sequence[Event]) -> list[Event]:
@@ -57,13 +51,9 @@ def kernels_of(events: Sequence[Event]) -> list[Event]:
     return sorted((event for event in events if event.lane == "kernel"), key=lambda event: event.start)
 
 
-def is_attention(event: Event) -> bool:
-    return any(part in event.name for part in ATTENTION)
-
-
 def middle_layer(kernels: Sequence[Event]) -> list[list[Any]]:
     """[name, start, microseconds] of the kernels from one attention to the next, in the middle of the longest ones."""
-    marks = [i for i, event in enumerate(kernels) if is_attention(event)]
+    marks = [i for i, event in enumerate(kernels) if kind_of(short(event.name)) == "attention"]
     longest = max(kernels[i].us for i in marks)
     pairs = [(a, b) for a, b in pairwise(marks) if min(kernels[a].us, kernels[b].us) > 0.8 * longest]
     usual = sorted(b - a for a, b in pairs)[len(pairs) // 2]
@@ -128,19 +118,13 @@ def decode(core: EngineCore, config: DecoderConfig) -> dict[str, Any]:
     return {
         "rows": ROWS, "steps": steps, "layer": middle_layer(kernels), "step_us": spent, "watch": watch,
         "layers": config.num_layers, "layer_weight_bytes": 2 * layer_weights(config),
-        "weight_bytes": 2 * num_weights(config), "kv_bytes": length * ROWS * kv_bytes(config),
+        "weight_bytes": 2 * num_weights(config), "kv_bytes": length * ROWS * kv_bytes_per_token(config),
     }  # fmt: skip
 
 
 def layer_weights(config: DecoderConfig) -> int:
     """Elements of a layer's matrices."""
     return (num_weights(config) - config.hidden_size * config.vocab_size) // config.num_layers
-
-
-def kv_bytes(config: DecoderConfig) -> int:
-    """Of a token's keys and values in all layers, in 16 bits."""
-    spec = kv_spec(config)
-    return 4 * int(spec["num_layers"]) * int(spec["num_kv_heads"]) * int(spec["head_dim"])
 
 
 def prefill(llm: LLM, config: DecoderConfig) -> dict[str, Any]:
@@ -177,7 +161,7 @@ def nano(llm: LLM, core: Any, config: DecoderConfig) -> dict[str, Any]:
     llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
     del meter.applied
-    weights, each = num_weights(config), kv_bytes(config)
+    weights, each = num_weights(config), kv_bytes_per_token(config)
     points = []
     for first in range(0, len(log), TOGETHER):
         group = log[first : first + TOGETHER]
@@ -187,7 +171,6 @@ def nano(llm: LLM, core: Any, config: DecoderConfig) -> dict[str, Any]:
             "busy_us": round(sum(t.busy_us or 0.0 for t, _ in group), 1),
             "idle_us": round(sum(t.idle_us or 0.0 for t, _ in group), 1),
             "weight_bytes": 2 * weights * len(group), "kv_bytes": each * sum(context for _, context in group),
-            "flop": 2 * weights * sum(t.tokens for t, _ in group),
         })  # fmt: skip
     return {"seconds": round(seconds, 3), "tokens": sum(p.max_tokens or 0 for p in params), "points": points}
 

@@ -108,7 +108,7 @@ class Planner:
         for i in (ends == table.last[rows.index]).nonzero()[0].tolist():
             draft.drained.append(rows.requests[i])
         draft.tokens_left -= len(rows)
-        if rows is running.decode_rows():
+        if rows is running.decode_rows():  # else some were cut off, and the order of arrival says who
             rows, order = running.longest_first()
             starts = starts[order]
         return rows, starts

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from bench.timeline_plots import by_kind, draw, kind_of
-from bench.timelines import advances, kernels_of, middle_layer, short, shown
+from bench.kernel_kinds import kind_of, short
+from bench.timeline_plots import BYTES_PER_US, FLOP_PER_US, by_kind, draw, least_us
+from bench.timelines import advances, kernels_of, middle_layer, shown
 from headway.cli.bench.anchors.profiled import Event
 from headway.core.messages import StepTrace
+
+STEP = {"begun": 0, "schedule": 10, "launch": 20, "wait_begun": 40, "wait": 900, "apply": 5, "device": 815, "busy": 990}
 
 
 def kernel(name: str, start: float, us: float) -> Event:
@@ -47,7 +50,7 @@ def test_only_kernels_count_and_by_when_they_began() -> None:
 
 def test_a_layer_lies_between_two_attentions_and_not_over_the_end_of_a_step() -> None:
     first, second = layers(4), [kernel(e.name, e.start + 1000, e.us) for e in layers(4)]
-    step_end = [kernel("sampler", 500, 20), kernel("embed", 520, 2)]
+    step_end = [kernel("sampler", 500, 20), kernel("step_unpack_decode_kernel", 520, 60)]  # no attention
     found = middle_layer([*first, *step_end, *second])
     assert found == [
         ["early_decode_kernel", 0.0, 60.0],
@@ -80,6 +83,13 @@ def test_kernels_have_kinds(name: str, kind: str) -> None:
     assert by_kind({name: 2.0, "embed_kernel": 1.0})[kind] == (3.0 if kind == "rest" else 2.0)
 
 
+def test_what_steps_need_at_least_is_their_bytes_or_their_products() -> None:
+    model = {"layers": 2, "layer_weight_bytes": 3e9, "weight_bytes": 8e9}  # 2e9 of the output layer
+    point = {"steps": 4, "rows": 5.0, "tokens": 20, "weight_bytes": 4 * 8e9, "kv_bytes": 1e9}
+    assert least_us(point, model) == 33e9 / BYTES_PER_US
+    assert least_us({**point, "tokens": 1e6}, model) == (1e6 * 6e9 + 20 * 2e9) / FLOP_PER_US
+
+
 def test_steps_are_placed_from_the_first_ones_beginning() -> None:
     traces = [
         StepTrace(step=i, rows=4, tokens=4, replayed=True, begun=7.0 + i * 1e-3, schedule_us=10, launch_us=20, submitted_us=15,
@@ -87,36 +97,17 @@ def test_steps_are_placed_from_the_first_ones_beginning() -> None:
         for i in range(2)
     ]  # fmt: skip
     first, second = shown(traces)
-    assert first == {
-        "begun": 0,
-        "schedule": 10,
-        "launch": 20,
-        "wait_begun": 40,
-        "wait": 900,
-        "apply": 5,
-        "device": 815,
-        "busy": 990,
-    }
+    assert first == STEP
     assert (second["begun"], second["wait_begun"], second["device"]) == (1000, 1040, 1815)
 
 
 def test_each_workload_of_a_record_is_drawn_the_same_twice(tmp_path: Path) -> None:
-    step = {
-        "begun": 0,
-        "schedule": 10,
-        "launch": 20,
-        "wait_begun": 40,
-        "wait": 900,
-        "apply": 5,
-        "device": 815,
-        "busy": 990,
-    }
     layer, watch = middle_layer(layers(6)), {"course": ["1980/120", "1980/640", "1700/700", "1500/690"]}
     point = {"at": 0.0, "steps": 8, "rows": 4.0, "tokens": 32, "busy_us": 8000.0, "idle_us": 1.0, "weight_bytes": 9e8,
-             "kv_bytes": 1e8, "flop": 1e9}  # fmt: skip
+             "kv_bytes": 1e8}  # fmt: skip
     record: dict[str, Any] = {
         "model": "qwen3_06b", "card": "a card, 700.00 W", "commit": "1234567",
-        "decode": {"rows": 4, "steps": [step], "layer": layer, "step_us": advances(layers(6)), "watch": watch, "layers": 6,
+        "decode": {"rows": 4, "steps": [STEP], "layer": layer, "step_us": advances(layers(6)), "watch": watch, "layers": 6,
                    "layer_weight_bytes": 1e8, "weight_bytes": 7e8, "kv_bytes": 9e8},
         "prefill": {"tokens": 65536, "layer": layer, "call_us": advances(layers(6)), "watch": {}, "calls_ms": [1.0],
                     "flop": 1e12},

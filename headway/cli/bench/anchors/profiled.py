@@ -249,13 +249,19 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
 
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
     """Bytes a decode step must read: all weights, and keys and values of ``rows`` sequences of ``length``, in 16 bits."""
-    from headway.models.config import decoder_config, kv_spec
+    from headway.models.config import decoder_config
     from headway.weights import open_checkpoint
 
     config = decoder_config(open_checkpoint(str(bench.folder), load_format="dummy").config)
+    return 2.0 * num_weights(config) + rows * length * kv_bytes_per_token(config)
+
+
+def kv_bytes_per_token(config: DecoderConfig) -> int:
+    """Of a token's keys and values in all layers, in 16 bits."""
+    from headway.models.config import kv_spec
+
     spec = kv_spec(config)
-    kv = 2 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"]
-    return 2.0 * (num_weights(config) + rows * length * kv)
+    return 4 * int(spec["num_layers"]) * int(spec["num_kv_heads"]) * int(spec["head_dim"])
 
 
 def num_weights(config: DecoderConfig) -> int:
