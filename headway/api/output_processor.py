@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count, repeat
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -242,19 +243,14 @@ class OutputProcessor:
                 self._metrics.observer.ended(request, now)
 
 
-def _no_text(_: int) -> None:
-    return None
-
-
 def logprobs_dict(row: TokenLogprobsRow, params: SamplingParams, tokenizer: Tokenizer | None) -> TokenLogprobs:
     """One position: the chosen token first, then the others with ranks 1, 2, ... (None where ids were asked for)."""
-
-    text = tokenizer.token_text if tokenizer is not None and params.detokenize else _no_text
-    listed = params.logprob_token_ids is None
-    entries = enumerate(zip(row.token_ids, row.logprobs, strict=True))
-    _, (token, value) = next(entries)
-    result = {token: Logprob(value, row.rank, text(token))}
-    for i, (token, value) in entries:
-        if token not in result:
-            result[token] = Logprob(value, i if listed else None, text(token))
+    ids, values = row.token_ids, row.logprobs
+    ranks = count() if params.logprob_token_ids is None else repeat(None)
+    if tokenizer is None or not params.detokenize:
+        result = dict(zip(ids, map(Logprob, values, ranks)))
+    else:
+        result = dict(zip(ids, map(Logprob, values, ranks, map(tokenizer.token_text, ids))))
+    chosen = result[ids[0]]  # its second entry, if it is among the others
+    result[ids[0]] = Logprob(values[0], row.rank, chosen.decoded_token)
     return result

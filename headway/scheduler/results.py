@@ -36,12 +36,17 @@ NO_LOGPROBS = "the step brought no log-probabilities for a row that asked for th
 
 
 def logprobs_rows(result: LogprobsResult | None, positions: list[int]) -> list[TokenLogprobsRow | None]:
-    """Positions of a result, each cut to its valid entries; None for one that has none."""
+    """Some positions of a result, ascending, each cut to its valid entries; None for one that has none."""
     if result is None or not positions:
         return [None] * len(positions)
-    columns = [each[positions].tolist() for each in (result.token_ids, result.logprobs, result.ranks, result.counts)]
-    rows = zip(*columns, strict=True)
-    return [TokenLogprobsRow(ids[:n], values[:n], rank) if n > 0 else None for ids, values, rank, n in rows]
+    wanted = positions if len(positions) < len(result.counts) else slice(None)
+    columns = (result.token_ids, result.logprobs, result.ranks, result.counts)
+    rows, width = zip(*(each[wanted].tolist() for each in columns), strict=True), result.token_ids.shape[1]
+    return [TokenLogprobsRow(i, v, rank) if n == width else _cut(i, v, rank, n) for i, v, rank, n in rows]
+
+
+def _cut(ids: list[int], values: list[float], rank: int, count: int) -> TokenLogprobsRow | None:
+    return TokenLogprobsRow(ids[:count], values[:count], rank) if count > 0 else None
 
 
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:
@@ -135,8 +140,10 @@ class Collector:
         asking = [i for i in special if requests[i].wants_logprobs]
         told = dict(zip(asking, logprobs_rows(result.logprobs, [order[i] for i in asking]), strict=True))
         for i in special:
-            more[i] = self._decorate(requests[i], _token_update(ids[i], updates.token_ids[i]), told.get(i))
-            table.special[slots[i]] = requests[i].says_more
+            request = requests[i]
+            if not request.reported:  # the first update says more, whatever the others do
+                table.special[slots[i]] = request.says_more
+            more[i] = self._decorate(request, _token_update(ids[i], updates.token_ids[i]), told.get(i))
         for i in _nonzero(finish):
             if i not in more:
                 more[i] = _token_update(ids[i], updates.token_ids[i])

@@ -175,3 +175,12 @@ def test_the_garbage_collector_need_not_know_log_probabilities() -> None:
     row = TokenLogprobsRow([7, 9], [-0.5, -1.0], 1)
     [entry, _] = logprobs_dict(row, SamplingParams(logprobs=1), None).values()
     assert not gc.is_tracked(entry) and not gc.is_tracked(row)
+
+
+def test_a_chosen_token_that_is_among_the_others_keeps_its_own_rank() -> None:
+    tie = TokenLogprobsRow([9, 7, 9, 5], [-1.0, -1.0, -1.0, -3.0], 1)
+    listed = logprobs_dict(tie, SamplingParams(logprobs=3), None)
+    assert list(listed) == [9, 7, 5], "the chosen one comes first, once"
+    assert [(entry.logprob, entry.rank) for entry in listed.values()] == [(-1.0, 1), (-1.0, 1), (-3.0, 3)]
+    asked = logprobs_dict(tie, SamplingParams(logprob_token_ids=[7, 9, 5]), None)
+    assert [entry.rank for entry in asked.values()] == [1, None, None]

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.core.plan import Finish, StepPlan, StepResult
+from headway.core.messages import TokenLogprobsRow
+from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
 from headway.scheduler import Scheduler
+from headway.scheduler.results import logprobs_rows
 from tests.scheduler.fake_device import make_request, predict
 from tests.scheduler.loop import Loop, make_config
 
@@ -160,3 +162,15 @@ def test_a_step_that_was_not_launched_fails_its_requests_and_leaves_no_prefix_be
     assert plan.admissions[0].request.request_id == "c" and plan.admissions[0].num_computed == 0
     with pytest.raises(HeadwayError, match="newest"):
         loop.scheduler.discard(lost, "again")
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2], [0, 2], [1], []])
+def test_log_probabilities_of_positions_end_with_their_valid_entries(positions: list[int]) -> None:
+    told = LogprobsResult(
+        token_ids=np.array([[7, 8, 9], [4, 99, 99], [99, 99, 99]], np.int32),
+        logprobs=np.array([[-0.5, -1.0, -2.0], [-0.25, 9.0, 9.0], [9.0, 9.0, 9.0]], np.float32),
+        ranks=np.array([1, 3, 99], np.int32),
+        counts=np.array([3, 1, 0], np.int32),
+    )
+    rows = [TokenLogprobsRow([7, 8, 9], [-0.5, -1.0, -2.0], 1), TokenLogprobsRow([4], [-0.25], 3), None]
+    assert logprobs_rows(told, positions) == [rows[position] for position in positions]
