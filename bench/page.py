@@ -40,8 +40,9 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
             known = rows.get(row["name"])
             if known is None or row["status"] == MEASURED or known["status"] != MEASURED:
                 rows[row["name"]] = {**row, "commit": report["commit"], "date": report["date"][:10]}
-    seen = dict.fromkeys(row["name"] for report in reversed(reports) for row in report["rows"])
-    place = {name: i for i, name in enumerate(seen)}  # the newest report's order; what it leaves out follows
+    wholes_last = sorted(reports, key=is_whole)
+    seen = dict.fromkeys(row["name"] for report in reversed(wholes_last) for row in report["rows"])
+    place = {name: i for i, name in enumerate(seen)}  # the order of the newest whole run; what it leaves out follows
     models = {model: i for i, model in enumerate(TITLES)}
     ordered = sorted(rows.values(), key=lambda row: (models.get(row["model"], len(models)), place[row["name"]]))
     return {"card": card, "rows": ordered, "timeline": timeline}

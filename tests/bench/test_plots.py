@@ -98,6 +98,14 @@ def test_what_a_later_run_of_all_rows_no_longer_has_is_gone(folder: Path) -> Non
     assert names == {"ttft_ms_alone", *(name for name in NAMES if name.startswith("ablation_"))}
 
 
+def test_rows_stand_as_in_the_newest_run_of_all(folder: Path) -> None:
+    whole = [row("itl_ms_greedy_bs1", 1.0), row("ttft_ms_alone", 2.0), row("nano_tok_s", 3.0)]
+    write(folder, "2026-01-02", whole, command="headway bench anchors --model qwen3_06b")
+    write(folder, "2026-01-03", [row("new", 5.0), row("nano_tok_s", 4.0)])
+    names = [r["name"].removeprefix("qwen3_06b.") for r in page.merge(page.load_reports(folder))["rows"]]
+    assert names[:4] == ["itl_ms_greedy_bs1", "ttft_ms_alone", "nano_tok_s", "new"]
+
+
 def test_the_section(folder: Path) -> None:
     write(folder, "2026-02-01", [row("ablation_eager_prefill_ttft_ms", None, "not served", "no switch")])
     text = page.section(page.merge(page.load_reports(folder)), ["gpu-busy.png"])
