@@ -5,7 +5,7 @@ from __future__ import annotations
 KINDS = ("attention", "products", "sampler", "rest")
 ATTENTION = ("early_decode", "decode_kernel", "prefill_kernel", "short_kernel")
 PRODUCTS = ("linear", "add_kernel", "gate_up", "qkv", "nvjet", "gemm", "splitK", "cutlass")
-SAMPLER = ("race", "finish", "select")
+SAMPLER = ("race", "finish", "bound", "narrow", "wide_race")
 
 
 def short(name: str) -> str:

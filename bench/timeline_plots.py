@@ -21,10 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.kernel_kinds import KINDS, kind_of
+from bench.ops.limits import BYTES_PER_US, FLOPS_PER_US
 from bench.page import TITLES
 
-BYTES_PER_US, FLOP_PER_US = 4.44e6, 790e6
-"""What the card gave a plain reduction, and the best of cuBLAS."""
 COLOURS = {"attention": "#1b6ca8", "products": "#4f9d4f", "sampler": "#c0504d", "rest": "#b8b8b8"}
 HOST = {"schedule": "#c7b5e0", "launch": "#8c6bb1", "apply": "#4d2c75"}
 
@@ -134,10 +133,10 @@ def prefill(record: dict[str, Any]) -> Figure:
     found = record["prefill"]
     tokens, steps = found["tokens"], found["tokens"] / 8192
     layers = record["decode"]["layers"]
-    floors = {"products at 790 TFLOP/s": found["flop"] / steps / layers / FLOP_PER_US}
+    floors = {"products at 790 TFLOP/s": found["flop"] / steps / layers / FLOPS_PER_US}
     figure, axes = plt.subplots(3, 1, figsize=(10.4, 8.6), height_ratios=[2.6, 1, 1.6])
     draw_layer(axes[0], found["layer"], floors)
-    draw_kinds(axes[1], by_kind(found["call_us"]), {"products": found["flop"] / FLOP_PER_US})
+    draw_kinds(axes[1], by_kind(found["call_us"]), {"products": found["flop"] / FLOPS_PER_US})
     calls = " ".join(f"{ms:.0f}" for ms in found["calls_ms"])
     axes[1].set_title(f"a call of {tokens:,} tokens ({calls} ms unprofiled), and its products at 790 TFLOP/s")
     draw_watch(axes[2], found["watch"], record["card"])
@@ -151,7 +150,7 @@ def least_us(point: dict[str, float], model: dict[str, float]) -> float:
     layers = model["layers"] * model["layer_weight_bytes"]
     head = model["weight_bytes"] - layers
     flop = point["tokens"] * layers + point["rows"] * point["steps"] * head
-    return max((point["weight_bytes"] + point["kv_bytes"]) / BYTES_PER_US, flop / FLOP_PER_US)
+    return max((point["weight_bytes"] + point["kv_bytes"]) / BYTES_PER_US, flop / FLOPS_PER_US)
 
 
 def nano(record: dict[str, Any]) -> Figure:

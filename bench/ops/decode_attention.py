@@ -18,7 +18,8 @@ from itertools import product
 from typing import Any
 
 import torch
-from linear import BYTES_PER_US, MODELS, Chain, layers_in_chain, random, say
+from limits import BYTES_PER_US
+from linear import MODELS, Chain, layers_in_chain, random, say
 from mid_linear import MidChain
 from timing import time_calls
 

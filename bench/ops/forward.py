@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from limits import BYTES_PER_US, FLOPS_PER_US
 from timing import time_calls
 
 from headway.core.ints import cdiv
@@ -29,8 +30,6 @@ from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 
-BYTES_PER_US = 4.44e6
-FLOPS_PER_US = 790e6
 HEADS_FIRST = True
 """Layout of the cache; ``KVPool``'s on CUDA."""
 COLD_BYTES = 256 * 2**20

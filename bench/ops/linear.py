@@ -26,6 +26,7 @@ from itertools import cycle, product
 
 import torch
 import torch.nn.functional as F
+from limits import BYTES_PER_US
 from timing import time_calls
 
 from headway.core.ints import cdiv
@@ -37,7 +38,6 @@ from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
 from headway.kernels.triton_early import launch_early
 
-BYTES_PER_US = 4.44e6
 EPS = 1e-6
 Tiles = dict[tuple[int, int, int], Tile]
 

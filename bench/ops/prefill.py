@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from limits import FLOPS_PER_US
 from timing import time_calls
 
 from headway.core.ints import cdiv
@@ -40,7 +41,6 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 from headway.kernels.wide_linear import wide_gate_up, wide_qkv
 
-BYTES_PER_US, FLOPS_PER_US = 4.44e6, 790e6
 EPS, BLOCK_SIZE, PROMPT, PROMPTS, LAYERS = 1e-6, 16, 1024, 64, 4
 MODELS_FOLDER = Path(__file__).parents[2] / "headway/cli/bench/anchors/models"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from limits import FLOPS_PER_US
 from timing import time_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -25,7 +26,6 @@ from headway.kernels.paged_attention.overlap import OverlapTile, launch_overlapp
 from headway.kernels.paged_attention.tiles import DecodeRows
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
-FLOPS_PER_US = 790e6
 Rows = list[tuple[int, int]]
 VARIANTS = {
     "64 keys, queries kept": OverlapTile(64, 4, True),

@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from limits import BYTES_PER_US
 from sampling_cases import Case, Size, cases, check, sweep
 from timing import time_calls
-
-BYTES_PER_US = 4.44e6
 
 
 def measure(case: Case, size: Size) -> dict[str, object]:

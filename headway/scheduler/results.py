@@ -141,8 +141,8 @@ class Collector:
         told = dict(zip(asking, logprobs_rows(result.logprobs, [order[i] for i in asking]), strict=True))
         for i in special:
             request = requests[i]
-            if not request.reported:  # the first update says more, whatever the others do
-                table.special[slots[i]] = request.says_more
+            if not request.says_more:  # only its first update does, which is this one
+                table.special[slots[i]] = False
             more[i] = self._decorate(request, _token_update(ids[i], updates.token_ids[i]), told.get(i))
         for i in _nonzero(finish):
             if i not in more:

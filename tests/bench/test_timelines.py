@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.kernel_kinds import kind_of, short
-from bench.timeline_plots import BYTES_PER_US, FLOP_PER_US, by_kind, draw, least_us
+from bench.ops.limits import BYTES_PER_US, FLOPS_PER_US
+from bench.timeline_plots import by_kind, draw, least_us
 from bench.timelines import advances, kernels_of, middle_layer, shown
 from headway.cli.bench.anchors.profiled import Event
 from headway.core.messages import StepTrace
@@ -87,7 +88,7 @@ def test_what_steps_need_at_least_is_their_bytes_or_their_products() -> None:
     model = {"layers": 2, "layer_weight_bytes": 3e9, "weight_bytes": 8e9}  # 2e9 of the output layer
     point = {"steps": 4, "rows": 5.0, "tokens": 20, "weight_bytes": 4 * 8e9, "kv_bytes": 1e9}
     assert least_us(point, model) == 33e9 / BYTES_PER_US
-    assert least_us({**point, "tokens": 1e6}, model) == (1e6 * 6e9 + 20 * 2e9) / FLOP_PER_US
+    assert least_us({**point, "tokens": 1e6}, model) == (1e6 * 6e9 + 20 * 2e9) / FLOPS_PER_US
 
 
 def test_steps_are_placed_from_the_first_ones_beginning() -> None:
