@@ -31,7 +31,7 @@ from bench.kernel_kinds import kind_of, short
 from bench.profile_decode import start, stop
 from bench.profile_prefill import Load, call, report_samples, sampled
 from headway import LLM
-from headway.cli.bench.anchors.profiled import Event, Recorder, kv_bytes_per_token, num_weights
+from headway.cli.bench.anchors.profiled import Event, Recorder, gained_us, kv_bytes_per_token, num_weights
 from headway.cli.bench.offline import nano_workload
 from headway.core.messages import StepTrace
 from headway.engine.core import EngineCore
@@ -66,12 +66,9 @@ def middle_layer(kernels: Sequence[Event]) -> list[list[Any]]:
 def advances(kernels: Sequence[Event]) -> dict[str, float]:
     """Microseconds by kernel: each from the end of all before it, or its own beginning, to its end."""
     found: dict[str, float] = {}
-    reached = float("-inf")
-    for event in kernels:
-        end = event.start + event.us
-        gained = max(0.0, end - max(event.start, reached))
-        found[short(event.name)] = found.get(short(event.name), 0.0) + gained
-        reached = max(reached, end)
+    for event, us in gained_us(kernels):
+        name = short(event.name)
+        found[name] = found.get(name, 0.0) + us
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 

@@ -100,9 +100,8 @@ def test_many_streams_leave_the_loop_time_for_others() -> None:
 
         async def consume() -> None:
             nonlocal outputs
-            async for _ in llm.generate(
-                "a", seeded(max_tokens=100), delta=True
-            ):  # an end: this engine outruns the loop
+            ending = seeded(max_tokens=100)  # this engine outruns the loop
+            async for _ in llm.generate("a", ending, delta=True):
                 outputs += 1
 
         streams = asyncio.gather(*(consume() for _ in range(4 * WOKEN_AT_ONCE)))

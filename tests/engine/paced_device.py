@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 
@@ -20,11 +21,14 @@ class PacedClock:
 
     Args:
         host: seconds of the host, monotonic.
-        sleeps: waiting takes its time, asleep: what the host does next then finds cold caches, as it would over a GPU.
+        waits: "skip": no time passes; "sleep" or "spin": all of it, and what the host does next finds cold caches, as it
+            would over a GPU.
     """
 
-    def __init__(self, host: Callable[[], float] = time.perf_counter, sleeps: bool = False) -> None:
-        self._host, self._skipped, self._sleeps = host, 0.0, sleeps
+    def __init__(
+        self, host: Callable[[], float] = time.perf_counter, waits: Literal["skip", "sleep", "spin"] = "skip"
+    ) -> None:
+        self._host, self._skipped, self._waits = host, 0.0, waits
 
     def now(self) -> float:
         """The time on host and device."""
@@ -32,8 +36,10 @@ class PacedClock:
 
     def wait_until(self, moment: float) -> None:
         """It is ``moment``, at least."""
-        if self._sleeps:
+        if self._waits == "sleep":
             time.sleep(max(moment - self.now(), 0.0))
+        while self._waits == "spin" and self.now() < moment:
+            pass
         self._skipped += max(moment - self.now(), 0.0)
 
 

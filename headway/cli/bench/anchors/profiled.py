@@ -167,12 +167,16 @@ def covered_us(events: Iterable[Event]) -> float:
 
     Not their sum: kernels that are launched early (``kernels.triton_early``) lie over the kernel they wait for.
     """
-    total, reached = 0.0, float("-inf")
+    return sum(us for _, us in gained_us(events))
+
+
+def gained_us(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
+    """By when they began, each of ``events`` and the microseconds in which it ran after all before it had ended."""
+    reached = float("-inf")
     for event in sorted(events, key=lambda event: event.start):
         end = event.start + event.us
-        total += max(0.0, end - max(event.start, reached))
+        yield event, max(0.0, end - max(event.start, reached))
         reached = max(reached, end)
-    return total
 
 
 def time_steps(bench: Bench, core: EngineCore, rows: int) -> Timed:
