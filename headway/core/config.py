@@ -6,9 +6,12 @@ with its reason, and hands frozen configurations down. Nothing below the engine 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
@@ -27,6 +30,8 @@ class EngineArgs:
         tokenizer: folder or hub name to take the tokenizer from instead of the model's own.
         revision: hub revision, pinned for every file.
         dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
+        quantization: "auto" keeps matrices of GGUF files in their blocks where that is faster: on CPUs with native kernels
+            when ``dtype`` is "auto" (weights become a dtype that is named). "gguf" insists on blocks, "none" never keeps them.
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
@@ -54,6 +59,7 @@ class EngineArgs:
     tokenizer: str | None = None
     revision: str | None = None
     dtype: str = "auto"
+    quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -80,6 +86,7 @@ class EngineArgs:
     def _check_choices(self) -> None:
         choices = {
             "dtype": ("auto", "float32", "bfloat16", "float16"),
+            "quantization": ("auto", "gguf", "none"),
             "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
             "load_format": ("auto", "safetensors", "gguf", "dummy"),
             "generation_config": ("auto", "vllm"),
@@ -117,12 +124,38 @@ def _is_count(value: object, low: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """Sizes beyond which an engine does something another way. Users have no use for them, so they are no ``EngineArgs``; tests
+    set them small, because a tiny model would never reach them (docs/thresholds.md).
+
+    Attributes:
+        prompt_logits_chunk: prompt positions whose logits exist at once: bounds the memory that prompt_logprobs takes.
+        headroom_divisor: while others run, an admission leaves one block in so many free, so that it is not preempted at once.
+        upload_ints: int32 values of new requests that a step may carry; None: what the largest request may need, and more.
+        traced_steps: latest steps whose times are kept.
+    """
+
+    prompt_logits_chunk: int = 256
+    headroom_divisor: int = 100
+    upload_ints: int | None = None
+    traced_steps: int = 64
+
+
+USUAL_THRESHOLDS = Thresholds()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """What the scheduler needs to know; plain integers.
 
     Attributes:
-        num_blocks: KV blocks in the pool; block 0 is the null block and never handed out.
+        num_blocks: KV blocks in the pool; block 0 is the null block and never handed out. 0: the model caches nothing, its
+            texts are not cut, and all that it does is pool.
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
+        headroom_divisor: see ``Thresholds``.
+        width: most tokens of a decode row, drafts included.
+        pools: requests end with their prompts.
+        groups: of layers whose blocks are dealt out together.
     """
 
     max_num_seqs: int
@@ -132,15 +165,47 @@ class SchedulerConfig:
     num_blocks: int
     enable_prefix_caching: bool = True
     max_upload_ints: int = 2**31 - 1
+    headroom_divisor: int = USUAL_THRESHOLDS.headroom_divisor
+    width: int = 1
+    pools: bool = False
+    groups: tuple[CacheGroup, ...] = ALL_LAYERS
 
     def __post_init__(self) -> None:
-        usable = (self.num_blocks - 1) * self.block_size
-        if usable < self.max_model_len:
+        if not self.num_blocks:
+            if not self.pools or self.max_num_batched_tokens < self.max_model_len:
+                raise ConfigError(
+                    "a model without a cache can only pool, and takes each text whole: a step must hold "
+                    f"max_model_len={self.max_model_len} tokens, not {self.max_num_batched_tokens}"
+                )
+            return
+        if self.blocks_for(self.max_model_len) >= self.num_blocks:
+            usable = longest_that_fits(self.blocks_for, self.num_blocks, self.max_model_len)
             raise ConfigError(
                 f"the KV cache holds {usable} tokens, fewer than max_model_len={self.max_model_len}; "
                 f"lower max_model_len to {usable} or give the cache more memory"
             )
+        if self.max_num_batched_tokens < self.width:
+            raise ConfigError(
+                f"a decode row has {self.width} tokens, more than max_num_batched_tokens={self.max_num_batched_tokens}; "
+                "raise it, or draft fewer tokens"
+            )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Most blocks, over all groups, that one request of ``num_tokens`` holds at once."""
+        room = most_step_tokens(self.max_num_batched_tokens, self.width)
+        return sum(group.peak_blocks(num_tokens + self.width - 1, self.block_size, room) for group in self.groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        return cdiv(self.max_model_len, self.block_size)
+        """Drafts may lie behind the last token that a sequence can have."""
+        return cdiv(self.max_model_len + self.width - 1, self.block_size)
+
+
+def most_step_tokens(max_num_batched_tokens: int, width: int) -> int:
+    """Most tokens by which a row's last one may be ahead of what is certain: those of a step, or drafts in flight."""
+    return max(max_num_batched_tokens, width * (MAX_RUN_AHEAD + 2))
+
+
+def longest_that_fits(blocks_for: Callable[[int], int], num_blocks: int, most: int) -> int:
+    """The largest number of tokens, up to ``most``, for which ``blocks_for`` is less than ``num_blocks``; 0: none."""
+    return bisect_left(range(1, most + 1), num_blocks, key=blocks_for)

@@ -8,6 +8,7 @@ HeadwayError
 │   ├── UnsupportedModelError            architecture or feature we do not implement
 │   └── WeightsError                     a file is missing, corrupt, or names the wrong tensors
 ├── OutOfMemoryError                     weights or KV cache do not fit; says what would
+├── BusyError                        nothing is wrong with the request, but it could not be done now: try again
 ├── RequestFailedError                   one request died inside the engine; the others live on
 └── EngineDeadError                      the engine process or loop is gone; every open request gets this
 """
@@ -62,6 +63,10 @@ class WeightsError(ModelError):
 
 class OutOfMemoryError(HeadwayError):
     """Weights or KV cache do not fit the device; the message says what would."""
+
+
+class BusyError(HeadwayError):
+    """The machine had no room or no time for a request with which nothing is wrong: the same one may be served later."""
 
 
 class RequestFailedError(HeadwayError):

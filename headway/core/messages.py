@@ -12,6 +12,7 @@ import msgspec
 from headway.core.automaton import Automaton
 from headway.core.histogram import Histogram
 from headway.core.params import SamplingParams
+from headway.core.task import Task
 
 
 class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
@@ -27,6 +28,8 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
         cache_salt: requests with different salts never share prefix-cache blocks.
         automaton: ``params.structured_outputs``, compiled.
         host_grammar: the same for the matcher on the host, when no automaton holds it; at most one of the two is set.
+        task: what is wanted. Requests that pool generate nothing: of ``params`` nothing is read, and the prompt may be as
+            long as the context.
     """
 
     request_id: str
@@ -38,6 +41,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     cache_salt: str | None = None
     automaton: Automaton | None = None
     host_grammar: str | None = None
+    task: Task = Task.GENERATE
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
@@ -55,6 +59,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
     ``queue_seconds``, in the first update: from arrival at the engine to the first step with the request.
     ``error_parameter``: the request's field that makes ``error`` its own fault and not the engine's.
+    ``pooled``: the vector of a request that pools, float32 in native byte order; it comes with the end ("stop").
     """
 
     request_id: str
@@ -67,6 +72,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     error: str | None = None
     queue_seconds: float | None = None
     error_parameter: str | None = None
+    pooled: bytes | None = None
 
 
 class StepUpdates(msgspec.Struct, array_like=True, eq=False):
@@ -112,6 +118,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         eos_token_ids: tokens that end generation unless ignore_eos.
         generation_defaults: sampling fields taken from the model's generation_config.json (temperature, top_k, ...).
         num_kv_tokens: capacity of the KV cache in tokens.
+        tasks: what requests may want; "generate", or some that pool.
         notes: what the engine does without, and why (for example "no pinned memory: copies block").
     """
 
@@ -128,6 +135,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     generation_defaults: dict[str, float]
     num_kv_tokens: int
     notes: list[str]
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
 
 
 class StepTrace(msgspec.Struct, array_like=True):

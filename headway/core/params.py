@@ -24,6 +24,9 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 2**19
+MAX_LOGPROBS_OF_A_REQUEST = 2**22
+"""Log-probabilities that a request with several completions may come to: they are kept until it ends, .2 KB each."""
 
 T = TypeVar("T")
 
@@ -217,12 +220,12 @@ class SamplingParams:
             try:
                 bias = {int(token): float(value) for token, value in bias.items()}
             except (TypeError, ValueError):
-                _refuse("logit_bias", f"must map integer token ids to numbers, got {self.logit_bias!r}")
+                _refuse("logit_bias", f"must map integer token ids to numbers, got {self.logit_bias!r:.80}")
             for token, value in bias.items():
                 if not math.isfinite(value) or abs(value) > 100:
-                    _refuse("logit_bias", f"for token {token} must be from -100 to 100, got {value}")
+                    _refuse("logit_bias", f"for token {token} must be from -100 to 100, got {value!r:.80}")
             self.logit_bias = bias
-        self._check_ids("allowed_token_ids", None)
+        self._check_ids("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             _refuse("allowed_token_ids", "is empty: nothing could be generated; leave it out to allow every token")
         self._check_ids("logprob_token_ids", MAX_LOGPROB_TOKEN_IDS)
@@ -243,11 +246,11 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             _refuse("stop", "strings need detokenize=True; use stop_token_ids otherwise")
 
-    def _check_ids(self, name: str, most: int | None) -> None:
+    def _check_ids(self, name: str, most: int) -> None:
         ids = getattr(self, name)
         if ids is None:
             return
-        if not isinstance(ids, list) or not all(_is_int(token) and token >= 0 for token in ids):
-            _refuse(name, f"must be a list of token ids >= 0, got {ids!r:.80}")
-        if most is not None and len(ids) > most:
+        if isinstance(ids, list) and len(ids) > most:
             _refuse(name, f"takes at most {most} ids, got {len(ids)}")
+        if not isinstance(ids, list) or not all(_is_int(token) and token >= 0 for token in ids):
+            _refuse(name, f"must be a list of token ids >= 0, got {ids[:9] if isinstance(ids, list) else ids!s:.80}")

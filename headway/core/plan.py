@@ -66,15 +66,19 @@ class StepPlan:
             requests, all of them decode rows.
         query_lens: int32 [R], tokens of the row in this step, >= 1.
         starts_bound: int32 [R], position of the row's first token: exact on rows inside their known tokens (prefill),
-            a bound on decode rows (the device may already have ended them).
-        samples: bool [R], whether the row's last token is followed by a sampled one.
-        num_decode_rows: rows [0, num_decode_rows) are decode rows: query_len 1, samples true.
+            a bound on decode rows (the device may already have ended them, or have rejected drafts).
+        samples: bool [R], whether the row's last token is followed by a sampled one or, in a step that pools, ends its text.
+        num_decode_rows: rows [0, num_decode_rows) are decode rows: query_len ``width``, samples true.
         admissions: slots to initialise, each for a row of this step.
-        block_edit_slots, block_edit_indices, block_edit_ids: int32 [E] each:
-            block_table[slot, index] = block id, applied before the rows run and after the admissions.
+        block_edit_rows, block_edit_indices, block_edit_ids: int32 [E] each:
+            block_tables[row, index] = block id, row = group * number of slots + slot, applied before the rows run
+            and after the admissions.
         masks: (slot, int32 words) of rows that sample under a grammar on the host: the tokens they may draw, bit t % 32 of
             word t // 32.
         owners: per row, an opaque token the scheduler uses in ``apply`` (never read by the runner).
+        width: tokens of a decode row: the last known one, and drafts. Such a row brings 1 to ``width`` tokens, unless its
+            request has ended; any other row that samples brings one.
+        pools: the step's requests generate nothing: their outcome is a vector when their text ends.
     """
 
     step: int
@@ -84,11 +88,13 @@ class StepPlan:
     samples: Bools
     num_decode_rows: int
     admissions: list[Admission] = field(default_factory=list)
-    block_edit_slots: Int32s = field(default_factory=lambda: NO_INTS)
+    block_edit_rows: Int32s = field(default_factory=lambda: NO_INTS)
     block_edit_indices: Int32s = field(default_factory=lambda: NO_INTS)
     block_edit_ids: Int32s = field(default_factory=lambda: NO_INTS)
     masks: list[tuple[int, Int32s]] = field(default_factory=list)
     owners: Sequence[object] = ()
+    width: int = 1
+    pools: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -97,7 +103,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         rows = len(self.slots)
-        return rows if rows == self.num_decode_rows else int(self.query_lens.sum())
+        return rows * self.width if rows == self.num_decode_rows else int(self.query_lens.sum())
 
 
 @dataclass(slots=True)
@@ -119,19 +125,22 @@ class LogprobsResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the device reports of one step; rows as in the plan.
+    """What the device reports of one step; rows as in the plan. W is the plan's width.
 
     Attributes:
-        sampled: bool [R]; False for rows inside their prompt and for zombie rows (ended on the device earlier).
-        token_ids: int32 [R]; valid where ``sampled``.
-        finish: int32 [R], a ``Finish`` code; nonzero only where ``sampled``.
-        logprobs: over the R rows, None when no row asked; counts are 0 for rows that did not.
+        counts: int32 [R], tokens that the row brought, 0..W; 0 for rows inside their prompt and for zombie rows (ended on the
+            device earlier).
+        token_ids: int32 [R, W]; valid are the first ``counts`` of each row.
+        finish: int32 [R], a ``Finish`` code, of the row's last token; nonzero only where there is one.
+        logprobs: over R * W positions, W for each row, None when no row asked; counts are 0 for those that brought none.
         prompt_logprobs: row -> log-probabilities of the prompt tokens that FOLLOW each token of the row
             (position start+1 up to start+query_len, cut at the prompt's end).
+        vectors: float32 [R, width of the pooler], of a step that pools; valid where the row ends its text. Counts are 0 then.
     """
 
-    sampled: Bools
+    counts: Int32s
     token_ids: Int32s
     finish: Int32s
     logprobs: LogprobsResult | None = None
     prompt_logprobs: dict[int, LogprobsResult] = field(default_factory=dict)
+    vectors: Floats | None = None

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from headway.device.base import Event, Graph, Stream
+from headway.device.cpu_threads import usable_threads
 
 
 class CpuStream:
@@ -40,6 +41,13 @@ class CpuEvent:
         return 0.0
 
 
+def limit_threads() -> None:
+    """Give torch, and with it our kernels, no more threads than this process can run; OMP_NUM_THREADS has the last word."""
+    threads = usable_threads()
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > threads:
+        torch.set_num_threads(threads)
+
+
 class CpuDevice:
     """The synchronous device of plain CPU serving. See ``device.base.Device``."""
 
@@ -49,6 +57,7 @@ class CpuDevice:
     compiles_kernels = False
 
     def __init__(self) -> None:
+        limit_threads()
         self.torch_device = torch.device("cpu")
         self.main: Stream = CpuStream()
         self.copies: Stream = CpuStream()

@@ -11,28 +11,34 @@ from typing import Any
 
 import torch
 
-from headway.core.config import EngineArgs, SchedulerConfig
+from headway.core.cache import ALL_LAYERS
+from headway.core.config import USUAL_THRESHOLDS, EngineArgs, SchedulerConfig, Thresholds
 from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.core.messages import AddRequest, ModelInfo
+from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
+from headway.engine.extras import Drafts, Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
-from headway.engine.sizes import KVShape, Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context
+from headway.engine.sizes import Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context, kv_tokens
 from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.kernels.compiler_process import CompilerProcess
+from headway.kernels.cpu.ops import available as native_kernels
 from headway.kernels.cpu.ops import preferred_dtype
-from headway.models.config import DecoderConfig, decoder_config, kv_spec
-from headway.models.decoder import DecoderModel
+from headway.kernels.linear_forms.provenance import describe
+from headway.models.interface import Model
 from headway.models.load import load_model
+from headway.models.registry import read_config
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
-from headway.runner.runner import ModelRunner, RunnerConfig
+from headway.runner.config import RunnerConfig
+from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
-from headway.state.kv_pool import KVPool
+from headway.state.cache_pool import CachePool, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.weights import Checkpoint, open_checkpoint
@@ -49,10 +55,10 @@ class Loaded:
 
     device: Device
     checkpoint: Checkpoint
-    config: DecoderConfig
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    model: DecoderModel
+    model: Model
+    extras: Extras
 
 
 def build_engine(
@@ -61,6 +67,9 @@ def build_engine(
     progress: bool = True,
     device: Device | None = None,
     compiler: CompilerProcess | None = None,
+    thresholds: Thresholds = USUAL_THRESHOLDS,
+    drafts: Drafts | None = None,
+    pooling: Pooling | None = None,
 ) -> EngineCore:
     """Load the model and make a ready engine.
 
@@ -68,6 +77,9 @@ def build_engine(
         progress: draw progress bars on a terminal.
         device: run on this one instead of the one that ``args.device`` names.
         compiler: for kernels; without one, a GPU gets one that begins now.
+        thresholds: for tests.
+        drafts: guess tokens ahead; None: every step brings a row one token.
+        pooling: take vectors from the hidden states; None: generate.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
@@ -78,19 +90,29 @@ def build_engine(
     with ExitStack() as stack:
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
-        core = _build(args, progress, device, WarmUp(device, times, progress, compiler), times)
+        warm_up = WarmUp(device, times, progress, compiler)
+        core = _build(args, progress, device, warm_up, times, thresholds, Extras(drafts, pooling))
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 
 
-def _build(args: EngineArgs, progress: bool, device: Device, warm_up: WarmUp, times: PhaseTimes) -> EngineCore:
+def _build(
+    args: EngineArgs,
+    progress: bool,
+    device: Device,
+    warm_up: WarmUp,
+    times: PhaseTimes,
+    thresholds: Thresholds,
+    extras: Extras,
+) -> EngineCore:
     with times.phase("weights"):
-        loaded = _load(args, progress, device)
-    sizes = choose_sizes(args, loaded.config, device.asynchronous)
+        loaded = _load(args, progress, device, extras)
+    sizes = choose_sizes(args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts)
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
     if device.captures_graphs and not args.enforce_eager:
         warm_up.capture(runner)
+    groups = loaded.model.spec.cache.groups or ALL_LAYERS
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
@@ -98,20 +120,27 @@ def _build(args: EngineArgs, progress: bool, device: Device, warm_up: WarmUp, ti
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
             num_blocks=sizes.num_blocks,
-            enable_prefix_caching=args.enable_prefix_caching,
-            max_upload_ints=_upload_budget(sizes, loaded.config.vocab_size),
+            enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
+            max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
+            headroom_divisor=thresholds.headroom_divisor,
+            width=sizes.width,
+            pools=extras.pooling is not None,
+            groups=groups,
         ),
-        upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size),
+        upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits)
+    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits, thresholds.traced_steps)
 
 
-def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:
+def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> Loaded:
     for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
         logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
-    config = decoder_config(checkpoint.config)
+    config = read_config(checkpoint.config)
+    tiles = describe(checkpoint.config, device.torch_device)
+    if tiles:
+        logger.info("%s", tiles)
     dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
     kv_dtype = _resolve_kv_dtype(args.kv_cache_dtype, dtype, device)
     longest = args.max_model_len or config.longest_context
@@ -123,11 +152,12 @@ def _load(args: EngineArgs, progress: bool, device: Device) -> Loaded:
         checkpoint,
         dtype=dtype,
         device=device.torch_device,
-        max_model_len=longest,
+        max_model_len=longest + extras.num_drafts,
         progress=progress,
         seed=args.seed,
+        keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
     )
-    return Loaded(device, checkpoint, config, dtype, kv_dtype, model)
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras)
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -140,6 +170,26 @@ def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.d
     stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     # Float32 checkpoints are served in bfloat16, as everywhere: half the bytes, and bytes are what decoding costs.
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
+
+
+def _keeps_blocks(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, device: Device) -> bool:
+    """Whether matrices of a GGUF file stay in their blocks, as ``EngineArgs.quantization`` says."""
+    why_not = None
+    if not checkpoint.in_blocks:
+        why_not = f"{checkpoint.path} is not a GGUF file with weights in blocks"
+    elif device.torch_device.type != "cpu" or device.asynchronous:
+        why_not = f"{args.device!r} is not a CPU; GPUs hold dequantised weights"
+    elif dtype not in (torch.float32, torch.bfloat16):
+        why_not = f"blocks are multiplied with float32 or bfloat16, not {_name(dtype)}"
+    elif not native_kernels():
+        why_not = "the native CPU kernels are off or cannot be built here"
+    if args.quantization == "gguf" and why_not is not None:
+        raise ConfigError(f"quantization='gguf' cannot be: {why_not}; use quantization='auto'")
+    keeps = why_not is None and (args.quantization == "gguf" or (args.quantization == "auto" and args.dtype == "auto"))
+    if checkpoint.in_blocks and not keeps:
+        reason = why_not or f"quantization={args.quantization!r}, dtype={args.dtype!r}"
+        logger.info("GGUF blocks are dequantised to %s: %s", _name(dtype), reason)
+    return keeps
 
 
 def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dtype:
@@ -161,8 +211,7 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
-    spec = kv_spec(loaded.config)
-    shape = KVShape(block_size=sizes.block_size, dtype=loaded.kv_dtype, **spec)
+    block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()
@@ -176,20 +225,20 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
-    sizes = fit_context(sizes, shape, budget, explicit=args.max_model_len is not None)
+    sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
     logger.info(
         "KV cache: %d blocks of %d tokens in %s, %.2f GiB; context %d",
         sizes.num_blocks,
         sizes.block_size,
         _name(loaded.kv_dtype),
-        sizes.num_blocks * shape.bytes_per_block / 2**30,
+        sizes.num_blocks * block_bytes / 2**30,
         sizes.max_model_len,
     )
     try:
         runner = _make_runner(loaded, sizes, sizes.num_blocks)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            f"the KV cache of {sizes.num_blocks * shape.bytes_per_block / 2**30:.2f} GiB does not fit; "
+            f"the KV cache of {sizes.num_blocks * block_bytes / 2**30:.2f} GiB does not fit; "
             "lower kv_cache_memory_bytes, gpu_memory_utilization or max_num_seqs"
         ) from error
     warm_up.rehearse(runner, sizes)
@@ -197,16 +246,20 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
 
 
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
-    vocab_size, device = loaded.config.vocab_size, loaded.device
-    blocks_per_seq = cdiv(sizes.max_model_len, sizes.block_size)
-    tables = core_tables(sizes.max_model_len, blocks_per_seq, MAX_STOP_IDS) + sampler_tables(vocab_size)
+    vocab_size, device = loaded.model.spec.vocab_size, loaded.device
+    blocks_per_seq = cdiv(sizes.longest_row, sizes.block_size)
+    layout = loaded.model.spec.cache
+    num_groups = max(len(layout.groups), 1)
+    core = core_tables(sizes.longest_row, blocks_per_seq, MAX_STOP_IDS, sizes.width - 1, num_groups)
+    hidden, extras = loaded.model.spec.hidden_size, loaded.extras
+    tables = core + sampler_tables(vocab_size) + (extras.pooling.tables(hidden) if extras.pooling else [])
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
-    kv = KVPool(
+    caches = CachePool(
+        layout,
         num_blocks=num_blocks,
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
-        **kv_spec(loaded.config),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -215,24 +268,32 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         vocab_size=vocab_size,
         max_logprobs=sizes.max_logprobs,
-        max_upload_ints=2 * _upload_budget(sizes, vocab_size),  # resumed requests take up to 1.3x what they are counted
+        max_upload_ints=2
+        * _upload_budget(sizes, vocab_size, num_groups),  # resumed requests take up to 1.3x what they are counted
         max_in_flight=sizes.max_in_flight,
+        prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
+        width=sizes.width,
+        edits_per_row=layout.edits_per_row,
     )
-    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, kv, config)
+    drafter = None if extras.drafts is None else extras.drafts.drafter(arena)
+    pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
+    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, caches, config, drafter, pooler)
 
 
-def _upload_budget(sizes: Sizes, vocab_size: int) -> int:
+def _upload_budget(sizes: Sizes, vocab_size: int, num_groups: int) -> int:
     """Room for the largest single admission, and for a step full of ordinary ones."""
-    blocks_per_seq = cdiv(sizes.max_model_len, sizes.block_size)
-    largest = 2 * max_upload_ints(sizes.max_model_len, blocks_per_seq, vocab_size)
+    if sizes.thresholds.upload_ints is not None:
+        return sizes.thresholds.upload_ints
+    blocks = num_groups * cdiv(sizes.max_model_len, sizes.block_size)
+    largest = 2 * max_upload_ints(sizes.max_model_len, blocks, vocab_size)
     ordinary = 2 * sizes.max_num_batched_tokens + 128 * sizes.max_num_seqs
     return largest + ordinary
 
 
-def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int) -> int:
+def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int, num_groups: int) -> int:
     """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
     num_tokens = len(request.prompt_token_ids)
-    return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * cdiv(num_tokens, block_size)
+    return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * num_groups * cdiv(num_tokens, block_size)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -242,20 +303,21 @@ def _name(dtype: torch.dtype) -> str:
 def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
     generation = loaded.checkpoint.generation_config
     eos = generation.get("eos_token_id")
-    eos_ids = [eos] if isinstance(eos, int) else list(eos or loaded.config.eos_token_ids)
+    eos_ids = [eos] if isinstance(eos, int) else list(eos or loaded.model.spec.eos_token_ids)
     defaults = {name: float(generation[name]) for name in _GENERATION_FIELDS if generation.get(name) is not None}
     return ModelInfo(
         model=args.model,
-        architecture=loaded.config.architecture,
+        architecture=loaded.model.spec.architecture,
         dtype=_name(loaded.dtype),
         kv_cache_dtype=_name(loaded.kv_dtype),
         device=str(loaded.device.torch_device),
-        vocab_size=loaded.config.vocab_size,
+        vocab_size=loaded.model.spec.vocab_size,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_logprobs=sizes.max_logprobs,
-        eos_token_ids=[token for token in eos_ids if 0 <= token < loaded.config.vocab_size][:MAX_EOS_IDS],
+        eos_token_ids=[token for token in eos_ids if 0 <= token < loaded.model.spec.vocab_size][:MAX_EOS_IDS],
         generation_defaults=defaults if args.generation_config == "auto" else {},
-        num_kv_tokens=(sizes.num_blocks - 1) * sizes.block_size,
+        num_kv_tokens=kv_tokens(sizes, loaded.model.spec.cache),
         notes=list(loaded.device.notes),
+        tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
     )

@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import monotonic
+from time import monotonic, process_time
 from types import FrameType
 from typing import Protocol, cast
 
@@ -76,6 +76,9 @@ class EngineClient(Protocol):
 
     def has_work(self) -> bool: ...
     def stats(self) -> EngineStats: ...
+
+    def processor_seconds(self) -> float | None:
+        """Processor time of the engine's process so far: whether a silent engine works. None where nobody can tell."""
 
     def close(self) -> None:
         """Stop the engine and free everything; a poll blocked in another thread raises. Safe to call twice."""
@@ -178,6 +181,9 @@ class InprocClient:
 
     def stats(self) -> EngineStats:
         return self._alive().stats()
+
+    def processor_seconds(self) -> float | None:
+        return process_time()
 
     def close(self) -> None:
         core, self._core = self._core, None
@@ -312,6 +318,9 @@ class ThreadClient:
         self._check()
         assert self._shared.core is not None
         return self._shared.core.stats()
+
+    def processor_seconds(self) -> float | None:
+        return process_time()
 
     def close(self) -> None:
         self._finalizer()

@@ -6,6 +6,7 @@ from collections import deque
 from time import perf_counter
 
 from headway.core.automaton import Vocabulary
+from headway.core.config import USUAL_THRESHOLDS
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
@@ -15,7 +16,8 @@ from headway.engine.host_grammars import HostGrammars
 from headway.engine.host_waits import HostWaits
 from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
-from headway.runner.runner import BACK_PRESSURE, InFlight, ModelRunner
+from headway.runner.executor import BACK_PRESSURE
+from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import Scheduler
 from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
@@ -29,10 +31,17 @@ class EngineCore:
     Args:
         info: what the API floor needs to know.
         waits: counts host waits inside ``step``; None: nobody counts them.
+        traced_steps: see ``Thresholds``.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, pacer: Pacer, info: ModelInfo, waits: HostWaits | None = None
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        pacer: Pacer,
+        info: ModelInfo,
+        waits: HostWaits | None = None,
+        traced_steps: int = USUAL_THRESHOLDS.traced_steps,
     ) -> None:
         self.info = info
         self._waits = waits
@@ -41,7 +50,7 @@ class EngineCore:
         self._failures: list[RequestUpdate] = []
         self._grammars = HostGrammars(info.vocab_size)
         self._preparing: dict[str, AddRequest] = {}
-        self._meter = StepMeter(runner.clock)
+        self._meter = StepMeter(runner.clock, traced_steps)
         self._num_steps = 0
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -53,6 +62,9 @@ class EngineCore:
         """Queue a request. One that cannot be served is answered with an error update; only a broken engine raises."""
         idle = not self.has_work()
         try:
+            if request.task not in self.info.tasks:
+                serves = ", ".join(task.value for task in self.info.tasks)
+                raise InvalidRequestError(f"this model serves {serves}, not the task {request.task.value!r}", "task")
             if request.host_grammar is None:
                 self._scheduler.add(request)
             else:

@@ -11,14 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headway.core.automaton import Vocabulary
+from headway.core.automaton import MATCHER_LIMITS, Vocabulary
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.plan import Int32s
 from headway.sampling.logit_edits import token_bits
-
-MAX_LEXER_STATES = 20_000
-"""Bounds what a matcher remembers, to some 40 MB."""
 
 
 class Next(NamedTuple):
@@ -189,7 +186,7 @@ class HostGrammars:
             tokens += [b""] * (self._vocab_size - len(tokens))
             wrapper = TokenizerWrapper(_Spelling(tokens, eos[0] if eos else 0))
             self._tokenizers[eos] = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=list(eos) or None)
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        limits = LLParserLimits(**MATCHER_LIMITS)
         return LLMatcher(self._tokenizers[eos], request.host_grammar, log_level=0, limits=limits)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from time import perf_counter
 
+from headway.core.config import USUAL_THRESHOLDS
 from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats, StepTrace, StepUpdates
 from headway.core.plan import StepPlan
 from headway.device.step_clock import StepClock
 from headway.runner.runner import InFlight
 
-TRACED_STEPS = 64
-"""Latest steps kept with all their times, for timelines."""
 ROW_BOUNDS = tuple(2**i for i in range(11))
 TOKEN_BOUNDS = (1, *(2**i for i in range(3, 15)))
 SECOND_BOUNDS = tuple(round(base * 10.0**power, 9) for power in range(-5, 0) for base in (1.0, 2.0, 5.0))
@@ -28,10 +27,11 @@ class StepMeter:
 
     Args:
         clock: the runner's.
+        traced_steps: latest steps kept with all their times, for timelines.
     """
 
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: StepClock, traced_steps: int = USUAL_THRESHOLDS.traced_steps) -> None:
+        self._clock, self._traced_steps = clock, traced_steps
         self._begun = self._planned = 0.0
         self._rested = True
         self._open: deque[tuple[StepTrace, bool]] = deque()
@@ -121,11 +121,11 @@ class StepMeter:
         self._host.observe((trace.schedule_us + trace.launch_us + trace.apply_us) * 1e-6)
         if step.events is not None:
             self._time_device(step, trace, rested)
-        if len(self._recent) < TRACED_STEPS:
+        if len(self._recent) < self._traced_steps:
             self._recent.append(trace)
         else:
             self._recent[self._place] = trace
-            self._place = (self._place + 1) % TRACED_STEPS
+            self._place = (self._place + 1) % self._traced_steps
         return trace
 
     def _time_device(self, step: InFlight, trace: StepTrace, rested: bool) -> None:

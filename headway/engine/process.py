@@ -25,6 +25,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
 from headway.core.log import logger, shown_format
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.processes import processor_seconds
 from headway.engine import channel
 from headway.engine.client import DEFAULT_FACTORY
 
@@ -226,6 +227,9 @@ class ProcessClient:
                 raise EngineDeadError("the engine process is gone") from None
         assert data is not None
         return channel.decode_stats(data)
+
+    def processor_seconds(self) -> float | None:
+        return processor_seconds(self.pid)
 
     def close(self) -> None:
         self._finalizer()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from headway.core.config import MAX_RUN_AHEAD, EngineArgs
+from headway.core.cache import ALL_LAYERS, CacheLayout
+from headway.core.config import (
+    MAX_RUN_AHEAD,
+    USUAL_THRESHOLDS,
+    EngineArgs,
+    Thresholds,
+    longest_that_fits,
+    most_step_tokens,
+)
 from headway.core.errors import ConfigError, OutOfMemoryError
-from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.device.base import Device
-from headway.models.config import DecoderConfig
-from headway.state.kv_pool import KVPool
+from headway.models.interface import ModelSpec
 
 CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * 2**30
 STEP_TOKENS = 8192
@@ -23,7 +30,8 @@ GRAPH_RESERVE_BYTES = 1 * 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Everything whose size was chosen. ``num_blocks`` is 0 until the memory was measured."""
+    """Everything whose size was chosen. ``num_blocks`` is 0 until the memory was measured; ``width`` is the most tokens of a
+    decode row, drafts included."""
 
     max_model_len: int
     max_num_seqs: int
@@ -32,48 +40,38 @@ class Sizes:
     max_logprobs: int
     max_in_flight: int = MAX_RUN_AHEAD + 2
     num_blocks: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVShape:
-    """One block of the KV cache."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: torch.dtype
+    thresholds: Thresholds = USUAL_THRESHOLDS
+    width: int = 1
 
     @property
-    def bytes_per_block(self) -> int:
-        """Bytes over all layers."""
-        return KVPool.bytes_per_block(
-            num_layers=self.num_layers,
-            block_size=self.block_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-        )
+    def longest_row(self) -> int:
+        """Most tokens of a slot: drafts may lie behind the last one that a request can have."""
+        return self.max_model_len + self.width - 1
 
 
-def choose_sizes(args: EngineArgs, config: DecoderConfig, on_gpu: bool) -> Sizes:
+def choose_sizes(
+    args: EngineArgs, spec: ModelSpec, on_gpu: bool, thresholds: Thresholds = USUAL_THRESHOLDS, width: int = 1
+) -> Sizes:
     """Sizes before the memory is known: what the user said, else what suits the device."""
-    max_model_len = args.max_model_len or config.longest_context
+    max_model_len = args.max_model_len or spec.longest_context
     max_num_seqs = args.max_num_seqs or (256 if on_gpu else 64)
     tokens = args.max_num_batched_tokens or (STEP_TOKENS if on_gpu else 1024)
-    if tokens < max_num_seqs:
+    if tokens < max_num_seqs * width:
         if args.max_num_batched_tokens:
+            each = "one token" if width == 1 else f"{width} tokens, drafts included,"
             raise ConfigError(
-                f"max_num_batched_tokens={tokens} is less than max_num_seqs={max_num_seqs}: "
-                "every running request needs one token a step; raise the one or lower the other"
+                f"max_num_batched_tokens={tokens} is less than max_num_seqs={max_num_seqs} take: "
+                f"every running request needs {each} a step; raise the one or lower the other"
             )
-        tokens = max_num_seqs
+        tokens = max_num_seqs * width
     return Sizes(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
         block_size=args.block_size or 16,
-        max_logprobs=min(args.max_logprobs, config.vocab_size),
+        max_logprobs=min(args.max_logprobs, spec.vocab_size),
+        thresholds=thresholds,
+        width=width,
     )
 
 
@@ -90,21 +88,24 @@ def cuda_kv_bytes(device: Device, utilization: float) -> int:
     return int(total * utilization) - device.peak_bytes() - max(others, 0) - GRAPH_RESERVE_BYTES
 
 
-def fit_context(sizes: Sizes, shape: KVShape, budget: int, *, explicit: bool) -> Sizes:
+def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int, *, explicit: bool) -> Sizes:
     """Number of blocks within ``budget`` bytes, and the context they can hold.
 
     Args:
+        layout: of the model's caches.
+        block_bytes: of one block, in all layers of a group.
         explicit: the user asked for ``max_model_len``: then too little memory is an error, not a shorter context.
 
     Raises:
         OutOfMemoryError: naming the context that would fit.
     """
-    most_useful = sizes.max_num_seqs * cdiv(sizes.max_model_len, sizes.block_size) + 1
-    num_blocks = min(budget // shape.bytes_per_block, most_useful)
-    tokens = (num_blocks - 1) * sizes.block_size
-    need = (cdiv(sizes.max_model_len, sizes.block_size) + 1) * shape.bytes_per_block
-    if tokens >= sizes.max_model_len:
+    blocks_for = partial(_blocks_for, sizes, layout)
+    wanted = blocks_for(sizes.max_model_len)
+    num_blocks = min(budget // block_bytes, sizes.max_num_seqs * wanted + 1)
+    need = (wanted + 1) * block_bytes
+    if num_blocks > wanted:
         return replace(sizes, num_blocks=num_blocks)
+    tokens = longest_that_fits(blocks_for, num_blocks, sizes.max_model_len)
     if explicit or tokens < sizes.block_size:
         raise OutOfMemoryError(
             f"max_model_len={sizes.max_model_len} needs a KV cache of {need / 2**20:.1f} MiB and there are "
@@ -113,3 +114,18 @@ def fit_context(sizes: Sizes, shape: KVShape, budget: int, *, explicit: bool) ->
         )
     logger.warning("context cut from %d to %d tokens: that is what the KV cache holds", sizes.max_model_len, tokens)
     return replace(sizes, num_blocks=num_blocks, max_model_len=tokens)
+
+
+def kv_tokens(sizes: Sizes, layout: CacheLayout) -> int:
+    """Tokens that the cache holds, where groups let tokens go: of requests of the longest context."""
+    usable = sizes.num_blocks - 1
+    if len(layout.groups) < 2 and not any(group.window for group in layout.groups):
+        return usable * sizes.block_size
+    return usable * sizes.max_model_len // _blocks_for(sizes, layout, sizes.max_model_len)
+
+
+def _blocks_for(sizes: Sizes, layout: CacheLayout, num_tokens: int) -> int:
+    """Most blocks that a request of ``num_tokens`` holds at once."""
+    ahead = most_step_tokens(sizes.max_num_batched_tokens, sizes.width)
+    row = num_tokens + sizes.width - 1
+    return sum(group.peak_blocks(row, sizes.block_size, ahead) for group in layout.groups or ALL_LAYERS)

@@ -17,12 +17,19 @@ from headway.device.base import Device
 from headway.engine.sizes import Sizes
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.sample import RANDOM
+from headway.models.interface import ModelSpec
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
 from headway.runner.prefill_graphs import PrefillGraphs, prefill_shapes
+from headway.runner.rehearsal import rehearse
 from headway.runner.runner import ModelRunner
 from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Variant
 from headway.weights.progress import progress_bar
+
+LAUNCHES_SECONDS = 0.9e-3
+"""What launching a layer's kernels one by one takes a slow host (0.5 to 0.9 ms, measured beside H200s)."""
+FLOPS = 6e14
+"""Of a large product on such a card; slower ones hide launches sooner."""
 
 
 class PhaseTimes:
@@ -79,7 +86,7 @@ class WarmUp:
             self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)
             self._sampled_len = sizes.max_model_len
             with self._times.phase("rehearsal"):
-                runner.rehearse(num_tokens, num_rows)
+                rehearse(runner.device, runner.executor.body, num_tokens, num_rows)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"a step of {num_tokens} tokens does not fit the card beside the weights; "
@@ -108,8 +115,8 @@ class WarmUp:
         from headway.kernels.triton_precompile import compiling, launches_noted  # late: not every machine has Triton
 
         with compiling(self._compiler, self._hashing.join) as compilation:
-            with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.shortened():
-                runner.rehearse(num_tokens, num_rows)
+            with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.executor.body.shortened():
+                rehearse(runner.device, runner.executor.body, num_tokens, num_rows)
                 _rehearse_steps(runner, sampling)
             if not compilation.num_kernels:
                 return
@@ -121,6 +128,11 @@ class WarmUp:
         logger.info("%d kernels, another %.1f s, %d compiled", kernels, seconds, compilation.num_compiled)
 
 
+def hidden_from(spec: ModelSpec) -> int:
+    """Tokens from which on a step takes a GPU longer than launching its kernels one by one takes the host."""
+    return int(spec.num_layers * LAUNCHES_SECONDS * FLOPS / (2 * max(spec.layer_weights, 1))) + 1
+
+
 def _hash_compiler() -> None:
     from headway.kernels.triton_precompile import hash_compiler  # late, as above
 
@@ -129,7 +141,9 @@ def _hash_compiler() -> None:
 
 def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
     """Run steps of all common shapes; ``sampling``: not only up to their logits, which depend on the KV pool."""
-    eager = [Variant(runner.every_edit, flags) for flags in (0, RANDOM)]  # draws of edited logits in a long step
+    eager = [
+        Variant(runner.executor.body.sampler.every_edit, flags) for flags in (0, RANDOM)
+    ]  # draws of edited logits in a long step
     eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
     decode, prefill = _graphs(runner)
     with runner.device.main.active(), torch.inference_mode():
@@ -138,10 +152,15 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
 
 
 def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGraphs, PrefillGraphs]:
-    config, back, tails = runner.config, runner.sample_and_advance, tail_variants(runner.every_edit)
-    decode = DecodeGraphs(runner.device, runner.decode_logits, back, row_buckets(config.max_num_seqs), tails)
-    sizes = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+    config, body, device = runner.config, runner.executor.body, runner.device
+    sizes = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, config.width)
     shapes = prefill_shapes(*sizes) if with_prompts else []
-    return decode, PrefillGraphs(
-        runner.device, runner.prefill_logits, back, shapes, [*WHOLE_STEP_VARIANTS, *tails], runner.launches_hidden_from
-    )
+    if body.vector:  # all steps are prompts, and nothing is sampled
+        pooled = PrefillGraphs(
+            device, body.front, body.back, shapes, [Variant()], hidden_from(body.model.spec), whole=()
+        )
+        return DecodeGraphs(device, body.front, body.back, [], []), pooled
+    tails, widths = tail_variants(body.sampler.every_edit), sorted({1, config.width})
+    decode = DecodeGraphs(device, body.front, body.back, row_buckets(config.max_num_seqs), tails, widths)
+    tails = [*WHOLE_STEP_VARIANTS, *tails]
+    return decode, PrefillGraphs(device, body.front, body.back, shapes, tails, hidden_from(body.model.spec))

@@ -1,73 +1,81 @@
-"""``DecoderModel``: token ids to logits. Architectures differ in their ``Family``, not in code.
+"""``DecoderModel``: token ids to logits, through blocks. Architectures differ in their configuration, not in code.
 
-Shapes: T tokens of the step, C hidden size, V vocabulary, N positions whose logits are wanted.
+Shapes: T tokens of the step, C hidden size, V vocabulary, R rows, N positions whose logits are wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import ClassVar, cast
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from headway.core.cache import CacheLayout
+from headway.core.errors import UnsupportedModelError
 from headway.core.switches import FUSED_LAYERS, is_on
-from headway.kernels.mid_linear import mid_linear
-from headway.kernels.skinny_linear import skinny_linear
-from headway.kernels.wide_linear.tiles import Counts
-from headway.models.config import DecoderConfig, Family
-from headway.models.layers.attention import Attention
+from headway.models.blocks import Block, BlockSpec
+from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
 from headway.models.layers.embedding import Embedding
-from headway.models.layers.few_tokens import FewTokens, FusedRows, fusing
+from headway.models.layers.forms import FormTable, Rules, rules_for
+from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
-from headway.models.layers.many_tokens import ManyTokens, WideTokens, going_wide, within
-from headway.models.layers.mid_tokens import MidRows, MidTokens, Step, starting_early
-from headway.models.layers.mlp import GatedMLP
-from headway.models.layers.norm import RMSNorm
-from headway.models.rope import cos_sin_table
+from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
 from headway.state.batch import StepBatch
-from headway.state.kv_pool import KVPool
-
-LAUNCHES_SECONDS = 0.9e-3
-"""What launching a layer's kernels one by one takes a slow host (0.5 to 0.9 ms, measured beside H200s)."""
-FLOPS = 6e14
-"""Of a large product on such a card; slower ones hide launches sooner."""
+from headway.state.cache_pool import CachePool
 
 
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward block. The norm before the attention is applied by the caller, fused with the add of
-    the layer below."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderNames:
+    """What a decoder's parts are called in the checkpoint; blocks are ``layers``.0, ``layers``.1, ..."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: int, cos_sin: torch.Tensor, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.attention = Attention(config, layer, cos_sin, dtype=dtype, device=device)
-        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(config, dtype=dtype, device=device)
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        batch: StepBatch,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-    ) -> torch.Tensor:
-        """Add the attention to residual [T, C], whose ``input_norm`` is x [T, C]; returns the MLP's part to add."""
-        attended = self.attention.forward(x, batch, k_cache, v_cache)
-        return self.mlp.forward(self.post_norm.add(attended, residual))
 
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
-        return {
-            **self.input_norm.destinations(f"{prefix}input_layernorm."),
-            **self.attention.destinations(f"{prefix}self_attn."),
-            **self.post_norm.destinations(f"{prefix}post_attention_layernorm."),
-            **self.mlp.destinations(f"{prefix}mlp."),
-        }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig:
+    """A decoder, every default resolved.
+
+    Attributes:
+        architecture: the name in config.json, a key of ``models.registry``.
+        hidden_size: C.
+        longest_context: tokens up to which a sequence may go.
+        blocks: from the first to the last.
+        norm: of all norms.
+        tie_word_embeddings: the output matrix is the embedding.
+        embedding_multiplier: of the embeddings; rounded to the model's dtype first with ``round_multiplier``.
+        logit_multiplier: of the logits.
+        logit_soft_cap: behind that logits become cap * tanh(logit / cap); 0: off.
+        eos_token_ids: of config.json; generation_config.json may name more.
+        narrow_from: the last layer whose keys and values later tokens need; from its scores on only the rows' last tokens are
+            computed where no others are wanted. None: the last layer.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    longest_context: int
+    blocks: tuple[BlockSpec, ...]
+    norm: NormSpec
+    tie_word_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    round_multiplier: bool = False
+    logit_multiplier: float = 1.0
+    logit_soft_cap: float = 0.0
+    eos_token_ids: tuple[int, ...] = ()
+    names: DecoderNames = DecoderNames()
+    narrow_from: int | None = None
+
+    def __post_init__(self) -> None:
+        for block in self.blocks:
+            heads, kv_heads = block.mixer.num_heads, block.mixer.num_kv_heads
+            if heads % kv_heads:
+                raise UnsupportedModelError(
+                    f"config.json: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
+                )
 
 
 class DecoderModel(nn.Module):
@@ -76,138 +84,118 @@ class DecoderModel(nn.Module):
     Args:
         config: checked numbers.
         dtype, device: of the weights and activations.
-        max_model_len: positions the rotary table covers.
-
-    Attributes:
-        cos_sin: float32 [max_model_len, rotary dimensions].
+        max_model_len: positions the rotary tables cover.
     """
-
-    family: ClassVar[Family]
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__()
         self.config, self.dtype, self.device, self.max_model_len = config, dtype, device, max_model_len
         hidden, vocab = config.hidden_size, config.vocab_size
-        self.cos_sin = cos_sin_table(config.rope, max_model_len, device)
+        layout = CacheLayout.of([block.mixer.cache for block in config.blocks], max_model_len)
+        tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}  # layers with the same rotation share one
+        for block in config.blocks:
+            key = block.mixer.rope, block.mixer.head_dim
+            if key not in tables:
+                tables[key] = _rotation(*key, max_model_len, device)
         self.embedding = Embedding(vocab, hidden, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, self.cos_sin, dtype=dtype, device=device) for layer in range(config.num_layers)
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.blocks = nn.ModuleList(
+            Block(
+                block, config.norm, hidden, tables[block.mixer.rope, block.mixer.head_dim], group,
+                dtype=dtype, device=device,
+            )
+            for block, group in zip(config.blocks, layout.group_of_layer, strict=True)
+        )  # fmt: skip
+        self.norm = config.norm.make(hidden, dtype=dtype, device=device)
         tied = self.embedding.weight if config.tie_word_embeddings else None
-        self.head = Linear(hidden, {"lm_head": vocab}, bias=False, dtype=dtype, device=device, tied=tied)
-        self._chain = self._link()
-        self._few: list[FewTokens] = []
-        self._mid: list[MidTokens] = []
-        self._many: list[ManyTokens] = []
-        self._few_tokens = self._head_rows = 0  # until ``fuse``
-        self._mid_tokens = self._head_mid = range(0)  # until ``start_early``
-        self._many_tokens: Counts = ()  # until ``go_wide``
+        name, _, head = config.names.head.rpartition(".")
+        self._head_prefix = f"{name}." if name else ""
+        self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        multiplier = config.embedding_multiplier
+        if config.round_multiplier:
+            multiplier = float(torch.tensor(multiplier, dtype=dtype))
+        self._multiplier = multiplier
+        narrow = config.narrow_from
+        self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
+        self.spec = self._declare(layout)
+        self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
+        self._project_head = ProjectIn(None, self.head)
+        self._forms = FormTable([], None, Rules())  # until ``finalize``
 
-    def _link(self) -> list[tuple[DecoderLayer, RMSNorm]]:
-        """Each layer with the norm that follows it: the next layer's first, or the final one."""
-        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-        return list(zip(layers, [*(layer.input_norm for layer in layers[1:]), self.norm], strict=True))
+    def _declare(self, layout: CacheLayout) -> ModelSpec:
+        config = self.config
+        return ModelSpec(
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            longest_context=config.longest_context,
+            eos_token_ids=config.eos_token_ids,
+            cache=layout,
+            layer_kinds=tuple((block, i > self._narrow_from) for i, block in enumerate(config.blocks)),
+            layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
+            head_weights=config.vocab_size * config.hidden_size,
+            auxiliary_layers=tuple(range(len(config.blocks))),
+        )
 
-    def forward(self, batch: StepBatch, kv: KVPool, *, only_rows: bool = False) -> torch.Tensor:
-        """One step. Writes the step's keys and values into ``kv``; never waits for the device.
-
-        Args:
-            only_rows: give the hidden states of each row's last token alone. Nobody needs the others' behind the last layer's
-                keys and values, so the rest of that layer is not computed for them.
-
-        Returns:
-            [T, C], or [R, C], hidden states after the final norm, in the model's dtype. Rows of padding and zombies mean
-            nothing.
-        """
-        residual = self.embedding.forward(batch.input_ids)
-        num_tokens = residual.shape[0]
-        only_rows = only_rows and batch.num_decode_rows < len(batch.row_slots)  # else there is a row for every token
-        if num_tokens in self._mid_tokens or num_tokens <= self._few_tokens:
-            hidden = self._small_step(residual, batch, kv)
-            return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
-        decodes = batch.num_decode_rows == num_tokens  # attention then takes the projections as they are
-        wide = within(self._many_tokens, num_tokens) and not decodes
-        x = self._chain[0][0].input_norm.forward(residual)
-        for i in range(len(self._chain) - only_rows):
-            if wide:
-                x = self._many[i].forward(x, residual, batch, kv.keys[i], kv.values[i])
+    def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
+        """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
+        x = self.embedding.forward(batch.input_ids)
+        if self._multiplier != 1.0:
+            x *= self._multiplier
+        num_tokens = x.shape[0]
+        forms = self._forms.of(num_tokens, batch.num_decode_rows == num_tokens)
+        last_only = want.last_only and batch.num_decode_rows < len(
+            batch.row_slots
+        )  # else there is a row for every token
+        narrow_from = len(self._layers)
+        if last_only and self._forms.narrows(num_tokens) and max(want.auxiliary, default=-1) < self._narrow_from:
+            narrow_from = self._narrow_from
+        layers = range(len(self._layers)) if want.layers is None else want.layers
+        auxiliary = []
+        stream = self._layers[layers[0]].into_mixer.enter(x, forms[layers[0]].into_mixer)
+        for i in layers:
+            if i == narrow_from:
+                stream = self._layers[i].forward_last(stream, batch, caches.layers[i], forms[i])
+                if i != layers[-1]:
+                    batch, forms = batch.of_last_tokens(), self._forms.plain
             else:
-                layer, next_norm = self._chain[i]
-                x = next_norm.add(layer.forward(x, residual, batch, kv.keys[i], kv.values[i]), residual)
-        return self._last_rows(x, residual, batch, kv, wide) if only_rows else x
+                stream = self._layers[i].forward(stream, batch, caches.layers[i], forms[i])
+            if i in want.auxiliary:
+                auxiliary.append(stream.residual.clone())
+        hidden = self._last_norm(stream)
+        if last_only and narrow_from == len(self._layers):
+            hidden = hidden.index_select(0, batch.logit_indices)
+        return Forward(hidden, tuple(auxiliary))
 
-    def _small_step(self, residual: torch.Tensor, batch: StepBatch, kv: KVPool) -> torch.Tensor:
-        """All layers of a step whose number of tokens fused or early layers are for."""
-        if residual.shape[0] not in self._mid_tokens:
-            for few, k_cache, v_cache in zip(self._few, kv.keys, kv.values, strict=True):
-                few.forward(residual, batch, k_cache, v_cache)
-            return self.norm.forward(residual)
-        step: Step = self._chain[0][0].input_norm.forward(residual), None
-        for mid, k_cache, v_cache in zip(self._mid, kv.keys, kv.values, strict=True):
-            step = mid.forward(step, residual, batch, k_cache, v_cache)
-        x, squares = step
-        return x if squares is None else self.norm.forward(residual)
-
-    def _last_rows(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, kv: KVPool, wide: bool
-    ) -> torch.Tensor:
-        """The last layer, from its scores on for each row's last token alone."""
-        (layer, norm), k_cache, v_cache = self._chain[-1], kv.keys[-1], kv.values[-1]
-        attention = layer.attention
-        if wide:
-            q = self._many[-1].queries(x, batch, k_cache, v_cache)
-        else:
-            q = attention.queries(attention.qkv.forward(x), batch, k_cache, v_cache)
-        heads = attention.attend.attend_last(q, batch, k_cache, v_cache)
-        residual = residual.index_select(0, batch.logit_indices)
-        x = layer.post_norm.add(attention.out.forward(heads), residual)
-        return norm.add(layer.mlp.forward(x), residual)
-
-    @contextmanager
-    def shortened(self) -> Iterator[list[int]]:
-        """Inside, ``forward`` runs only the layers of this list, one of each kind and the last, which use all kernels.
-
-        It then needs a pool of these layers.
-        """
-        windows = self.config.windows or (0,) * self.config.num_layers
-        first = {windows[layer]: layer for layer in reversed(range(len(windows)))}
-        layers = sorted({*first.values(), len(windows) - 1})  # the last one may run for the rows' last tokens alone
-        whole = self._chain, self._few, self._mid, self._many
-        self._chain = [self._chain[layer] for layer in layers]
-        self._few = [self._few[layer] for layer in layers] if self._few else []
-        self._mid = [self._mid[layer] for layer in layers] if self._mid else []
-        self._many = [self._many[layer] for layer in layers] if self._many else []
-        try:
-            yield layers
-        finally:
-            self._chain, self._few, self._mid, self._many = whole
+    def _last_norm(self, stream: Stream) -> torch.Tensor:
+        """[T, C]; where no norm is left between products the last one is of its own all the same."""
+        normed = stream.normed
+        return self.norm.forward(stream.residual) if normed is None or stream.squares is not None else normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states -> [N, V] in the model's dtype."""
-        if hidden.shape[0] in self._head_mid:
-            return cast(torch.Tensor, mid_linear(hidden, self.head.weight, self.head.bias, None, 0.0))
-        if hidden.shape[0] <= self._head_rows:
-            return cast(torch.Tensor, skinny_linear(hidden, self.head.weight, self.head.bias))
-        return self.head.forward(hidden)
+        logits = self._project_head(Stream(hidden, hidden), self._forms.of_head(hidden.shape[0]))
+        config = self.config
+        if config.logit_multiplier != 1.0:
+            logits *= config.logit_multiplier
+        if config.logit_soft_cap:
+            logits = logits.div_(config.logit_soft_cap).tanh_().mul_(config.logit_soft_cap)
+        return logits
 
-    def launches_hidden_from(self) -> int:
-        """Tokens from which on a step takes a GPU longer than launching its kernels one by one takes the host."""
-        weights = sum(parameter.numel() for layer, _ in self._chain for parameter in layer.parameters())
-        return int(len(self._chain) * LAUNCHES_SECONDS * FLOPS / (2 * max(weights, 1))) + 1
-
-    def destinations(self) -> dict[str, torch.Tensor]:
-        """Every checkpoint tensor the model needs -> the view of our parameters it fills."""
-        found = self.embedding.destinations("model.embed_tokens.")
-        for i, (layer, _) in enumerate(self._chain):
-            found |= layer.destinations(f"model.layers.{i}.")
-        return found | self.norm.destinations("model.norm.") | self.head.destinations("")
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes; before ``finalize``."""
+        names = self.config.names
+        found: dict[str, Target] = self.embedding.destinations(f"{names.embedding}.")
+        for i, block in enumerate(self._layers):
+            found |= block.destinations(f"{names.layers}.{i}.")
+        found |= self.norm.destinations(f"{names.norm}.") | self.head.destinations(self._head_prefix)
+        shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
+        return WeightMap(found, ("rotary_emb.inv_freq", *shared))
 
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | RMSNorm):
                 module.finalize()
         if self.head.tied:
             self.embedding.share(self.head.packed)
@@ -216,40 +204,15 @@ class DecoderModel(nn.Module):
             # visible part of a decode step on CPU. Plain instance attributes shadow it.
             vars(module).update(module.named_parameters(recurse=False))
             vars(module).update(module.named_children())
-        if is_on(FUSED_LAYERS):
-            self._share_kernels()
+        for block, following in zip(self._layers, [*self._layers[1:], None], strict=True):
+            block.link(self.norm if following is None else following.first_norm)
+        self.use_forms(rules_for(self.device, self.dtype) if is_on(FUSED_LAYERS) else Rules())
 
-    def _share_kernels(self) -> None:
-        """Use layers of fused kernels where they win on this device."""
-        rows = fusing(self.device, self.dtype)
-        if rows is not None:
-            self.fuse(rows)
-        mid = starting_early(self.device, self.dtype)
-        if mid is not None:
-            self.start_early(mid)
-        wide = going_wide(self.device, self.dtype)
-        if wide is not None:
-            self.go_wide(wide)
+    def use_forms(self, rules: Rules) -> None:
+        """Run each product in the form that ``rules`` say is the fastest for a step's number of tokens."""
+        products = [block.products for block in self._layers]
+        self._forms = FormTable(products, self._project_head.product(), rules)
 
-    def fuse(self, rows: FusedRows) -> None:
-        """Run steps of few tokens with fused linear layers, each op up to the number of rows it is given."""
-        layers = [layer for layer, _ in self._chain]
-        self._few = [FewTokens(x.input_norm, x.attention, x.post_norm, x.mlp, rows) for x in layers]
-        self._few_tokens = min(few.max_tokens for few in self._few)
-        self._head_rows = rows("skinny_linear", *self.head.weight.shape)
 
-    def start_early(self, rows: MidRows) -> None:
-        """Run steps of some tokens with linear layers that start early, each for the numbers of rows it is given.
-
-        Where these are few enough for ``fuse`` too, they start early.
-        """
-        links = self._chain
-        self._mid = [MidTokens(x.attention, x.post_norm, x.mlp, next_norm, rows) for x, next_norm in links]
-        self._mid_tokens = self._mid[0].tokens  # all layers have the same shapes
-        self._head_mid = rows("mid_linear", *self.head.weight.shape)
-
-    def go_wide(self, used: WideTokens) -> None:
-        """Run steps of many tokens with wide products, each for the numbers of tokens that it is given."""
-        links = self._chain
-        self._many = [ManyTokens(x.attention, x.post_norm, x.mlp, next_norm, used) for x, next_norm in links]
-        self._many_tokens = self._many[0].tokens  # all layers have the same shapes
+def _rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
+    return no_rotation(head_dim, max_len, device) if rope is None else cos_sin_table(rope, max_len, device)

@@ -5,15 +5,19 @@ The peak of host memory is one tensor; the peak of device memory is the model it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
 from headway.core.errors import OutOfMemoryError, WeightsError
-from headway.models.config import DecoderConfig, decoder_config
-from headway.models.decoder import DecoderModel
-from headway.models.registry import model_class
+from headway.core.log import logger
+from headway.kernels.quant_linear.formats import BLOCK_TYPES
+from headway.models.interface import Model, ModelConfig, ModelSpec
+from headway.models.quantized_weights import BlockKeeper, told
+from headway.models.registry import model_class, read_config
 from headway.weights import Checkpoint
+from headway.weights.gguf import BlockTensor
 from headway.weights.progress import progress_bar
 
 DUMMY_STD = 0.02
@@ -24,8 +28,15 @@ _LISTED = 8
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_model_len: int, progress: bool, seed: int
-) -> DecoderModel:
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    progress: bool,
+    seed: int,
+    keep_blocks: bool = False,
+) -> Model:
     """Build the model a checkpoint describes, with its weights on ``device`` in ``dtype``.
 
     Args:
@@ -33,29 +44,44 @@ def load_model(
         max_model_len: positions the rotary table covers.
         progress: show a bar on stderr if that is a terminal.
         seed: of the random weights when the checkpoint is a dummy.
+        keep_blocks: leave matrices of a GGUF file in their blocks where kernels multiply from them (``kernels.quant_linear``).
 
     Raises:
         UnsupportedModelError: the configuration asks for something not implemented; raised before any allocation.
         OutOfMemoryError: the weights do not fit the device.
         WeightsError: tensors are missing, unexpected, repeated or of the wrong shape or kind.
     """
-    config = decoder_config(checkpoint.config)
+    config = read_config(checkpoint.config)
     model = _allocate(config, dtype, device, max_model_len)
     if checkpoint.is_dummy:
         _fill_randomly(model, seed)
     else:
-        _fill(model, _with_progress(checkpoint, show=progress))
+        keeper = BlockKeeper(model) if keep_blocks else None
+        _fill(model, _with_progress(checkpoint, BLOCK_TYPES if keep_blocks else (), show=progress), keeper)
+        if keeper is not None:
+            logger.info("%s", told(*keeper.finish(), checkpoint.quantized))
     model.finalize()
     return model.eval()
 
 
-def parameter_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+def describe(config: Mapping[str, Any]) -> ModelSpec:
+    """What the model of a config.json declares, without its weights.
+
+    Raises:
+        UnsupportedModelError: as for ``load_model``.
+    """
+    found = read_config(config)
+    nowhere = torch.device("meta")
+    return model_class(found.architecture)(found, dtype=torch.bfloat16, device=nowhere, max_model_len=1).spec
+
+
+def parameter_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes the weights take on the device."""
     model = model_class(config.architecture)(config, dtype=dtype, device=torch.device("meta"), max_model_len=1)
-    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    return sum(target.tensor.numel() * target.tensor.itemsize for target in model.weights().targets.values())
 
 
-def _allocate(config: DecoderConfig, dtype: torch.dtype, device: torch.device, max_model_len: int) -> DecoderModel:
+def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int) -> Model:
     try:
         return model_class(config.architecture)(config, dtype=dtype, device=device, max_model_len=max_model_len)
     except torch.OutOfMemoryError as error:
@@ -66,37 +92,37 @@ def _allocate(config: DecoderConfig, dtype: torch.dtype, device: torch.device, m
 
 
 @torch.no_grad()
-def _fill(model: DecoderModel, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]], keeper: BlockKeeper | None) -> None:
     """Copy every tensor into the rows it belongs to; complain about all names at once at the end."""
-    destinations = model.destinations()
-    waiting = set(destinations)
+    weights = model.weights()
+    waiting = set(weights.targets)
     unexpected: list[str] = []
     for name, tensor in tensors:
-        destination = destinations.get(name)
-        if destination is None:
-            if not _ignorable(name, model.config):
+        target = weights.targets.get(name)
+        if target is None:
+            if not name.endswith(weights.computed):
                 unexpected.append(name)
             continue
         if name not in waiting:
             raise WeightsError(f"tensor {name} is in the checkpoint twice")
-        if tensor.shape != destination.shape:
+        if tensor.shape != target.tensor.shape:
             raise WeightsError(
-                f"tensor {name} has shape {list(tensor.shape)}; config.json implies {list(destination.shape)}"
+                f"tensor {name} has shape {list(tensor.shape)}; config.json implies {list(target.tensor.shape)}"
             )
+        if isinstance(tensor, BlockTensor):
+            if keeper is not None and keeper.take(target, tensor):
+                waiting.discard(name)
+                continue
+            tensor = tensor.dequantized()
         if tensor.dtype not in _FLOATS:
             raise WeightsError(f"tensor {name} has type {tensor.dtype}; only unquantised floating point can be loaded")
-        destination.copy_(tensor)
+        target.fill(tensor)
         waiting.discard(name)
     complaints = [
         f"{_listed(names)} {what}" for names, what in ((unexpected, "not expected"), (waiting, "missing")) if names
     ]
     if complaints:
-        raise WeightsError(f"the checkpoint does not fit {model.config.architecture}: {'; '.join(complaints)}")
-
-
-def _ignorable(name: str, config: DecoderConfig) -> bool:
-    """Tensors that old exporters wrote and that are computed, or shared, here."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+        raise WeightsError(f"the checkpoint does not fit {model.spec.architecture}: {'; '.join(complaints)}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -106,18 +132,21 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @torch.no_grad()
-def _fill_randomly(model: DecoderModel, seed: int) -> None:
+def _fill_randomly(model: Model, seed: int) -> None:
     """Normal weights, unit norms; made on the device, the same for the same seed and kind of device."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    for name, destination in model.destinations().items():
+    for name, (tensor, _) in model.weights().targets.items():
         if name.endswith("norm.weight"):
-            destination.fill_(1.0)
+            tensor.fill_(1.0)
         else:
-            destination.normal_(0.0, DUMMY_STD, generator=generator)
+            tensor.normal_(0.0, DUMMY_STD, generator=generator)
 
 
-def _with_progress(checkpoint: Checkpoint, *, show: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_progress(
+    checkpoint: Checkpoint, in_blocks: Collection[int], *, show: bool
+) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
     with progress_bar(checkpoint.num_bytes, "loading weights", show=show, unit="B") as advance:
-        for name, tensor in checkpoint.tensors():
+        for name, tensor in checkpoint.stored(in_blocks):
             yield name, tensor
-            advance(tensor.numel() * tensor.itemsize)
+            item = 4 if isinstance(tensor, BlockTensor) else tensor.itemsize  # the bar counts float32 for all blocks
+            advance(tensor.shape.numel() * item)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from headway.models.config import Family
-from headway.models.decoder import DecoderModel
+from headway.models.config import layer_windows, llama_like, upper_layers_slide
+from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.fields import Fields
 
 
 class Qwen2ForCausalLM(DecoderModel):
     """The plain decoder with biased projections into attention."""
 
-    family = Family(
-        defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-        qkv_bias=True,
-        o_bias=False,
-        window_switch="use_sliding_window",
-        refused=("mlp_bias",),
-    )
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096)
+        switch = "use_sliding_window"
+        fields.get("attention_bias")  # old exporters wrote it; it has no effect
+        windows = layer_windows(fields, switch=switch, otherwise=upper_layers_slide(fields, switch))
+        return llama_like(fields, qkv_bias=True, windows=windows)

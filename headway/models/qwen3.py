@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from headway.models.config import Family
-from headway.models.decoder import DecoderModel
+from headway.models.config import layer_windows, llama_like, upper_layers_slide
+from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.fields import Fields
 
 
 class Qwen3ForCausalLM(DecoderModel):
     """The plain decoder with normalised queries and keys."""
 
-    family = Family(
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "sliding_window": 4096,
-            "head_dim": 128,
-        },
-        qk_norm=True,
-        window_switch="use_sliding_window",
-        refused=("mlp_bias",),
-    )
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096, head_dim=128
+        )
+        switch, bias = "use_sliding_window", fields.flag("attention_bias")
+        windows = layer_windows(fields, switch=switch, otherwise=upper_layers_slide(fields, switch))
+        return llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)

@@ -40,6 +40,7 @@ class RopeConfig:
         beta_fast, beta_slow: yarn's band, in turns per original context.
         truncate: yarn rounds its band outwards to whole dimensions.
         short_factors, long_factors: divisors per frequency [rotary_dim / 2] (longrope); "factors" uses short_factors.
+        interleaved: the checkpoint's pairs are (2 i, 2 i + 1); rows of queries and keys are put in our order at loading.
     """
 
     kind: str = "default"
@@ -55,6 +56,22 @@ class RopeConfig:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    interleaved: bool = False
+
+    def longest_context(self, max_position: int) -> int:
+        """Tokens up to which it was stretched; at least ``max_position``.
+
+        "dynamic" does not count as stretched: a longer engine would change what short sequences get, so going beyond the
+        original context is the user's choice.
+        """
+        stretched = {"linear": max_position, "yarn": self.original_len}
+        return max(max_position, int(stretched.get(self.kind, 0) * self.factor))
+
+
+def no_rotation(head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
+    """float32 [max_len, head_dim]: a table that leaves queries and keys as they are, to the bit."""
+    half = torch.ones(max_len, head_dim // 2)
+    return torch.cat([half, torch.zeros_like(half)], dim=1).to(device)
 
 
 def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device) -> torch.Tensor:

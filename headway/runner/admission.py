@@ -43,7 +43,7 @@ class AdmissionWriter:
 
     Args:
         arena: where the slot tables are.
-        sampler: adds its own tables' edits.
+        sampler: adds its own tables' edits; requests that pool need none.
     """
 
     def __init__(self, arena: SlotArena, sampler: Sampler) -> None:
@@ -61,7 +61,10 @@ class AdmissionWriter:
         Raises:
             InvalidRequestError: it does not fit the slot tables.
         """
-        edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
+        if request.task.pools:
+            edits = [*_AT_ADMISSION, SlotEdit("alive", ints(1))]
+        else:
+            edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
         single = [edit for edit in edits if len(edit.values) == 1]
         rows = [edit for edit in edits if len(edit.values) != 1]
         values = np.concatenate([edit.values for edit in single])
@@ -86,12 +89,14 @@ class AdmissionWriter:
         values[1] = admission.num_computed
         base, stride = self._places.get(tables) or self._find_places(tables)
         packed.scatter(base + stride * slot, values)
+        packed.write(self._arena.position("history", slot), admission.token_ids)
+        if request.task.pools:
+            return
         for table, row in (
             *rows,
             *self._sampler.restart(request, admission.token_ids[len(request.prompt_token_ids) :]),
         ):
             packed.write(self._arena.position(table, slot), row)
-        packed.write(self._arena.position("history", slot), admission.token_ids)
         self._sampler.admit(slot, request)
 
     def _find_places(self, tables: tuple[str, ...]) -> tuple[Int32s, Int32s]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from headway.core.cache import CacheLayout
+from headway.core.ints import round_up
 from headway.kernels.step_unpack import step_unpack
-from headway.state.batch import StepBatch
+from headway.state.batch import GroupBatch, StepBatch
 from headway.state.packed_step import DECODE_ROWS_AT
 from headway.state.slots import SlotArena
 
@@ -16,14 +18,30 @@ class BatchBuffers:
     One set is enough: steps run in order on one stream, and only the device reads them.
     """
 
-    def __init__(self, arena: SlotArena, max_tokens: int, max_rows: int, block_size: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        arena: SlotArena,
+        max_tokens: int,
+        max_rows: int,
+        block_size: int,
+        layout: CacheLayout,
+        width: int = 1,
+    ) -> None:
         device = arena.ints.device
-        self._tokens = torch.zeros(3, max_tokens, dtype=torch.int32, device=device)
-        self._rows = torch.zeros(3, max_rows, dtype=torch.int32, device=device)
-        self._arrivals = torch.zeros(max_rows, kv_heads, dtype=torch.int32, device=device)
+        self._num_groups = max(len(layout.groups), 1)  # a model without caches has a block table all the same
+        # Rows begin at multiples of 16 bytes, on which kernels are specialised.
+        rows = 2 + self._num_groups
+        self._tokens = torch.zeros(rows, round_up(max_tokens, 4), dtype=torch.int32, device=device)
+        self._rows = torch.zeros(2 + width, max_rows, dtype=torch.int32, device=device)
+        self._logit_indices = self._rows[2:].view(-1)
+        self._arrivals = torch.zeros(max_rows, layout.num_heads, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._history, self._block_tables = arena.view("history"), arena.view("block_table")
+        self._tables_of = self._block_tables.unbind() if self._num_groups > 1 else (self._block_tables,)
         self._num_computed, self._alive = arena.view("num_computed"), arena.view("alive")
+        self._drafted: tuple[torch.Tensor, ...] = ()
+        if width > 1:
+            self._drafted = arena.view("num_tokens"), arena.view("drafts").view(arena.num_slots, -1)
         self._block_size = block_size
 
     def unpack(
@@ -36,26 +54,30 @@ class BatchBuffers:
         max_query_len: int,
         max_seq_len_bound: int,
         counted: bool = True,
+        width: int = 1,
     ) -> StepBatch:
         """Expand the packed step (int32 [P] on the device) into a batch of ``num_tokens`` x ``num_rows``, padding included.
 
         Args:
             num_decode_rows: ``num_rows``, or a bound with room for all but ``num_rows - num_decode_rows`` rows of the step.
             counted: attention reads the true number of decode rows from the packed step; if not, ``num_decode_rows`` is it.
+            width: outcomes that rows can have; above 1, drafts follow the known tokens of rows that continue.
         """
+        seq_lens, kv_slots = self._rows[0, :num_rows], self._tokens[2:, :num_tokens]
+        groups = zip(self._tables_of, kv_slots.unbind(), strict=True)
         batch = StepBatch(
             input_ids=self._tokens[0, :num_tokens],
             positions=self._tokens[1, :num_tokens],
-            kv_slots=self._tokens[2, :num_tokens],
             query_start=self._query_start[: num_rows + 1],
-            seq_lens=self._rows[0, :num_rows],
+            seq_lens=seq_lens,
             row_slots=self._rows[1, :num_rows],
-            logit_indices=self._rows[2, :num_rows],
-            block_tables=self._block_tables,
+            logit_indices=self._logit_indices[: width * num_rows],
+            groups=tuple(GroupBatch(tables, slots, seq_lens) for tables, slots in groups),
             arrivals=self._arrivals[:num_rows],
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,
+            width=width,
             decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if counted and num_decode_rows < num_rows else None,
         )
         step_unpack(
@@ -66,12 +88,13 @@ class BatchBuffers:
             self._block_tables,
             batch.input_ids,
             batch.positions,
-            batch.kv_slots,
+            kv_slots if self._num_groups > 1 else batch.groups[0].kv_slots,
             batch.query_start,
             batch.seq_lens,
             batch.row_slots,
             batch.logit_indices,
             self._block_size,
             max_query_len,
+            *(self._drafted if width > 1 else ()),
         )
         return batch

@@ -15,6 +15,7 @@ import torch
 
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
+from headway.runner.launch import LaunchShape
 from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep
 from headway.sampling.draw import FILTERED
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
@@ -39,8 +40,7 @@ SEAMLESS_ROWS = 64
 """Up to so many rows, whole graphs of steps with grammars are seamless (``SplitStep``): the mask looks up what a row may write
 beside the output layer, not behind it."""
 
-Shape = tuple[int, ...]
-StepLogits = Callable[..., tuple[StepBatch, torch.Tensor]]
+StepLogits = Callable[[LaunchShape], tuple[StepBatch, torch.Tensor]]
 """The front half of a step of a shape."""
 
 
@@ -53,11 +53,16 @@ def row_buckets(max_num_seqs: int) -> list[int]:
     return sorted(bucket for bucket in buckets if bucket <= max_num_seqs)
 
 
+def decode_shape(num_rows: int, width: int = 1) -> LaunchShape:
+    """The key of a graph of ``num_rows`` decode rows of ``width`` tokens."""
+    return LaunchShape(num_rows * width, num_rows, num_rows, width, width)
+
+
 class StepGraphs:
-    """Captured steps: a ``SplitStep`` for each of some shapes.
+    """Captured steps: a ``SplitStep`` for each of some shapes, which are their keys.
 
     Args:
-        front, back: the two halves of a step (``ModelRunner``'s).
+        front, back: the two halves of a step (``StepBody``'s).
         shapes: what to call ``front`` with, from small to large.
         tails: sampling variants of the split steps.
     """
@@ -67,13 +72,13 @@ class StepGraphs:
         device: Device,
         front: StepLogits,
         back: SampleAndAdvance,
-        shapes: Iterable[Shape],
+        shapes: Iterable[LaunchShape],
         tails: Sequence[Variant],
     ) -> None:
         self._device, self._front, self._back = device, front, back
         self.shapes = list(shapes)
         self._tails, self._spare = tails, SpareLogits()
-        self._split: dict[Shape, SplitStep] = {}
+        self._split: dict[LaunchShape, SplitStep] = {}
 
     def rehearse(self, others: Sequence[Variant], *, sampling: bool = True) -> None:
         """Run shapes, and every variant: nothing compiles or loads inside a capture.
@@ -88,15 +93,15 @@ class StepGraphs:
         variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others) if sampling else ())
         sampled: set[int] = set()
         for shape in reversed(self.shapes):  # from large to small
-            batch, logits = self._front(*shape)
-            rows = shape[1]
+            batch, logits = self._front(shape)
+            rows = shape.rows
             if rows in sampled or (sampled and rows.bit_count() > 1):
                 continue
             sampled.add(rows)
             for variant in variants:
                 self._back(batch, logits, variant)
 
-    def capture(self, on_shape: Callable[[Shape], object]) -> None:
+    def capture(self, on_shape: Callable[[LaunchShape], object]) -> None:
         """Capture every shape, largest first so that the shared pool is sized once; ``on_shape`` draws progress.
 
         Needs a rehearsal, inference mode and an idle device.
@@ -105,23 +110,23 @@ class StepGraphs:
             self._capture(shape)
             on_shape(shape)
 
-    def replay(self, shape: Shape, variant: Variant) -> Replayed:
+    def replay(self, shape: LaunchShape, variant: Variant) -> Replayed:
         """Queue a step of a captured shape."""
         return self._split[shape].replay(variant)
 
-    def _capture(self, shape: Shape) -> None:
-        front = partial(self._front, *shape)
+    def _capture(self, shape: LaunchShape) -> None:
+        front = partial(self._front, shape)
         whole = self._whole_variants(shape)
-        seamless = [variant for variant in whole if variant.edits & GRAMMAR_EDIT and shape[1] <= SEAMLESS_ROWS]
+        seamless = [variant for variant in whole if variant.edits & GRAMMAR_EDIT and shape.rows <= SEAMLESS_ROWS]
         self._split[shape] = SplitStep(
             self._device, front, self._back, self._tail_variants(shape), self._spare, whole, seamless
         )
 
-    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
+    def _whole_variants(self, shape: LaunchShape) -> Sequence[Variant]:
         """Variants with a graph of the whole step, in order of preference."""
         return ()
 
-    def _tail_variants(self, shape: Shape) -> Sequence[Variant]:
+    def _tail_variants(self, shape: LaunchShape) -> Sequence[Variant]:
         """Variants with a tail, in order of preference."""
         return self._tails
 
@@ -131,6 +136,7 @@ class DecodeGraphs(StepGraphs):
 
     Args:
         buckets: ascending padded row counts; a bucket's graphs apply as many edits of slots.
+        widths: ascending; of the rows.
     """
 
     def __init__(
@@ -140,15 +146,17 @@ class DecodeGraphs(StepGraphs):
         back: SampleAndAdvance,
         buckets: Iterable[int],
         tails: Sequence[Variant],
+        widths: Sequence[int] = (1,),
     ) -> None:
-        super().__init__(device, front, back, [(bucket, bucket) for bucket in buckets], tails)
+        shapes = [decode_shape(bucket, width) for bucket in buckets for width in widths]
+        super().__init__(device, front, back, shapes, tails)
 
-    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
-        return (*WHOLE_STEP_VARIANTS, WITH_LOGPROBS) if shape[1] <= LOGPROB_ROWS else WHOLE_STEP_VARIANTS
+    def _whole_variants(self, shape: LaunchShape) -> Sequence[Variant]:
+        return (*WHOLE_STEP_VARIANTS, WITH_LOGPROBS) if shape.rows <= LOGPROB_ROWS else WHOLE_STEP_VARIANTS
 
-    def shape_for(self, num_rows: int, num_edits: int) -> Shape | None:
+    def shape_for(self, num_rows: int, num_edits: int, width: int = 1) -> LaunchShape | None:
         """The smallest shape that holds the rows, or None. A shape's graph applies at most as many edits as it has rows."""
         for shape in self.shapes:
-            if shape[1] >= num_rows and shape[1] >= num_edits:
+            if shape.rows >= num_rows and shape.rows >= num_edits and shape.width == width:
                 return shape
         return None

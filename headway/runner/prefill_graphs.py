@@ -10,41 +10,15 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
-from headway.runner.graphs import WHOLE_STEP_VARIANTS, Shape, StepGraphs, StepLogits
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, StepGraphs, StepLogits
+from headway.runner.launch import LaunchShape
 from headway.runner.split_step import MOST_LOGPROBS, SampleAndAdvance
 from headway.sampling.draw import ALL_PATHS
 from headway.sampling.logprobs import NOT_ASKED
 from headway.sampling.sampler import Variant
-
-
-class PrefillShape(NamedTuple):
-    """Sizes that steps with prompts are padded to.
-
-    Attributes:
-        tokens, rows: of the step.
-        decode_rows: most rows that the decode kernel takes; rows that are prompts, or beyond those, have the room that is left.
-        longest: most tokens of a row; with the number of prompts it sizes the grid of their attention.
-    """
-
-    tokens: int
-    rows: int
-    decode_rows: int
-    longest: int
-
-    @property
-    def most_tokens(self) -> int:
-        """What its rows can have."""
-        return self.decode_rows + (self.rows - self.decode_rows) * self.longest
-
-    def holds(self, rows: int, decode_rows: int, longest: int) -> bool:
-        """Whether a step of exactly so many fits, but for its tokens."""
-        others = rows - min(decode_rows, self.decode_rows)
-        return others <= self.rows - self.decode_rows and longest <= self.longest
-
 
 FEW_ROWS, SOME_ROWS, MANY_ROWS = 16, 64, 128
 """Rows of small steps, of which there are also some of as many rows as there can be: logits are computed for all of them."""
@@ -77,10 +51,11 @@ FAR = 3072
 five rows of 3000 take 38 us a layer either way, of 6000 72 us as prompts and 54 on the decode kernel, of 16000 186 and 110."""
 
 
-def prefill_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[PrefillShape]:
+def prefill_shapes(max_tokens: int, max_rows: int, max_model_len: int, width: int = 1) -> list[LaunchShape]:
     """In order of preference, for all steps of up to ``max_tokens`` x ``max_rows``, of rows of up to ``max_model_len`` tokens.
 
-    Left out is what no step fills beyond the tokens of smaller shapes.
+    Left out is what no step fills beyond the tokens of smaller shapes. Where rows have drafts (``width`` > 1) nothing runs on
+    the decode kernel: rows that decode are prompts of so many tokens.
     """
     found = {
         _shape(tokens, min(rows, max_rows), others, min(longest, max_model_len))
@@ -90,6 +65,8 @@ def prefill_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[P
     tiers = sorted({shape.tokens for shape in found})
     below = dict(zip(tiers, [0, *tiers], strict=False))
     filled = [shape for shape in found if shape.most_tokens > below[shape.tokens]]
+    if width > 1:
+        filled = [shape._replace(width=width) for shape in filled if not shape.decode_rows]
     return sorted(filled, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows, shape.longest))
 
 
@@ -118,9 +95,9 @@ def _sizes(full: int, most: int) -> Iterator[tuple[int, int, int, int]]:
         yield tokens, most, most, tokens
 
 
-def _shape(tokens: int, rows: int, others: int, longest: int) -> PrefillShape:
+def _shape(tokens: int, rows: int, others: int, longest: int) -> LaunchShape:
     rows = min(rows, tokens)
-    return PrefillShape(tokens, rows, max(rows - others, 0), min(longest, tokens))
+    return LaunchShape(tokens, rows, max(rows - others, 0), min(longest, tokens))
 
 
 _NEWCOMERS, _EDITS_EACH, _BLOCK_TOKENS = 16, 24, 16
@@ -136,6 +113,7 @@ class PrefillGraphs(StepGraphs):
 
     Args:
         shapes: of ``prefill_shapes``.
+        whole: variants with a graph of the whole step, of small steps of few rows: greedy and random ones.
         hidden_from: tokens from which on the device takes longer for a step than the host for launching its kernels one by one.
     """
 
@@ -144,25 +122,36 @@ class PrefillGraphs(StepGraphs):
         device: Device,
         front: StepLogits,
         back: SampleAndAdvance,
-        shapes: Sequence[PrefillShape],
+        shapes: Sequence[LaunchShape],
         tails: Sequence[Variant],
         hidden_from: int = sys.maxsize,
+        whole: Sequence[Variant] = WHOLE_STEP_VARIANTS[:2],
     ) -> None:
         super().__init__(device, front, back, shapes, tails)
+        self._whole = whole
         self._hidden_from = hidden_from
         self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]
 
     def shape_for(
-        self, num_tokens: int, num_rows: int, num_decode_rows: int, max_query_len: int, context_bound: int = 0
-    ) -> PrefillShape | None:
+        self,
+        num_tokens: int,
+        num_rows: int,
+        num_decode_rows: int,
+        max_query_len: int,
+        context_bound: int = 0,
+        width: int = 1,
+    ) -> LaunchShape | None:
         """The first shape that holds the step: all shapes together hold every step of the engine. None where launches are
         hidden and it would be padded by much.
 
         Args:
             context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
                 it.
+            width: tokens of the rows that decode; there are shapes for one width only.
         """
-        step = (num_rows, num_decode_rows, max_query_len)
+        step = (num_rows, num_decode_rows if width == 1 else 0, max_query_len)
+        if self._ordered and self._ordered[0].width != width:
+            return None
         fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
         found = next(fitting, None)
         if found is not None and not found.decode_rows and context_bound > FAR:
@@ -172,14 +161,13 @@ class PrefillGraphs(StepGraphs):
             return None
         return found
 
-    def _whole_variants(self, shape: Shape) -> Sequence[Variant]:
-        """Greedy and random steps of the first kind: a lone prompt waits for the gap between two graphs."""
-        tokens, rows, *_ = shape
-        return WHOLE_STEP_VARIANTS[:2] if tokens <= SMALL[-1] and rows <= FEW_ROWS else ()
+    def _whole_variants(self, shape: LaunchShape) -> Sequence[Variant]:
+        """Of the first kind: a lone prompt waits for the gap between two graphs."""
+        return self._whole if shape.tokens <= SMALL[-1] and shape.rows <= FEW_ROWS else ()
 
-    def _tail_variants(self, shape: Shape) -> Sequence[Variant]:
+    def _tail_variants(self, shape: LaunchShape) -> Sequence[Variant]:
         """Fewer behind long steps, where one that does too much costs little."""
-        if shape[0] <= SMALL[-1]:
+        if shape.tokens <= SMALL[-1]:
             return self._tails
         kinds = (0, RANDOM, ALL_PATHS), (NOT_ASKED, MOST_LOGPROBS)
         return [each for each in self._tails if each.flags in kinds[0] and each.max_logprobs in kinds[1]]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from headway.core.plan import Int32s, LogprobsResult, StepResult
-from headway.sampling.logprobs import LogprobTensors
 
-RESULT_INTS = 4
-"""Per row: sampled (0/1), token, finish code, known tokens after the step."""
+Part = tuple[torch.Tensor, ...]
+"""What a step reports beside its records, int32 or float32: log-probabilities, or (vectors [R, width],)."""
+
+
+def record_ints(width: int) -> int:
+    """Ints of a row's record: outcomes, first token, finish code, known tokens after the step, ``width`` - 1 further tokens."""
+    return 3 + width
 
 
 @dataclass(slots=True)
@@ -21,25 +27,32 @@ class ResultLayout:
 
     Attributes:
         logprob_entries: K of the rows' log-probabilities; -1: none.
+        width: outcomes that a row of the step can have.
+        record_ints: of a row.
         prompt_rows: (row, positions) of rows that report prompt log-probabilities.
         prompt_entries: K of those.
+        vector: numbers of each row's vector; 0 where the step does not pool.
     """
 
     num_rows: int
     padded_rows: int
     logprob_entries: int = -1
+    width: int = 1
+    record_ints: int = 4
     prompt_rows: list[tuple[int, int]] = field(default_factory=list)
     prompt_entries: int = -1
+    vector: int = 0
 
 
-def pack_results(records: torch.Tensor, num_rows: int, parts: list[LogprobTensors]) -> torch.Tensor:
-    """One contiguous int32 tensor of the first ``num_rows`` records (int32 [n * 4]) and of every log-probability part."""
-    rows = records[: num_rows * RESULT_INTS]
+def pack_results(records: torch.Tensor, record_ints: int, num_rows: int, parts: Sequence[Part]) -> torch.Tensor:
+    """One contiguous int32 tensor of the first ``num_rows`` records (int32 [n * record_ints]) and of every part;
+    floats as their bits."""
+    rows = records[: num_rows * record_ints]
     if not parts:
         return rows
     flat = [rows]
-    for ids, logprobs, ranks, counts in parts:
-        flat += [ids.reshape(-1), logprobs.view(torch.int32).reshape(-1), ranks, counts]
+    for part in parts:
+        flat += [(each if each.dtype == torch.int32 else each.view(torch.int32)).reshape(-1) for each in part]
     return torch.cat(flat)
 
 
@@ -50,13 +63,22 @@ def logprob_ints(num_positions: int, entries: int) -> int:
 
 def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
     """The step's result; all arrays are copies, so the packet's buffer may be reused at once."""
-    end = layout.padded_rows * RESULT_INTS
-    rows = packet[: layout.num_rows * RESULT_INTS].reshape(layout.num_rows, RESULT_INTS)
-    columns = rows.T.copy()
-    result = StepResult(columns[0] != 0, columns[1], columns[2])
+    ints, num_rows = layout.record_ints, layout.num_rows
+    end = layout.padded_rows * ints
+    columns = packet[: num_rows * ints].reshape(num_rows, ints).T.copy()
+    if layout.width == 1:
+        result = StepResult(columns[0], columns[1, :, None], columns[2])
+    else:
+        result = StepResult(columns[0], columns[[1, *range(4, 3 + layout.width)]].T, columns[2])
     if layout.logprob_entries >= 0:
-        part, end = _logprobs(packet, end, layout.padded_rows, layout.logprob_entries)
-        result.logprobs = _rows_of(part, 0, layout.num_rows)
+        parts = []
+        for _ in range(layout.width):
+            part, end = _logprobs(packet, end, layout.padded_rows, layout.logprob_entries)
+            parts.append(_rows_of(part, 0, num_rows))
+        result.logprobs = parts[0] if len(parts) == 1 else _interleaved(parts)
+    if layout.vector:
+        flat = packet[end : end + num_rows * layout.vector].copy()
+        result.vectors = flat.view(np.float32).reshape(num_rows, layout.vector)
     if layout.prompt_rows:
         total = sum(count for _, count in layout.prompt_rows)
         part, end = _logprobs(packet, end, total, layout.prompt_entries)
@@ -78,6 +100,16 @@ def _logprobs(packet: Int32s, start: int, num: int, entries: int) -> tuple[Logpr
         counts=counts,
     )
     return part, int(sizes[-1])
+
+
+def _interleaved(parts: list[LogprobsResult]) -> LogprobsResult:
+    """Position i of part j at i * len(parts) + j."""
+
+    def column(name: str) -> Any:
+        whole = np.stack([getattr(part, name) for part in parts], 1)
+        return whole.reshape(-1, *whole.shape[2:])
+
+    return LogprobsResult(*(column(name) for name in ("token_ids", "logprobs", "ranks", "counts")))
 
 
 def _rows_of(part: LogprobsResult, start: int, end: int) -> LogprobsResult:

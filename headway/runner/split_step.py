@@ -13,13 +13,13 @@ from functools import partial
 import torch
 
 from headway.device.base import Device, Graph
+from headway.runner.results import Part
 from headway.sampling.draw import ALL_PATHS, FILTERED
-from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import BIAS_EDIT, Variant
 from headway.state.batch import StepBatch
 
 FrontHalf = Callable[[], tuple[StepBatch, torch.Tensor]]
-SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[LogprobTensors]]
+SampleAndAdvance = Callable[[StepBatch, torch.Tensor, Variant], list[Part]]
 
 FEW_LOGPROBS, MOST_LOGPROBS = 5, 20
 """Entries that tails gather. Rows that ask for fewer leave the rest empty; steps that ask for more sample eagerly."""
@@ -41,9 +41,9 @@ def tail_variants(every_edit: int) -> list[Variant]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replayed step gives: its log-probability parts, laid out as ``variant`` says."""
+    """What a replayed step gives beside its records: log-probabilities, laid out as ``variant`` says, or vectors."""
 
-    parts: list[LogprobTensors]
+    parts: list[Part]
     variant: Variant
 
 
@@ -52,12 +52,12 @@ class Tail:
     """A graph to a step's end, and where it leaves the log-probabilities."""
 
     graph: Graph
-    parts: list[LogprobTensors]
+    parts: list[Part]
 
     @classmethod
-    def capture(cls, device: Device, body: Callable[[], list[LogprobTensors]], first: Graph | None = None) -> Tail:
+    def capture(cls, device: Device, body: Callable[[], list[Part]], first: Graph | None = None) -> Tail:
         """Record ``body``, behind ``first``, and keep what it returns: each replay fills the same memory."""
-        kept: list[list[LogprobTensors]] = []
+        kept: list[list[Part]] = []
         graph = device.capture(lambda: kept.append(body()), first=first)
         return cls(graph, kept[0])
 
@@ -139,7 +139,7 @@ class SplitStep:
         return Replayed(tail.parts, known)
 
 
-def _whole_step(front: FrontHalf, back: SampleAndAdvance, variant: Variant) -> list[LogprobTensors]:
+def _whole_step(front: FrontHalf, back: SampleAndAdvance, variant: Variant) -> list[Part]:
     return back(*front(), variant)
 
 

@@ -121,8 +121,12 @@ class Grammar:
             self._kept,
         )
 
-    def advance(self, step_and_tables: Sequence[torch.Tensor], results: torch.Tensor) -> None:
-        """What ``slot_advance`` does with its arguments, and move the automata by the sampled tokens."""
+    def advance(self, step_and_tables: Sequence[torch.Tensor], results: Sequence[object]) -> None:
+        """What ``slot_advance`` does with its arguments, and move the automata by the sampled tokens.
+
+        Args:
+            results: the ring of results and, of rows of drafts, the arguments behind it.
+        """
         grammar_advance(
             *step_and_tables,
             self._on,
@@ -130,5 +134,5 @@ class Grammar:
             self._state,
             self._table,
             self.vocabulary,
-            results,
+            *results,
         )

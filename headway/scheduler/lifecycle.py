@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
-from headway.scheduler.kv_manager import KVManager
+from headway.scheduler.cache.manager import Hits, KVManager
+from headway.scheduler.cache.pool import NULL_BLOCK
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import RunningSet, SlotTable
 from headway.scheduler.waiting import WaitingQueue
@@ -34,13 +35,13 @@ class Lifecycle:
         self.open[request.request_id] = request
         self.waiting.append(request)
 
-    def admit(self, request: Request, hits: list[int]) -> None:
+    def admit(self, request: Request, hits: Hits) -> None:
         """The head of the queue takes a slot and starts behind its cached blocks."""
         self.waiting.remove(request)
         request.status = Status.RUNNING
         request.admitted = self._num_admissions
         self._num_admissions += 1
-        self.table.open(request, len(hits) * self.kv.block_size)
+        self.table.open(request, hits.depth * self.kv.block_size)
         self.kv.open(request, hits)
         self.running.prefilling = request
 
@@ -79,6 +80,6 @@ class Lifecycle:
         slots = [r.slot for r in running]
         if len(set(slots)) != len(slots) or len(slots) + self.table.num_free != self.table.num_slots:
             raise HeadwayError(f"slots do not add up: {len(slots)} owned, {self.table.num_free} free")
-        self.kv.pool.check(block for r in running for block in r.block_ids)
+        self.kv.pool.check(block for r in running for held in r.blocks for block in held if block != NULL_BLOCK)
         if len(self.open) != len(running) + len(self.waiting) + self.num_draining:
             raise HeadwayError("an open request is neither waiting, running nor draining")

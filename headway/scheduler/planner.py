@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError
-from headway.core.plan import NO_INTS, Admission, Bools, Int32s, StepPlan
+from headway.core.plan import NO_INTS, Admission, Bools, Bound, Exact, Int32s, StepPlan
+from headway.scheduler.cache.manager import BlockEdit, Hits
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request
 from headway.scheduler.slots import Int64s, Rows
@@ -30,7 +32,7 @@ class _Draft:
     drained: list[Request] = field(default_factory=list)
     masks: list[tuple[int, Int32s]] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
-    edit_slots: list[int] = field(default_factory=list)
+    edit_rows: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
 
@@ -41,20 +43,27 @@ class _Draft:
         self.masks.append((request.slot, request.mask))
         request.mask = None
 
-    def edit(self, slot: int, first_index: int, block_ids: list[int]) -> None:
-        self.edit_slots += [slot] * len(block_ids)
+    def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
+        """``row``: of the block tables."""
+        self.edit_rows += [row] * len(block_ids)
         self.edit_indices += range(first_index, first_index + len(block_ids))
         self.edit_ids += block_ids
 
 
 class Planner:
-    """Builds plans. First come first served: an earlier request never waits for a later one's tokens or blocks."""
+    """Builds plans. First come first served: an earlier request never waits for a later one's tokens or blocks.
+
+    Attributes:
+        width: tokens of the next steps' decode rows, 1 to the configured width.
+    """
 
     def __init__(self, config: SchedulerConfig, life: Lifecycle) -> None:
         self._config = config
         self._life = life
         self._table = life.table
-        self._ones: Int32s = np.ones(config.max_num_seqs, np.int32)
+        self.width = config.width
+        self._drafting = config.width > 1
+        self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
         self._drained: list[Request] = []
@@ -68,8 +77,8 @@ class Planner:
         preemptions = self._life.num_preemptions
         ready = self._reserve_lagging(draft) if self._life.running.lagging else []
         decode, starts = self._take_decode(draft)
-        if ready:
-            decode, starts = self._take_lagging(draft, ready, decode, starts)
+        if ready and (taken := self._take_lagging(draft, ready)):
+            decode, starts = self._add_lagging(draft, taken, decode, starts)
         self._continue_prefill(draft)
         if self._life.num_preemptions == preemptions:
             self._admit(draft)
@@ -92,59 +101,93 @@ class Planner:
     # -- decode rows ---------------------------------------------------------------------------------------------
 
     def _take_decode(self, draft: _Draft) -> tuple[Rows, Int32s]:
-        table, running = self._table, self._life.running
-        rows = running.decode_rows().first(draft.tokens_left)
+        table, running, width = self._table, self._life.running, self.width
+        rows = running.decode_rows().first(draft.tokens_left // width)
         if not len(rows):
             return rows, NO_INTS
         starts = table.scheduled[rows.index]
-        (short,) = (starts >= table.capacity[rows.index]).nonzero()
+        if self._drafting:
+            rows, starts = self._not_paused(rows, starts)
+        ends = starts + width
+        (short,) = (ends > table.capacity[rows.index]).nonzero()
         if len(short):
-            count = self._grow_decode(draft, rows, short)
+            self._trim_decode(draft, rows, short)
+            count = self._grow_decode(draft, rows, short, ends)
             if count < len(rows):  # the rest were preempted, or wait for a block
-                rows, starts = rows.first(count), starts[:count]
-        ends = starts + 1
+                rows, starts, ends = rows.first(count), starts[:count], ends[:count]
         table.scheduled[rows.index] = ends
         table.in_flight[rows.index] += 1
+        if self._drafting:  # a row brings one token for sure
+            ends = table.least[rows.index] + 1
+            table.least[rows.index] = ends
         for i in (ends == table.last[rows.index]).nonzero()[0].tolist():
             draft.drained.append(rows.requests[i])
-        draft.tokens_left -= len(rows)
+        draft.tokens_left -= len(rows) * width
         if rows is running.decode_rows():  # else some were cut off, and the order of arrival says who
             rows, order = running.longest_first()
             starts = starts[order]
         return rows, starts
 
-    def _grow_decode(self, draft: _Draft, rows: Rows, short: Int64s) -> int:
-        """One more block for each row in ``short`` (ascending); returns how many leading rows can run.
+    def _not_paused(self, rows: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
+        """Without rows that would have nothing left to do were all drafts in flight accepted: results tell how many were."""
+        (going,) = (starts < self._table.last[rows.index]).nonzero()
+        return (rows, starts) if len(going) == len(rows) else (rows.picked(going), starts[going])
+
+    def _grow_decode(self, draft: _Draft, rows: Rows, short: Int64s, ends: Int32s) -> int:
+        """Blocks for each row in ``short`` (ascending), up to ``ends``; returns how many leading rows can run.
 
         Victims come from the end. The last row left is not preempted for its own sake: it keeps what it has and sits
         this step out, and gives way only when an earlier request needs its blocks.
         """
         life = self._life
-        num_free = life.kv.pool.num_free
+        num_free = life.kv.growths if self.width <= life.kv.block_size else 0
+        preemptions = life.num_preemptions
         self._grow_by_one(draft, rows, short[:num_free])
         for i in short[num_free:].tolist():
-            request = rows.requests[i]
+            request, end = rows.requests[i], Bound(int(ends[i]))
             if request.slot < 0:  # a victim of an earlier row, and so are all after it
                 break
-            while not life.kv.pool.num_free and life.running.newest is not request:
+            missing = life.kv.missing(request, end)
+            while missing > life.kv.pool.num_free and life.running.newest is not request:
                 life.preempt(life.running.newest)
-            if not life.kv.pool.num_free:
-                if i == 0 and not life.running.lagging:
+            if missing > life.kv.pool.num_free:
+                if len(life.running) == 1:
                     raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                 return i
-            self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
-        return min(len(rows), life.running.num_decoding)
+            self._grow(draft, request, end)
+        if life.num_preemptions == preemptions:
+            return len(rows)
+        return next((i for i, request in enumerate(rows.requests) if request.slot < 0), len(rows))
 
     def _grow_by_one(self, draft: _Draft, rows: Rows, picked: Int64s) -> None:
         """A free block for each of the ``picked`` rows; there are enough."""
         table, kv = self._table, self._life.kv
         slots = rows.index[picked]
         capacity = table.capacity[slots]
-        new = kv.grow_by_one([rows.requests[i] for i in picked.tolist()])
+        taken = kv.grow_by_one([rows.requests[i] for i in picked.tolist()])
         table.capacity[slots] = capacity + kv.block_size
-        draft.edit_slots += slots.tolist()
-        draft.edit_indices += (capacity // kv.block_size).tolist()
-        draft.edit_ids += new
+        indices = (capacity // kv.block_size).tolist()
+        for group, new in enumerate(taken):
+            draft.edit_rows += (slots + group * table.num_slots).tolist()
+            draft.edit_indices += indices
+            draft.edit_ids += new
+
+    def _trim_decode(self, draft: _Draft, rows: Rows, short: Int64s) -> None:
+        """Rows that need a block give back those that lie behind their windows: by what is exact, not by the bound."""
+        if not self._life.kv.lets_go:
+            return
+        exact = self._table.least if self._drafting else self._table.scheduled
+        for i in short.tolist():
+            request = rows.requests[i]
+            self._trim(draft, request, Exact(int(exact[request.slot])))
+
+    def _trim(self, draft: _Draft, request: Request, position: Exact) -> None:
+        """Gives back what no token of the request at ``position`` or behind it reads."""
+        self._edit(draft, request, self._life.kv.trim(request, position))
+
+    def _edit(self, draft: _Draft, request: Request, edits: Iterable[BlockEdit]) -> None:
+        for group, index, block_ids in edits:
+            draft.edit(group * self._table.num_slots + request.slot, index, block_ids)
 
     # -- rows that lag -------------------------------------------------------------------------------------------
 
@@ -154,19 +197,21 @@ class Planner:
         for request in [each for each in life.running.lagging if each.mask is not None]:
             if request.slot < 0:  # a victim of an earlier one
                 continue
-            if self._table.scheduled[request.slot] >= self._table.capacity[request.slot]:
-                while not life.kv.pool.num_free and life.running.newest is not request:
+            scheduled = int(self._table.scheduled[request.slot])
+            if scheduled >= self._table.capacity[request.slot]:
+                self._trim(draft, request, Exact(scheduled))  # its last token is known
+                while not life.kv.growths and life.running.newest is not request:
                     life.preempt(life.running.newest)
-                if not life.kv.pool.num_free:
+                if not life.kv.growths:
                     if len(life.running) == 1:
                         raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                     continue
-                self._grow(draft, request, len(request.block_ids) * life.kv.block_size + 1)
+                self._grow(draft, request, Bound(scheduled + 1))
             ready.append(request)
         return ready
 
-    def _take_lagging(self, draft: _Draft, ready: list[Request], decode: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
-        """Adds a row for each request of ``ready`` that still runs, as far as tokens and upload reach."""
+    def _take_lagging(self, draft: _Draft, ready: list[Request]) -> list[Request]:
+        """Those of ``ready`` that still run, as far as tokens and upload reach: each gets a row of one token."""
         taken: list[Request] = []
         for request in ready:
             slot, mask = request.slot, request.mask
@@ -179,21 +224,31 @@ class Planner:
             draft.uploads_left -= upload
             draft.draw_masked(request)
             taken.append(request)
-        if not taken:
-            return decode, starts
-        rows = Rows.of(taken, self._table)
-        mine = self._table.scheduled[rows.index]
-        self._table.scheduled[rows.index] = mine + 1
-        self._table.in_flight[rows.index] += 1
-        draft.drained += [each for each in taken if self._table.scheduled[each.slot] == self._table.last[each.slot]]
-        return decode.plus(rows), np.concatenate((starts, mine))
+        return taken
 
-    def _grow(self, draft: _Draft, request: Request, num_tokens: int) -> None:
-        held = len(request.block_ids)
-        new = self._life.kv.grow(request, num_tokens)
-        if new:
-            draft.edit(request.slot, held, new)
-            self._table.capacity[request.slot] = len(request.block_ids) * self._life.kv.block_size
+    def _add_lagging(self, draft: _Draft, taken: list[Request], decode: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
+        """Adds the rows of ``taken``: to the decode rows where these have one token, too, else behind them."""
+        table = self._table
+        rows = Rows.of(taken, table)
+        mine = table.scheduled[rows.index]
+        table.scheduled[rows.index] = table.least[rows.index] = mine + 1
+        table.in_flight[rows.index] += 1
+        draft.drained += [each for each in taken if table.scheduled[each.slot] == table.last[each.slot]]
+        if self.width == 1:
+            return decode.plus(rows), np.concatenate((starts, mine))
+        draft.requests += taken
+        draft.query_lens += [1] * len(taken)
+        draft.starts += mine.tolist()
+        draft.samples += [True] * len(taken)
+        return decode, starts
+
+    def _grow(self, draft: _Draft, request: Request, end: Bound) -> None:
+        """Room for the request's tokens up to ``end``."""
+        kv = self._life.kv
+        edits = kv.grow(request, end)
+        if edits:
+            self._edit(draft, request, edits)
+            self._table.capacity[request.slot] = kv.num_held(request) * kv.block_size
 
     # -- prefill rows --------------------------------------------------------------------------------------------
 
@@ -202,10 +257,9 @@ class Planner:
         if request is None:
             return
         # It is the newest request: it never takes blocks from another, it takes what is left.
-        pool = self._life.kv.pool
         start = int(self._table.scheduled[request.slot])
-        room = (len(request.block_ids) + pool.num_free) * self._life.kv.block_size - start
-        self._prefill_row(draft, request, min(room, draft.tokens_left))
+        self._trim(draft, request, Exact(start))
+        self._prefill_row(draft, request, min(self._life.kv.room(request) - start, draft.tokens_left))
 
     def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
         """Adds a row of at most ``most`` known tokens; none when that is 0."""
@@ -215,11 +269,11 @@ class Planner:
         if count <= 0:
             return
         end = start + count
-        self._grow(draft, request, end)
-        table.scheduled[slot] = end
+        self._grow(draft, request, Bound(end))
+        table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
-        self._life.kv.register_later(request, table.history[slot], end)
+        self._life.kv.register_later(request, table.history[slot], Exact(end))
         draft.requests.append(request)
         draft.query_lens.append(count)
         draft.starts.append(start)
@@ -230,7 +284,7 @@ class Planner:
             self._life.running.add_decoding(request)
             if request.lags:
                 draft.draw_masked(request)
-            if end == table.last[slot]:
+            if end == table.last[slot] or request.pools:
                 draft.drained.append(request)
 
     def _admit(self, draft: _Draft) -> None:
@@ -241,6 +295,8 @@ class Planner:
                 return
             if request.lags and request.mask is None:  # it was preempted, and its grammar is at the last token
                 return
+            if not life.kv.stores and len(request.tokens) > draft.tokens_left:
+                return  # where nothing is cached, no text is cut
             hits = life.kv.lookup(request)
             if not life.kv.fits(request, hits, others_run=len(life.running) > 0):
                 self._blocked = (request, life.kv.pool.num_free)
@@ -254,10 +310,10 @@ class Planner:
             self._blocked[0] is request and self._life.kv.pool.num_free <= self._blocked[1]
         )
 
-    def _start(self, draft: _Draft, request: Request, hits: list[int]) -> None:
+    def _start(self, draft: _Draft, request: Request, hits: Hits) -> None:
         life = self._life
         draft.uploads_left -= request.upload_now
-        cached = len(hits) * life.kv.block_size
+        cached = hits.depth * life.kv.block_size
         if request.cached_tokens is None:
             request.cached_tokens = cached
             self.cache_queries += len(request.tokens) if life.kv.may_hit(request) else 0
@@ -265,7 +321,7 @@ class Planner:
         life.admit(request, hits)
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
-        draft.edit(request.slot, 0, hits)
+        self._edit(draft, request, life.kv.opening_edits(request))
         self._prefill_row(draft, request, draft.tokens_left)
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -273,7 +329,7 @@ class Planner:
     def _assemble(self, step: int, draft: _Draft, decode: Rows, starts: Int32s) -> tuple[StepPlan, Rows]:
         n = len(decode)
         rows = decode
-        query_lens, samples = self._ones[:n], self._all_true[:n]
+        query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (
@@ -289,6 +345,7 @@ class Planner:
                 rows, (query_lens, samples, starts) = more, columns
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
-            edits = [np.array(each, np.int32) for each in (draft.edit_slots, draft.edit_indices, draft.edit_ids)]
+            edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
-        return StepPlan(*at, draft.admissions, edits[0], edits[1], edits[2], draft.masks, rows.requests), rows
+        changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
+        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools), rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest, TokenLogprobsRow
-from headway.core.plan import Int32s
+from headway.core.plan import Exact, Int32s
 
 
 class Status(IntEnum):
@@ -31,10 +31,11 @@ class Request:
 
     Attributes:
         tokens: int32, every known token; current only while the request owns no slot (the slot's history is then).
-        max_total: prompt + max_tokens, clamped to the model length.
+        max_total: prompt + max_tokens, clamped to the model length; the prompt alone where the request pools.
         upload: int32 values its first admission sends.
         slot: the slot it owns, -1 for none.
-        block_ids: the blocks it holds, in order of position.
+        blocks: per group of layers the blocks it holds, in order of position; ``NULL_BLOCK`` for those it has given back.
+        first_kept: per group the number of those.
         digests: chained digest of its first full blocks, as far as computed; valid for the request's whole life.
         num_registered: leading blocks already offered to the prefix index (or found there) in this incarnation.
         in_flight: rows launched and not applied; current only while it owns no slot.
@@ -42,6 +43,7 @@ class Request:
         cached_tokens: tokens that the first admission found in the prefix cache, None before it.
         reported: whether an update has been issued.
         lags: a grammar on the host must see each token before the next may be drawn.
+        pools: it generates nothing, and ends with its prompt.
         says_more: its updates are not a mere token for the loop: they carry log-probabilities, or a matcher must see them.
         mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
         admitted: how many admissions came before its present one.
@@ -49,15 +51,17 @@ class Request:
 
     __slots__ = (
         "admitted",
-        "block_ids",
+        "blocks",
         "cached_tokens",
         "digests",
+        "first_kept",
         "in_flight",
         "lags",
         "mask",
         "max_total",
         "message",
         "num_registered",
+        "pools",
         "prompt_len",
         "prompt_rows",
         "reported",
@@ -79,19 +83,23 @@ class Request:
         self.prompt_len = len(self.tokens)
         if self.prompt_len == 0:
             raise InvalidRequestError("the prompt has no tokens; send at least one", "prompt")
+        self.pools = message.task.pools
         room = max_model_len - self.prompt_len
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        if not 1 <= max_tokens <= room:
+        if self.pools:
+            max_tokens = 0
+        if not (0 if self.pools else 1) <= max_tokens <= room:
             raise InvalidRequestError(
                 f"prompt ({self.prompt_len} tokens) + max_tokens ({max_tokens}) exceeds the context of "
                 f"{max_model_len}; shorten the prompt or lower max_tokens",
-                "max_tokens",
+                "prompt" if self.pools else "max_tokens",
             )
-        self.max_total = self.prompt_len + max_tokens
+        self.max_total = Exact(self.prompt_len + max_tokens)
         self.upload = upload
         self.status = Status.WAITING
         self.slot = -1
-        self.block_ids: list[int] = []
+        self.blocks: list[list[int]] = []
+        self.first_kept: list[int] = []
         self.digests: list[bytes] = []
         self.num_registered = 0
         self.in_flight = 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
 from headway.core.messages import AddRequest, RequestUpdate, StepUpdates, TokenLogprobsRow
-from headway.core.plan import Finish, LogprobsResult, StepPlan, StepResult
+from headway.core.plan import Exact, Finish, Int32s, LogprobsResult, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import Int64s, Rows
@@ -72,6 +72,8 @@ class Collector:
 
         Rows of finished requests are ignored: zombies, and rows of requests aborted meanwhile.
         """
+        if plan.pools:
+            return self._apply_pooled(plan, rows, result)
         others: list[RequestUpdate] = []
         for row in sorted(result.prompt_logprobs):
             request = rows.requests[row]
@@ -80,10 +82,12 @@ class Collector:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
                     others.append(self.fail(request, str(error)))
-        num_sampled = np.count_nonzero(result.sampled)
+        num_sampled = np.count_nonzero(result.counts)
         if rows.num_closed == self._table.num_closed and plan.num_decode_rows == num_sampled == len(rows):
             self._table.in_flight[rows.index] -= 1
-            updates = self._apply_live(rows, result, None)  # as almost always: all rows are live, and have sampled
+            updates = self._apply_live(
+                plan, rows, result, None
+            )  # as almost always: all rows are live, and have sampled
         else:
             updates = self._apply_mixed(plan, rows, result, others)
         updates.add(others)
@@ -105,50 +109,118 @@ class Collector:
         live = self._table.epoch[rows.index] == rows.epochs
         self._table.in_flight[rows.index[live]] -= 1
         picked = live & plan.samples
-        for row in _nonzero(picked & ~result.sampled):
+        has_sampled = result.counts > 0
+        for row in _nonzero(picked & ~has_sampled):
             others.append(self.fail(rows.requests[row], "the device ended the request without saying why"))
-        sampled = (picked & result.sampled).nonzero()[0]
-        updates = self._apply_live(rows, result, sampled) if len(sampled) else StepUpdates()
+        sampled = (picked & has_sampled).nonzero()[0]
+        updates = self._apply_live(plan, rows, result, sampled) if len(sampled) else StepUpdates()
         for row in _nonzero(~live):
             update = self._apply_detached(rows.requests[row], row, bool(plan.samples[row]), result)
             if update is not None:
                 others.append(update)
         return updates
 
+    def _apply_pooled(self, plan: StepPlan, rows: Rows, result: StepResult) -> StepUpdates:
+        """Rows that ended their texts bring their vectors, which ends their requests; the others bring nothing yet."""
+        owning = rows.epochs == self._table.epoch[rows.index]
+        self._table.in_flight[rows.index[owning]] -= 1
+        updates = []
+        for row, request in enumerate(rows.requests):
+            if request.status is Status.FINISHED:  # aborted, or failed
+                continue
+            if not owning[row]:
+                request.in_flight -= 1
+            if not plan.samples[row]:  # its text goes on
+                continue
+            if result.vectors is None:
+                updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
+                continue
+            self.prompt_tokens += request.prompt_len
+            update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
+            update.pooled, update.num_cached_tokens = result.vectors[row].tobytes(), request.cached_tokens or 0
+            updates.append(update)
+            self._life.finish(request)
+        found = StepUpdates()
+        found.add(updates)
+        return found
+
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 
-    def _apply_live(self, rows: Rows, result: StepResult, picked: Int64s | None) -> StepUpdates:
+    def _apply_live(self, plan: StepPlan, rows: Rows, result: StepResult, picked: Int64s | None) -> StepUpdates:
         """``picked``: int64 [n], rows that sampled, ascending; None: all."""
         table = self._table
-        slots, ids, requests, tokens, finish = rows.index, rows.ids, rows.requests, result.token_ids, result.finish
+        slots, ids, requests, finish = rows.index, rows.ids, rows.requests, result.finish
         order: Sequence[int] = range(len(rows))
         if picked is not None:
             order = picked.tolist()
-            slots, tokens, finish = slots[picked], tokens[picked], finish[picked]
+            slots, finish = slots[picked], finish[picked]
             ids, requests = [ids[row] for row in order], [requests[row] for row in order]
-        known = table.known[slots]
-        table.history[slots, known] = tokens
-        table.known[slots] = known + 1
-        updates = StepUpdates(ids, tokens.tolist())
-        self.generation_tokens += len(ids)
+        if plan.width == 1:
+            tokens = result.token_ids[:, 0] if picked is None else result.token_ids[picked, 0]
+            counts, written = None, table.known[slots]  # the newest token's own KV is not written yet
+            table.history[slots, written] = tokens
+            table.known[slots] = written + 1
+            updates = StepUpdates(ids, tokens.tolist())
+            self.generation_tokens += len(ids)
+        else:
+            counts, written, updates = self._append_runs(plan, slots, ids, result, picked)
         if self._life.kv.caching:
-            # The new token's own KV is not written yet: ``known`` tokens are, the one before it included.
-            for i in _nonzero(known % self._life.kv.block_size == 0):
-                self._life.kv.register(requests[i], table.history[requests[i].slot], int(known[i]))
+            self._register(requests, written, counts)
         more = updates.more
         special = _nonzero(table.special[slots])
         asking = [i for i in special if requests[i].wants_logprobs]
-        told = dict(zip(asking, logprobs_rows(result.logprobs, [order[i] for i in asking]), strict=True))
+        told = self._told(plan.width, result, asking, order, counts) if asking else {}
         for i in special:
             request = requests[i]
             if not request.says_more:  # only its first update does, which is this one
                 table.special[slots[i]] = False
-            more[i] = self._decorate(request, _token_update(ids[i], updates.token_ids[i]), told.get(i))
+            more[i] = self._decorate(request, more.get(i) or _token_update(ids[i], updates.token_ids[i]), told.get(i))
         for i in _nonzero(finish):
             if i not in more:
                 more[i] = _token_update(ids[i], updates.token_ids[i])
             self._end(requests[i], more[i], int(finish[i]))
         return updates
+
+    def _append_runs(
+        self, plan: StepPlan, slots: Int64s, ids: list[str], result: StepResult, picked: Int64s | None
+    ) -> tuple[Int32s, Int32s, StepUpdates]:
+        """Appends the tokens of rows of drafts, and takes what was rejected back from the bounds.
+
+        Returns:
+            tokens of each row, int32 [n]; tokens whose KV is written, int32 [n]; updates with those tokens.
+        """
+        table = self._table
+        counts, tokens = result.counts, result.token_ids
+        decodes = np.arange(len(counts)) < plan.num_decode_rows
+        if picked is not None:
+            counts, tokens, decodes = counts[picked], tokens[picked], decodes[picked]
+        known = table.known[slots]
+        row, place = (np.arange(plan.width) < counts[:, None]).nonzero()
+        table.history[slots[row], known[row] + place] = tokens[row, place]
+        table.known[slots] = known + counts
+        table.scheduled[slots] -= np.where(decodes, plan.width - counts, 0)
+        table.least[slots] += counts - 1
+        self.generation_tokens += len(row)
+        updates = StepUpdates(ids, tokens[:, 0].tolist())
+        for i in _nonzero(counts > 1):
+            updates.more[i] = RequestUpdate(request_id=ids[i], new_token_ids=tokens[i, : counts[i]].tolist())
+        return counts, known + counts - 1, updates
+
+    def _register(self, requests: list[Request], written: Int32s, counts: Int32s | None) -> None:
+        """Names the blocks that are full now. ``written``, ``counts``: as of ``_append_runs``; None: one token each."""
+        kv = self._life.kv
+        filled = written % kv.block_size < (1 if counts is None else counts)
+        for i in _nonzero(filled):
+            kv.register(requests[i], self._table.history[requests[i].slot], Exact(int(written[i])))
+
+    def _told(
+        self, width: int, result: StepResult, asking: list[int], order: Sequence[int], counts: Int32s | None
+    ) -> dict[int, list[TokenLogprobsRow | None]]:
+        """Log-probabilities of each token that the rows ``asking`` brought."""
+        lengths = [1 if counts is None else int(counts[i]) for i in asking]
+        places = [order[i] * width + j for i, length in zip(asking, lengths, strict=True) for j in range(length)]
+        rows = iter(logprobs_rows(result.logprobs, places))
+        return {i: [next(rows) for _ in range(length)] for i, length in zip(asking, lengths, strict=True)}
 
     # -- rows whose request was preempted, is draining or is over --------------------------------------------------
 
@@ -158,14 +230,16 @@ class Collector:
         request.in_flight -= 1
         if not samples:
             return None
-        if not result.sampled[row]:
+        count, width = int(result.counts[row]), result.token_ids.shape[1]
+        if not count:
             return self.fail(request, "the device ended the request without saying why")
-        token = int(result.token_ids[row])
-        request.tokens = np.append(request.tokens, np.int32(token))
-        self.generation_tokens += 1
-        update = _token_update(request.request_id, token)
+        tokens = result.token_ids[row, :count]
+        request.tokens = np.append(request.tokens, tokens)
+        self.generation_tokens += count
+        update = RequestUpdate(request_id=request.request_id, new_token_ids=tokens.tolist())
         if request.wants_logprobs or not request.reported:
-            update = self._decorate(request, update, logprobs_rows(result.logprobs, [row])[0])
+            places = range(row * width, row * width + count)
+            update = self._decorate(request, update, logprobs_rows(result.logprobs, list(places)))
         finish = int(result.finish[row])
         if finish:
             self._end(request, update, finish)
@@ -180,23 +254,26 @@ class Collector:
             return
         code = Finish(finish)
         if code is Finish.NO_TOKEN:
-            update.new_token_ids, update.new_logprobs = [], None
+            del update.new_token_ids[-1]
+            update.new_logprobs = update.new_logprobs[:-1] or None if update.new_logprobs else None
             update.finish_reason = "error"
             update.error, update.error_parameter = no_token_left(request.message)
             self._life.finish(request)
             return
         update.finish_reason = FINISH_REASONS[code]
         if code is Finish.STOP_TOKEN:
-            update.stop_token_id = update.new_token_ids[0]
+            update.stop_token_id = update.new_token_ids[-1]
         self._life.finish(request)
 
-    def _decorate(self, request: Request, update: RequestUpdate, told: TokenLogprobsRow | None) -> RequestUpdate:
+    def _decorate(
+        self, request: Request, update: RequestUpdate, told: Sequence[TokenLogprobsRow | None] | None
+    ) -> RequestUpdate:
         """Adds what a first update or log-probabilities bring; a request this raises for fails alone."""
         try:
             if request.wants_logprobs:
-                if told is None:
+                update.new_logprobs = [each for each in told or [] if each is not None]
+                if len(update.new_logprobs) != len(update.new_token_ids):
                     raise HeadwayError(NO_LOGPROBS)
-                update.new_logprobs = [told]
             if not request.reported:
                 update.num_cached_tokens = request.cached_tokens or 0
                 update.new_prompt_logprobs = self._whole_prompt(request)

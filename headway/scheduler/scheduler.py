@@ -24,8 +24,9 @@ def count_prompt_ints(message: AddRequest) -> int:
 class Scheduler:
     """Continuous batching over slots and KV blocks, ahead of the device by any number of steps.
 
-    After scheduling a row that samples, the host assumes one more token and goes on; ends that only the device sees
-    arrive with ``apply``, and rows launched meanwhile are ignored. Requests never run past max_tokens.
+    After scheduling a row that samples, the host assumes as many more tokens as it can bring and goes on; drafts that the
+    device rejects, and ends that only the device sees, arrive with ``apply``, and rows launched meanwhile are ignored.
+    Requests never run past max_tokens.
     A plan that was returned must be launched, or discarded before the next one is asked for: later plans count on what
     it writes. One thread calls everything.
     """
@@ -49,9 +50,12 @@ class Scheduler:
         Raises:
             InvalidRequestError: its id is open, it is empty or too long, or one step cannot carry its state.
         """
+        if message.task.pools != self._config.pools:
+            serves = "requests that pool, such as embeddings" if self._config.pools else "generation"
+            raise InvalidRequestError(f"this engine serves {serves}, not the task {message.task.value!r}", "task")
         upload = self._upload_ints(message)
         request = Request(message, self._config.max_model_len, upload)
-        most = upload + request.max_total - 1 - request.prompt_len
+        most = upload + max(request.max_total - 1 - request.prompt_len, 0)
         if most > self._config.max_upload_ints:
             raise InvalidRequestError(
                 f"the request may have to send {most} values in one step, which carries "
@@ -81,6 +85,17 @@ class Scheduler:
         request = self._life.open.get(request_id)
         if request is not None:
             request.mask = mask
+
+    @property
+    def width(self) -> int:
+        """Tokens of the next steps' decode rows: 1, or more where there are drafts to verify. May change from step to step."""
+        return self._planner.width
+
+    @width.setter
+    def width(self, width: int) -> None:
+        if not 1 <= width <= self._config.width:
+            raise ValueError(f"rows have 1 to {self._config.width} tokens here, not {width}")
+        self._planner.width = width
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

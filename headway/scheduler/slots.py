@@ -17,7 +17,10 @@ class SlotTable:
     """S slots of L tokens.
 
     Attributes (S entries each):
-        scheduled: tokens whose rows have been scheduled = position of the next row. A bound on the device's count.
+        scheduled: tokens whose rows have been scheduled = position of the next row. A bound on the device's count: a row of
+            drafts counts whole until its result says how many were accepted.
+        least: the device's count when all scheduled rows have run and every draft was rejected. Below it only where a
+            request has ended. Kept up to date where there are drafts; elsewhere it would equal ``scheduled``.
         known: tokens whose value the host knows, prompt included.
         last: ``scheduled`` at which nothing is left to schedule (prompt + max_tokens - 1).
         capacity: tokens the held blocks can store.
@@ -31,6 +34,7 @@ class SlotTable:
     def __init__(self, num_slots: int, max_model_len: int) -> None:
         self.num_slots = num_slots
         self.scheduled = np.zeros(num_slots, np.int32)
+        self.least = np.zeros(num_slots, np.int32)
         self.known = np.zeros(num_slots, np.int32)
         self.last = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
@@ -49,7 +53,7 @@ class SlotTable:
         """Hands a free slot to the request; returns it."""
         slot = self._free.pop()
         known = len(request.tokens)
-        self.scheduled[slot] = num_computed
+        self.scheduled[slot] = self.least[slot] = num_computed
         self.known[slot] = known
         self.last[slot] = request.max_total - 1
         self.capacity[slot] = 0
@@ -124,7 +128,8 @@ class Rows:
 
 class RunningSet:
     """Requests that own slots, in order of arrival: decoding ones, then at most one still inside its known tokens. Those that
-    lag (they decode whenever their mask has come) are kept apart.
+    lag (they decode whenever their mask has come) are kept apart, as are those that pool and whose last row is planned: they
+    hold what they have until the plan is whole.
 
     A second one cannot start before the first is through (first come first served: it takes the whole budget or
     ends), so appending keeps the order.
@@ -134,12 +139,13 @@ class RunningSet:
         self._table = table
         self._decoding: list[Request] = []
         self.lagging: list[Request] = []
+        self._pooled: list[Request] = []
         self._rows: Rows | None = None
         self._longest_first: tuple[Rows, Int64s] | None = None
         self.prefilling: Request | None = None
 
     def __len__(self) -> int:
-        return len(self._decoding) + len(self.lagging) + (self.prefilling is not None)
+        return len(self._decoding) + len(self.lagging) + len(self._pooled) + (self.prefilling is not None)
 
     @property
     def num_decoding(self) -> int:
@@ -148,13 +154,14 @@ class RunningSet:
     @property
     def newest(self) -> Request:
         """The most recently admitted request."""
-        if self.prefilling or not self.lagging:
+        if self.prefilling or not (self.lagging or self._pooled):
             return self.prefilling or self._decoding[-1]
-        return max((each[-1] for each in (self._decoding, self.lagging) if each), key=lambda request: request.admitted)
+        kinds = (self._decoding, self.lagging, self._pooled)
+        return max((each[-1] for each in kinds if each), key=lambda request: request.admitted)
 
     def requests(self) -> list[Request]:
         last = [self.prefilling] if self.prefilling else []
-        return sorted(self._decoding + self.lagging + last, key=lambda request: request.admitted)
+        return sorted(self._decoding + self.lagging + self._pooled + last, key=lambda request: request.admitted)
 
     def decode_rows(self) -> Rows:
         """The decoding requests, rebuilt only after a change; never modified, so plans may share it."""
@@ -177,6 +184,9 @@ class RunningSet:
 
     def add_decoding(self, request: Request) -> None:
         """The request is past its known tokens."""
+        if request.pools:
+            self._pooled.append(request)
+            return
         if request.lags:
             self.lagging.append(request)
             return
@@ -189,6 +199,8 @@ class RunningSet:
             self.prefilling = None
         elif request.lags:
             self.lagging.remove(request)
+        elif request.pools:
+            self._pooled.remove(request)
         else:
             self._decoding.remove(request)
             self._rows = self._longest_first = None

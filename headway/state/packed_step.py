@@ -2,8 +2,9 @@
 
 ```
 [0..16)   header: number of edits, offset of their descriptors, rows, tokens, offset of the rows, result ring index, decode rows
+          (0 where these have drafts: attention treats rows of several tokens as prompts)
 [16..512) payload and edits of a step whose rows are those of the step before, and stay where they are
-[512..)   rows, 4 ints each: slot, tokens in this step, first token, samples (0/1)
+[512..)   rows, 4 ints each: slot, tokens in this step, first token, outcomes (tokens it can bring: 0, 1 or the plan's width)
 payload   values of the edits, and lists that some operations read in place
 edits     3 ints each: arena position, payload position, length (at most MAX_EDIT)
 ```
@@ -56,13 +57,15 @@ class PackedRows:
         self.num_tokens = plan.num_tokens
         self.header: Int32s = np.zeros(HEADER_INTS, np.int32)
         self.header[2], self.header[3], self.header[4] = num_rows, self.num_tokens, ROWS_AT
-        self.header[DECODE_ROWS_AT] = plan.num_decode_rows
+        self.header[DECODE_ROWS_AT] = plan.num_decode_rows if plan.width == 1 else 0
         self.rows: Int32s = np.zeros(ROW_INTS * num_rows, np.int32)
         rows = self.rows.reshape(num_rows, ROW_INTS)
         rows[:, 0] = plan.slots
         rows[:, 1] = plan.query_lens
         np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
-        rows[:, 3] = plan.samples
+        rows[:, 3] = plan.samples & (not plan.pools)
+        if plan.width > 1:
+            rows[: plan.num_decode_rows, 3] = plan.width
 
 
 class PackedStep:

@@ -20,22 +20,34 @@ _ALIGN = 4
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of the arena: [num_slots, width] of ``dtype`` (int32 or float32); width 1 is viewed as [num_slots]."""
+    """One table of the arena: [num_slots, width] of ``dtype`` (int32 or float32); width 1 is viewed as [num_slots]. With
+    ``copies`` there are so many of it, one behind the other."""
 
     name: str
     width: int = 1
     dtype: torch.dtype = torch.int32
+    copies: int = 1
 
 
-def core_tables(max_model_len: int, max_blocks_per_seq: int, max_stop_ids: int) -> list[Table]:
+def core_tables(
+    max_model_len: int, max_blocks_per_seq: int, max_stop_ids: int, num_drafts: int = 0, num_groups: int = 1
+) -> list[Table]:
     """The tables every request needs. Written by admissions and block edits (host) and by ``slot_advance`` (device).
+
+    Args:
+        max_model_len: most tokens of a slot, drafts behind the last one included.
+        num_drafts: tokens that a drafter guesses per slot; with any there is the table drafts, which it alone writes.
+        num_groups: of layers with a block table of their own.
 
     history: token ids, prompt then generated. num_tokens: how many of them are known. num_computed: how many have their KV.
     alive: 0 once a stop condition was met. min_total, max_total: bounds on num_tokens. stop_counts: (eos ids, all stop ids).
     """
+    drafts = [Table("drafts", num_drafts)] if num_drafts else []
     return [
+        *drafts,
         Table("history", max(2, max_model_len)),
-        Table("block_table", max(2, max_blocks_per_seq)),  # two-dimensional even when one block is enough
+        # Two-dimensional even when one block is enough; one for each group of layers.
+        Table("block_table", max(2, max_blocks_per_seq), copies=num_groups),
         Table("num_tokens"),
         Table("num_computed"),
         Table("prompt_len"),
@@ -66,7 +78,7 @@ class SlotArena:
         total = 0
         for table in tables:
             self._base[table.name] = total
-            total += round_up(num_slots * table.width, _ALIGN)
+            total += round_up(table.copies * num_slots * table.width, _ALIGN)
         if total >= 2**31:
             raise ConfigError(
                 f"slot tables would take {total * 4 / 2**30:.1f} GiB (limit 8); lower max_num_seqs={num_slots} or max_model_len"
@@ -74,15 +86,18 @@ class SlotArena:
         self.ints = torch.zeros(total, dtype=torch.int32, device=device)
 
     def view(self, name: str) -> torch.Tensor:
-        """[num_slots, width] view of a table, [num_slots] when the width is 1, in the table's dtype."""
+        """[num_slots, width] view of a table, [num_slots] when the width is 1, in the table's dtype; [copies, num_slots, width]
+        where there are several."""
         table = self._tables[name]
         base = self._base[name]
-        flat = self.ints[base : base + self.num_slots * table.width]
+        flat = self.ints[base : base + table.copies * self.num_slots * table.width]
         typed = flat if table.dtype == torch.int32 else flat.view(table.dtype)
+        if table.copies > 1:
+            return typed.view(table.copies, self.num_slots, table.width)
         return typed if table.width == 1 else typed.view(self.num_slots, table.width)
 
     def position(self, name: str, slot: int, column: int = 0) -> int:
-        """Arena position of table[slot, column]."""
+        """Arena position of table[slot, column]; copy c of a slot counts as slot c * num_slots + slot."""
         return self._base[name] + slot * self._tables[name].width + column
 
     def stride(self, name: str) -> int:

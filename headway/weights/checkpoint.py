@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from headway.core.errors import ModelError, WeightsError
-from headway.weights.gguf import GgufTensors
+from headway.weights.gguf import BlockTensor, GgufTensors
 from headway.weights.gguf_config import build_config, build_generation_config, permuted_heads
 from headway.weights.gguf_file import read_header
 from headway.weights.safetensors import SafetensorsFiles
@@ -36,6 +37,7 @@ class Checkpoint:
         generation_config: ``generation_config.json``, {} if there is none.
         is_dummy: the weights are not to be read; fill parameters with random numbers.
         num_bytes: bytes of all tensors as ``tensors()`` gives them; 0 for a dummy.
+        in_blocks: whether there is a tensor in quantised blocks; ``quantized`` counts them by the name of their type.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Checkpoint:
         self._files = files
         self.is_dummy = files is None
         self.num_bytes = files.num_bytes if files else 0
+        self.quantized = files.quantized() if isinstance(files, GgufTensors) else Counter[str]()
+        self.in_blocks = bool(self.quantized)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, CPU tensor) in file order; float32, float16 or bfloat16.
@@ -55,6 +59,11 @@ class Checkpoint:
             WeightsError: a dummy checkpoint, or a file that cannot be read.
         """
         return self._opened().tensors()
+
+    def stored(self, types: Collection[int]) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        """As ``tensors()``, but matrices of these ggml types come in the blocks of their GGUF file."""
+        files = self._opened()
+        return files.stored(types) if isinstance(files, GgufTensors) else files.tensors()
 
     def tensor_names(self) -> set[str]:
         """Names ``tensors()`` will give. Raises WeightsError for a dummy checkpoint."""
@@ -85,7 +94,7 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
         header = read_header(source.path)
         config = build_config(header)
         files = None if is_dummy else GgufTensors(header, permuted_heads(header))
-        return Checkpoint(source.path, config, build_generation_config(header), files)
+        return Checkpoint(source.path, config, source.sampling | build_generation_config(header), files)
     config = read_json(source.path / "config.json")
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}

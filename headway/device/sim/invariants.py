@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,11 +13,13 @@ from headway.core.plan import Finish
 from headway.device.sim.errors import InvariantError
 
 After = Callable[[], None] | None
+Check = Callable[[Any], After]
+"""Takes the operation's arguments, by their names in its schema."""
 
 
 def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     """What every step of an engine obeys, by operation."""
-    return [
+    checks: list[tuple[str, Check]] = [
         ("apply_edits", check_edits),
         ("step_unpack", check_unpack),
         ("rope_kv_write", check_kv_write),
@@ -25,11 +29,23 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("grammar_advance", check_advance),
         ("count_tokens", check_counts),
     ]
+    return [(name, partial(_check_named, name, check)) for name, check in checks]
 
 
-def check_edits(args: tuple[Any, ...]) -> After:
+def arguments(name: str, args: tuple[Any, ...]) -> Any:
+    """The arguments of operation ``name`` by the names in its schema, defaults filled in."""
+    schema = getattr(torch.ops.headway, name).default._schema
+    found = {each.name: each.default_value for each in schema.arguments}
+    return SimpleNamespace(**found | {each.name: arg for each, arg in zip(schema.arguments, args, strict=False)})
+
+
+def _check_named(name: str, check: Check, args: tuple[Any, ...]) -> After:
+    return check(arguments(name, args))
+
+
+def check_edits(args: Any) -> After:
     """Every edit is applied (the grid is large enough), lies inside the arena and overlaps no other."""
-    arena, packed, max_edits = args
+    arena, packed, max_edits = args.arena, args.packed, args.max_edits
     number, at = int(packed[0]), int(packed[1])
     need(number <= max_edits, f"apply_edits: {number} edits, but max_edits={max_edits}")
     if not number:
@@ -44,17 +60,18 @@ def check_edits(args: tuple[Any, ...]) -> After:
     return None
 
 
-def check_unpack(args: tuple[Any, ...]) -> After:
+def check_unpack(args: Any) -> After:
     """max_query_len bounds the rows; live rows get real blocks; zombies and padding write nowhere."""
-    packed, _, num_computed, alive, tables = args[:5]
-    input_ids, _, kv_slots, query_start, seq_lens, row_slots, _, block_size, max_query = args[5:]
+    packed, num_computed, alive, input_ids = args.packed, args.num_computed, args.alive, args.input_ids
+    query_start, seq_lens, row_slots = args.query_start, args.seq_lens, args.row_slots
+    kv_slots = args.kv_slots.reshape(-1, len(input_ids))  # one row for each group of layers
     rows, tokens, at = int(packed[2]), int(packed[3]), int(packed[4])
     need(rows <= len(seq_lens) and tokens <= len(input_ids), "step_unpack: more rows or tokens than the batch holds")
     records = packed[at : at + 4 * rows].view(-1, 4)
     slots, lens = records[:, 0].long(), records[:, 1].long()
     need(bool(((slots >= 0) & (slots < len(alive))).all()), "step_unpack: a slot outside the tables")
     need(len(set(slots.tolist())) == rows, "step_unpack: a slot has two rows in one step")
-    need(not rows or int(lens.max()) <= max_query, "step_unpack: max_query_len too small")
+    need(not rows or int(lens.max()) <= args.max_query_len, "step_unpack: max_query_len too small")
     need(int(lens.sum()) == tokens, "step_unpack: the rows' tokens do not add up")
 
     def after() -> None:
@@ -62,24 +79,25 @@ def check_unpack(args: tuple[Any, ...]) -> After:
         for row in range(rows):
             slot, span = int(slots[row]), slice(int(query_start[row]), int(query_start[row + 1]))
             if not live[row]:
-                need(bool((kv_slots[span] == -1).all()) and int(seq_lens[row]) == 0, f"zombie row {row} is not silent")
+                need(
+                    bool((kv_slots[:, span] == -1).all()) and int(seq_lens[row]) == 0, f"zombie row {row} is not silent"
+                )
                 continue
             end = int(num_computed[slot]) + int(lens[row])
             need(int(seq_lens[row]) == end, f"row {row}: seq_len {int(seq_lens[row])}, truth {end}")
-            need(bool((kv_slots[span] >= block_size).all()), f"row {row}: a live token has no KV slot (null block)")
-            needed = -(-end // block_size)
-            need(bool((tables.view(len(alive), -1)[slot, :needed] > 0).all()), f"row {row}: a hole in its block table")
+            stored = bool((kv_slots[:, span] >= args.block_size).all())
+            need(stored, f"row {row}: a live token has no KV slot (null block)")
         written = kv_slots[kv_slots >= 0]
         need(len(written.unique()) == len(written), "two tokens of a step write the same KV slot")
-        need(bool((kv_slots[tokens:] == -1).all() and (row_slots[rows:] == -1).all()), "padding is not silent")
+        need(bool((kv_slots[:, tokens:] == -1).all() and (row_slots[rows:] == -1).all()), "padding is not silent")
         need(bool((seq_lens[rows:] == 0).all()), "a padding row has a length")
 
     return after
 
 
-def check_kv_write(args: tuple[Any, ...]) -> After:
+def check_kv_write(args: Any) -> After:
     """Only the cache places named by kv_slots change (R5), and none of them lies outside."""
-    kv_slots, caches = args[6], (args[7], args[8])
+    kv_slots, caches = args.kv_slots, (args.k_cache, args.v_cache)
     places = caches[0].shape[0] * caches[0].shape[1]
     need(bool((kv_slots < places).all() and (kv_slots >= -1).all()), "rope_kv_write: a KV slot outside the cache")
     before = [cache.clone() for cache in caches]
@@ -94,12 +112,14 @@ def check_kv_write(args: tuple[Any, ...]) -> After:
     return after
 
 
-def check_attention(args: tuple[Any, ...]) -> After:
-    """R3: host bounds cover the device's truth. Blocks in use are real ones."""
-    cache, tables, row_slots, query_start, seq_lens = args[1], args[3], args[4], args[5], args[6]
-    arrivals, decode_rows, max_query, bound = args[7], args[11], args[12], args[13]
-    count = args[14] if len(args) > 14 else None
-    need(not bool(arrivals.any()), "paged_attention: counters of shared rows are not zero")
+def check_attention(args: Any) -> After:
+    """R3: host bounds cover the device's truth. Blocks that a row can see are real ones, none that was given back."""
+    cache, tables, row_slots, query_start, seq_lens = (
+        args.k_cache, args.block_tables, args.row_slots, args.query_start, args.seq_lens
+    )  # fmt: skip
+    decode_rows, max_query, bound = args.num_decode_rows, args.max_query_len, args.max_seq_len_bound
+    count = args.decode_rows
+    need(not bool(args.arrivals.any()), "paged_attention: counters of shared rows are not zero")
     longest = int(seq_lens.max())
     need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
     spans = query_start[1:] - query_start[:-1]
@@ -115,26 +135,26 @@ def check_attention(args: tuple[Any, ...]) -> After:
         length, slot = int(seq_lens[row]), int(row_slots[row])
         if length:
             need(0 <= slot < len(tables), f"paged_attention: row {row} has tokens and slot {slot}")
-            blocks = tables[slot, : -(-length // block_size)]
+            first = max(length - int(spans[row]) - args.window + 1, 0) if args.window else 0
+            blocks = tables[slot, first // block_size : -(-length // block_size)]
             need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"paged_attention: row {row} reads bad blocks")
     return None
 
 
-def check_decode_attention(args: tuple[Any, ...]) -> After:
+def check_decode_attention(args: Any) -> After:
     """What its two halves obey."""
-    qkv, caches, (tables, row_slots, query_start, seq_lens, arrivals) = args[0], args[7:9], args[10:15]
-    check_attention(
-        (None, *caches, tables, row_slots, query_start, seq_lens, arrivals, *args[15:18], len(qkv), 1, args[18])
-    )
+    alone = {"num_decode_rows": len(args.qkv), "max_query_len": 1, "decode_rows": None}
+    check_attention(SimpleNamespace(**vars(args) | alone))
     return check_kv_write(args)
 
 
-def check_advance(args: tuple[Any, ...]) -> After:
+def check_advance(args: Any) -> After:
     """R5: slots without a live row in the step keep their state; R9: a live row's token is in the vocabulary, or there was
     none to draw (-1), which ends the request and is written nowhere.
     """
-    row_slots, token_ids = args[1], args[2]
-    history, num_tokens, num_computed, alive, counts, results = (*args[3:8], args[-1])
+    row_slots, token_ids, history, num_tokens = args.row_slots, args.token_ids, args.history, args.num_tokens
+    num_computed, alive, counts = args.num_computed, args.alive, args.counts
+    results, offset = args.results, args.offset
     seen = row_slots[row_slots >= 0].long()
     live = seen[alive[seen] != 0]
     tokens = token_ids[(row_slots >= 0) & (alive[row_slots.long().clamp(0)] != 0)]
@@ -144,7 +164,7 @@ def check_advance(args: tuple[Any, ...]) -> After:
     tables = (history, num_tokens, num_computed, alive, counts)
     before = [table[others].clone() for table in tables]
     past = history.clone(), num_tokens.clone()
-    ring = int(args[0][5])
+    ring = int(args.packed[5])
     rest = torch.ones(len(results), dtype=torch.bool)
     rest[ring] = False
     old_results = results[rest].clone()
@@ -158,9 +178,11 @@ def check_advance(args: tuple[Any, ...]) -> After:
         need(torch.equal(history[known], past[0][known]), "slot_advance: rewrote known history")
         need(bool((num_computed[live] <= num_tokens[live]).all()), "slot_advance: more tokens computed than known")
         need(torch.equal(results[rest], old_results), "slot_advance: wrote another step's results")
-        sampled, written, finish, _ = results[ring, : len(row_slots)].unbind(1)
+        found = results[ring, : len(row_slots)]
+        sampled, finish = found[:, 0] == offset + 1, found[:, 2]
+        written, finish = found[:, 3 + offset if offset else 1], torch.where(sampled, finish, 0)
         need(bool((written >= 0).all()), "slot_advance: wrote a token outside the vocabulary")
-        starved = (token_ids < 0) & (sampled != 0)
+        starved = (token_ids < 0) & sampled
         need(bool((finish[starved] == Finish.NO_TOKEN).all()), "slot_advance: a row without a token goes on")
         ended = row_slots[finish != 0].long()
         need(bool((alive[ended] == 0).all()), "slot_advance: a request that ended is still alive")
@@ -168,9 +190,9 @@ def check_advance(args: tuple[Any, ...]) -> After:
     return after
 
 
-def check_counts(args: tuple[Any, ...]) -> After:
+def check_counts(args: Any) -> After:
     """The bound covers the histories that are recounted; slots are not listed twice."""
-    slots, num_tokens, bound = args[1], args[4], args[5]
+    slots, num_tokens, bound = args.slots, args.num_tokens, args.max_tokens_bound
     real = slots[slots >= 0].long()
     longest = int(num_tokens[real].max()) if len(real) else 0
     need(longest <= bound, f"count_tokens: max_tokens_bound={bound}, but a slot has {longest} tokens")

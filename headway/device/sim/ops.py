@@ -26,6 +26,9 @@ _WHOLE = frozenset({"linear", "matmul", "einsum"})
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _BUILDERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
+RESULTS_AT = {"slot_advance": 13, "grammar_advance": 18}
+"""Where these operations have the ring of results among their arguments."""
+
 Observer = Callable[[tuple[Any, ...]], Callable[[], None] | None]
 """Called with an operation's CPU arguments right before it runs; what it returns is called right after."""
 
@@ -260,10 +263,11 @@ def _accesses(args: tuple[Any, ...], kwargs: dict[str, Any], written: list[SimTe
 
 def _narrowed(name: str, args: tuple[Any, ...], accesses: list[Access]) -> list[Access] | Callable[[], list[Access]]:
     """Some are given the whole ring of results, and touch the entry that packed[5] names."""
-    if name not in ("slot_advance", "grammar_advance"):
+    if name not in RESULTS_AT:
         return accesses
-    packed, results = args[0].data_on_device, args[-1].data_on_device
-    whole, memory = _access(args[-1], True), args[-1].handle.memory
+    ring = args[RESULTS_AT[name]]
+    packed, results = args[0].data_on_device, ring.data_on_device
+    whole, memory = _access(ring, True), ring.handle.memory
 
     def narrow() -> list[Access]:
         entry = results[packed[5].clamp(0, len(results) - 1)]

@@ -1,69 +1,181 @@
-"""Self-attention: projections around ``PagedAttention``."""
+"""Self-attention of one layer: what lies between its products, around ``PagedAttention``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
 from headway.attention.paged import PagedAttention
-from headway.models.config import DecoderConfig
+from headway.core.cache import CacheSpec, keys_and_values
+from headway.kernels.wide_linear import wide_qkv
+from headway.kernels.wide_linear.tiles import HEAD_SIZE
+from headway.models.interface import Target
+from headway.models.layers.forms import In
+from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
-from headway.models.layers.norm import RMSNorm
+from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.rope import RopeConfig
 from headway.state.batch import StepBatch
+from headway.state.cache_pool import LayerCache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """Causal self-attention.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: H, KH, D.
+        rope: how queries and keys are rotated; None: not at all.
+        scale: factor on the scores; None: D ** -0.5.
+        window: tokens that a query sees, itself included; 0: all.
+        soft_cap: scores become cap * tanh(score / cap); 0: off.
+        qkv_bias, out_bias: which products have biases.
+        qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
+        names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None
+    scale: float | None = None
+    window: int = 0
+    soft_cap: float = 0.0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["", "head", "all"] = ""
+    names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What the layer caches."""
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.window)
 
 
 class Attention(nn.Module):
     """One layer's attention, query, key and value projections in one matrix.
 
     Args:
-        layer: index, for the layer's sliding window.
-        cos_sin: float32 [L, Drot], shared by all layers.
+        cos_sin: float32 [L, Drot], of ``spec.rope``; shared by layers.
+        group: of the layer's cache.
     """
 
     def __init__(
-        self, config: DecoderConfig, layer: int, cos_sin: torch.Tensor, *, dtype: torch.dtype, device: torch.device
+        self,
+        spec: AttentionSpec,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
-        hidden, size = config.hidden_size, config.head_dim
-        q_rows, kv_rows = config.num_heads * size, config.num_kv_heads * size
-        parts = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        self.qkv = Linear(hidden, parts, bias=config.qkv_bias, dtype=dtype, device=device)
-        self.out = Linear(q_rows, {"o_proj": hidden}, bias=config.o_bias, dtype=dtype, device=device)
-        self.eps = config.rms_norm_eps
-        self.q_norm = RMSNorm(size, self.eps, dtype=dtype, device=device) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, self.eps, dtype=dtype, device=device) if config.qk_norm else None
-        self.cos_sin = cos_sin
+        self.spec, self.cos_sin, self.group, self.eps = spec, cos_sin, group, norm.eps
+        size = spec.head_dim
+        self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
+        names, out = spec.names
+        rows = (self._q_rows, self._kv_rows, self._kv_rows)
+        parts = dict(zip(names, rows, strict=True)) if len(names) > 1 else {names[0]: sum(rows)}
+        self.qkv = Linear(hidden, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
+        self.out = Linear(self._q_rows, {out: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            q_size, k_size = (size, size) if spec.qk_norm == "head" else (self._q_rows, self._kv_rows)
+            self.q_norm = norm.make(q_size, dtype=dtype, device=device)
+            self.k_norm = norm.make(k_size, dtype=dtype, device=device)
         self.attend = PagedAttention(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
             head_dim=size,
-            scale=size**-0.5,
-            window=config.windows[layer] if config.windows else 0,
+            scale=size**-0.5 if spec.scale is None else spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            group=group,
         )
 
-    def forward(self, x: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """[T, C] -> [T, C]; caches [NB, bs, KH, D] of this layer are written."""
-        return self.out.forward(self.heads(self.qkv.forward(x), batch, k_cache, v_cache))
-
-    def heads(self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """What lies between the projections: [T, (H + 2 KH) * D] -> [T, H * D]."""
-        return self.attend(qkv, batch, k_cache, v_cache, *self._turning())
-
-    def queries(
-        self, qkv: torch.Tensor, batch: StepBatch, k_cache: torch.Tensor, v_cache: torch.Tensor
+    def forward(
+        self, project: ProjectIn, stream: Stream, form: In, batch: StepBatch, cache: LayerCache, last_only: bool
     ) -> torch.Tensor:
-        """The part before the scores: [T, (H + 2 KH) * D] -> q [T, H, D]; keys and values are in the cache then."""
-        return self.attend.queries(qkv, batch, k_cache, v_cache, *self._turning())
+        """Project, write the layer's cache, attend.
 
-    def _turning(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
-        q_norm, k_norm = self.q_norm, self.k_norm
-        norms = (None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight)
-        return self.cos_sin, *norms, self.eps
+        Args:
+            project: into the three projections; in ``form``.
+            cache: of this layer: keys, values [NB, bs, KH, D] each.
+            last_only: attend for each row's last token alone; the cache is written for all.
 
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
-        found = self.qkv.destinations(prefix) | self.out.destinations(prefix)
+        Returns:
+            [T, H * D], or [R, H * D].
+        """
+        if form is In.WIDE:
+            q = self._wide_queries(project.normed(stream), batch, cache)
+        else:
+            qkv = self._normalised(project(stream, form))
+            if not last_only:
+                return self.attend(qkv, batch, cache, *self._rotation())
+            q = self.attend.queries(qkv, batch, cache, *self._rotation())
+        return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
+
+    def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
+        k_cache, v_cache = cache
+        q = wide_qkv(
+            x,
+            self.qkv.weight,
+            batch.positions,
+            *self._rotation(),
+            batch.groups[self.group].kv_slots,
+            k_cache,
+            v_cache,
+            self.spec.num_heads,
+        )
+        return cast(torch.Tensor, q)
+
+    def _normalised(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Norms over all heads, which no attention kernel has; a fresh [T, (H + 2 KH) * D] then."""
+        if self.spec.qk_norm != "all":
+            return qkv
+        q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)
+        assert self.q_norm is not None and self.k_norm is not None
+        return torch.cat([self.q_norm.forward(q), self.k_norm.forward(k), v], dim=1)
+
+    def _rotation(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
+        """Table, norms of heads, and their eps."""
+        if self.spec.qk_norm != "head":
+            return self.cos_sin, None, None, self.eps
+        q_norm, k_norm = cast(RMSNorm, self.q_norm), cast(RMSNorm, self.k_norm)
+        return self.cos_sin, q_norm.weight, k_norm.weight, self.eps
+
+    @property
+    def whole_heads(self) -> bool:
+        """Whether ``wide_qkv`` can do it at all."""
+        spec = self.spec
+        whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all"
+        return whole and self.qkv.bias is None and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        heads = self.spec.num_heads + self.spec.num_kv_heads
+        order = self._order(heads)
+        if order is not None:
+            order = torch.cat([order, torch.arange(len(order), len(order) + self._kv_rows)])  # values are not rotated
+        found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
-                found |= norm.destinations(f"{prefix}{name}.")
+                own = self._order(norm.weight.shape[0] // self.spec.head_dim)
+                found |= {key: Target(each.tensor, own) for key, each in norm.destinations(f"{prefix}{name}.").items()}
         return found
+
+    def _order(self, heads: int) -> torch.Tensor | None:
+        """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair
+        that is rotated lie half of the rotated dimensions apart; None: they do."""
+        rope, size = self.spec.rope, self.spec.head_dim
+        if rope is None or not rope.interleaved:
+            return None
+        rotated = rope.rotary_dim
+        head = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size)])
+        return (torch.arange(heads)[:, None] * size + head).flatten()

@@ -9,34 +9,46 @@ from torch import nn
 
 from headway.kernels.embed import embed
 from headway.kernels.linear import PackedLinear
+from headway.kernels.quant_linear import QuantizedLinear
+from headway.models.interface import Target
 
 
 class Embedding(nn.Module):
     """Rows of a table by token id.
 
     Attributes:
-        weight: [V, C]; gone once a tied output layer has packed it.
+        weight: [V, C]; gone once a tied output layer has packed it, or when blocks are kept.
+        blocks: the table in its GGUF blocks, or None.
     """
 
     def __init__(self, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, size, dtype=dtype, device=device), requires_grad=False)
         self.panels: torch.Tensor | None = None
+        self.blocks: QuantizedLinear | None = None
+        self.dtype = dtype
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """int32 [T], each in [0, V) -> a fresh [T, C], which the caller may overwrite."""
+        if self.blocks is not None:
+            return self.blocks.rows(ids, self.dtype)
         panels = self.panels
         return cast(torch.Tensor, embed(ids, self.weight)) if panels is None else panel_rows(panels, ids)
 
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
-        return {f"{prefix}weight": self.weight}
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        return {f"{prefix}weight": Target(self.weight)}
 
-    def share(self, packed: PackedLinear | None) -> None:
+    def share(self, packed: PackedLinear | QuantizedLinear | None) -> None:
         """Read rows from the tied output layer's packed weight from now on, so that memory holds the table once."""
-        if packed is not None and packed.packed is not None:
+        if isinstance(packed, PackedLinear) and packed.packed is not None:
             self.panels = packed.packed
             del self.weight
+
+    def keep_blocks(self, packed: QuantizedLinear) -> None:
+        """Called once, while loading: read rows from the table in its GGUF blocks instead of ``weight``."""
+        self.blocks = packed
+        del self.weight
 
 
 def panel_rows(panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

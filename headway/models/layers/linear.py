@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from headway.kernels.linear import PackedLinear
+from headway.kernels.quant_linear import QuantizedLinear
+from headway.models.interface import Target
 
 
 class Linear(nn.Module):
@@ -23,7 +25,8 @@ class Linear(nn.Module):
     Attributes:
         weight: [N, K]; gone once it is packed.
         bias: [N] or None.
-        packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``.
+        packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``; or its weights in GGUF
+            blocks.
     """
 
     def __init__(
@@ -46,29 +49,49 @@ class Linear(nn.Module):
         self.weight = tied
         empty_bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.bias = nn.Parameter(empty_bias, requires_grad=False) if empty_bias is not None else None
-        self.packed: PackedLinear | None = None
+        self.packed: PackedLinear | QuantizedLinear | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., N]."""
         packed = self.packed
         return F.linear(x, self.weight, self.bias) if packed is None else packed(x)
 
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name -> the rows of ours it fills. A tied weight is the other layer's to load."""
-        found: dict[str, torch.Tensor] = {}
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """The [N, K] weight that fused kernels may read; None: only ``forward`` knows how it is stored."""
+        return None if self.packed is not None else self.weight
+
+    def destinations(self, prefix: str, order: torch.Tensor | None = None) -> dict[str, Target]:
+        """Checkpoint tensor name -> the rows of ours it fills. A tied weight is the other layer's to load.
+
+        Args:
+            order: int64 [N], the rows of the stacked checkpoint tensors in the order in which we keep them; rows of one part
+                stay within it.
+        """
+        found: dict[str, Target] = {}
         start = 0
         for name, rows in self.parts.items():
+            end = start + rows
+            mine = None if order is None else order[start:end] - start
             if not self.tied:
-                found[f"{prefix}{name}.weight"] = self.weight[start : start + rows]
+                found[f"{prefix}{name}.weight"] = Target(self.weight[start:end], mine)
             if self.bias is not None:
-                found[f"{prefix}{name}.bias"] = self.bias[start : start + rows]
-            start += rows
+                found[f"{prefix}{name}.bias"] = Target(self.bias[start:end], mine)
+            start = end
         return found
 
     def finalize(self) -> None:
         """Called once, after loading: let the packed form replace the weight where this device has one."""
+        if self.packed is not None:
+            return
         packed = PackedLinear(self.weight, self.bias)
         if packed.packed is not None:
             self.packed = packed
             self.register_buffer("panels", packed.packed, persistent=False)  # so that sums over tensors see it
             del self.weight
+
+    def keep_blocks(self, packed: QuantizedLinear) -> None:
+        """Called once, while loading: multiply from the weights in their GGUF blocks instead of ``weight``."""
+        self.packed = packed
+        self.register_buffer("panels", packed.packed, persistent=False)
+        del self.weight

@@ -1,31 +1,53 @@
-"""The gated feed-forward block."""
+"""The feed-forward block."""
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from headway.kernels.silu_mul import silu_mul
-from headway.models.config import DecoderConfig
+from headway.models.interface import Target
+from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear
 
 
-class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, Shazeer 2020), gate and up in one matrix."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLPSpec:
+    """A feed-forward block.
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    Attributes:
+        size: inner width.
+        activation: one of ``ACTIVATIONS``' values.
+        gated: act(gate(x)) * up(x) (Shazeer 2020); else act(up(x)).
+        bias: of all products.
+        names: of the products in the checkpoint: those in, and the one out. Gate and up may be one tensor.
+    """
+
+    size: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    names: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
+
+
+class MLP(nn.Module):
+    """down(act(gate_up(x))), gate and up in one matrix. ``blocks`` runs it, by way of junctions.
+
+    Attributes:
+        gate_up, down: the products in and out.
+        act: what stands between them.
+    """
+
+    def __init__(self, spec: MLPSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        bias = config.mlp_bias
-        self.gate_up = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, dtype=dtype, device=device)
-        self.down = Linear(inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+        names, down = spec.names
+        rows = spec.size * (2 if spec.gated else 1)
+        parts = {name: rows // len(names) for name in names}
+        self.gate_up = Linear(hidden, parts, bias=spec.bias, dtype=dtype, device=device)
+        self.down = Linear(spec.size, {down: hidden}, bias=spec.bias, dtype=dtype, device=device)
+        self.act = activation(spec.activation, gated=spec.gated)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, C] -> [T, C]."""
-        return self.down.forward(cast(torch.Tensor, silu_mul(self.gate_up.forward(x))))
-
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return self.gate_up.destinations(prefix) | self.down.destinations(prefix)

@@ -1,26 +1,71 @@
-"""Root-mean-square normalisation."""
+"""Normalisation of hidden states."""
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
+from headway.models.interface import Target
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norms of a model.
+
+    Attributes:
+        eps: added to the mean square, or to the variance.
+        kind: "rms", or "layer" (with a mean, Ba et al. 2016).
+        bias: of layer norms.
+        plus_one: the checkpoint holds the weight minus 1 (Gemma). It is then kept in float32, where 1 + w is exact enough.
+    """
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: bool = False
+    plus_one: bool = False
+
+    def make(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Norm:
+        """A norm over ``size`` elements."""
+        if self.kind == "layer":
+            return LayerNorm(size, self.eps, bias=self.bias, dtype=dtype, device=device)
+        return RMSNorm(size, self.eps, dtype=dtype, device=device, plus_one=self.plus_one)
+
+
+class Norm(Protocol):
+    """What junctions and models ask of a norm."""
+
+    eps: float
+    weight: nn.Parameter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> [T, C], fresh."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; returns the norm of the new residual. Both [T, C]."""
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
 
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019), normalised in float32.
 
     Attributes:
-        weight: [C].
+        weight: [C], in the model's dtype, or in float32 with ``plus_one``.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, plus_one: bool = False
+    ) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
+        self.eps, self._plus_one = eps, plus_one
+        kept = torch.float32 if plus_one else dtype
+        self.weight = nn.Parameter(torch.empty(size, dtype=kept, device=device), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]."""
@@ -30,6 +75,41 @@ class RMSNorm(nn.Module):
         """residual += x in place; returns the norm of the new residual. Both [T, C]."""
         return cast(torch.Tensor, add_rms_norm(x, residual, self.weight, self.eps))
 
-    def destinations(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name, beginning with prefix -> the view of ours it fills."""
-        return {f"{prefix}weight": self.weight}
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        return {f"{prefix}weight": Target(self.weight)}
+
+    def finalize(self) -> None:
+        """Called once, after loading."""
+        if self._plus_one:
+            self.weight.add_(1.0)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016), in float32 throughout.
+
+    Attributes:
+        weight: [C].
+        bias: [C] or None.
+    """
+
+    def __init__(self, size: int, eps: float, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
+        empty = torch.empty(size, dtype=dtype, device=device) if bias else None
+        self.bias = nn.Parameter(empty, requires_grad=False) if empty is not None else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> [T, C]."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), x.shape[-1:], self.weight.float(), bias, self.eps).to(x.dtype)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; returns the norm of the new residual. Both [T, C]."""
+        return self.forward(residual.add_(x))
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        found = {f"{prefix}weight": Target(self.weight)}
+        return found if self.bias is None else found | {f"{prefix}bias": Target(self.bias)}

@@ -15,17 +15,17 @@ DIGEST_BYTES = 16
 
 
 class PrefixIndex:
-    """digest -> block and back. Owns no blocks: ``BlockPool`` tells it when one is recycled."""
+    """(group, digest) -> block and back. Owns no blocks: ``BlockPool`` tells it when one is recycled."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, num_groups: int = 1) -> None:
         self._block_size = block_size
         self._key = secrets.token_bytes(32)
         self._keyed = blake2b(digest_size=DIGEST_BYTES, key=self._key)
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._digest_of: dict[int, tuple[int, bytes]] = {}
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._digest_of)
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._digest_of
@@ -47,23 +47,26 @@ class PrefixIndex:
             parent = state.digest()
             digests.append(parent)
 
-    def find(self, digest: bytes) -> int | None:
-        """The block that holds the prefix named ``digest``."""
-        return self._block_of.get(digest)
+    def find(self, digest: bytes, group: int = 0) -> int | None:
+        """The block of ``group`` that holds the prefix named ``digest``."""
+        return self._block_of[group].get(digest)
 
-    def register(self, digests: list[bytes], block_ids: list[int], first: int, end: int) -> None:
+    def register(self, digests: list[bytes], block_ids: list[int], first: int, end: int, group: int = 0) -> None:
         """Names blocks ``first`` to ``end`` of a chain; one that already holds the same prefix keeps the name."""
+        block_of = self._block_of[group]
         for index in range(first, end):
             digest = digests[index]
-            if digest not in self._block_of:
-                self._block_of[digest] = block_id = block_ids[index]
-                self._digest_of[block_id] = digest
+            if digest not in block_of:
+                block_of[digest] = block_id = block_ids[index]
+                self._digest_of[block_id] = (group, digest)
 
     def forget(self, block_id: int) -> None:
         """``block_id`` is about to hold something else."""
-        del self._block_of[self._digest_of.pop(block_id)]
+        group, digest = self._digest_of.pop(block_id)
+        del self._block_of[group][digest]
 
     def clear(self) -> None:
         """No block has a name any more."""
-        self._block_of.clear()
+        for block_of in self._block_of:
+            block_of.clear()
         self._digest_of.clear()

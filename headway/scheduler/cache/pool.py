@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from headway.core.errors import HeadwayError
-from headway.scheduler.prefix import PrefixIndex
+from headway.scheduler.cache.prefix import PrefixIndex
 
 NULL_BLOCK = 0
 

@@ -1,0 +1,182 @@
+"""What a model caches between steps, declared layer by layer; plain data. The house allocates it (``state.cache_pool``), deals
+its blocks out (``scheduler``) and hands each layer its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from headway.core.ints import cdiv
+
+
+class CacheKind(Enum):
+    """How long a layer needs what it has cached.
+
+    FULL: every token, until the request ends. WINDOW: the last ``window`` tokens. CROSS: the tokens of an encoder,
+    written once. STATE: one state a request, of fixed size, written anew by every token.
+    """
+
+    FULL = "full"
+    WINDOW = "window"
+    CROSS = "cross"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a layer's cache.
+
+    Attributes:
+        name: "k" and "v", "latent", "conv", ...
+        shape: of one token, (heads, size) for keys and values; of one request where the kind is STATE.
+        dtype: a torch dtype's name; "": the engine's cache dtype (``EngineArgs.kv_cache_dtype``).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Of one token, or of one request."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What one layer caches.
+
+    Attributes:
+        parts: in the order in which the layer takes them.
+        window: tokens that a query sees, itself included; 0 unless the kind is WINDOW.
+        shared_with: the layer whose cache this one reads and does not write; None: it has its own.
+    """
+
+    kind: CacheKind
+    parts: tuple[Part, ...]
+    window: int = 0
+    shared_with: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.window > 0) != (self.kind is CacheKind.WINDOW):
+            raise ValueError(f"a {self.kind.value} cache cannot have a window of {self.window}")
+
+
+def keys_and_values(num_kv_heads: int, head_dim: int, window: int = 0, shared_with: int | None = None) -> CacheSpec:
+    """The cache of an attention layer; ``window`` 0: of all tokens."""
+    parts = (Part("k", (num_kv_heads, head_dim)), Part("v", (num_kv_heads, head_dim)))
+    return CacheSpec(CacheKind.WINDOW if window else CacheKind.FULL, parts, window, shared_with)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that use the same blocks: one block table, one list of blocks a request.
+
+    Attributes:
+        kind, window: of all its layers; FULL where they differ.
+        layers: indices, rising. The n-th layers of all groups share their storage, in which no block belongs to two
+            groups.
+    """
+
+    kind: CacheKind = CacheKind.FULL
+    window: int = 0
+    layers: tuple[int, ...] = ()
+
+    def peak_blocks(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
+        """Most blocks that a request of ``num_tokens`` holds at once, in steps of up to ``step_tokens``."""
+        whole = cdiv(num_tokens, block_size)
+        return min(whole, cdiv(self.window + step_tokens, block_size) + 1) if self.window else whole
+
+
+ALL_LAYERS = (CacheGroup(),)
+"""One group that keeps every token."""
+MOST_GROUPS = 8
+"""Each has a block table, and takes blocks of its own."""
+GROUP_COST = 0.01
+"""Share of the memory that a group more must save."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """All caches of a model. A model without one (an encoder) has no groups.
+
+    Attributes:
+        layers: per layer what it declared, None for layers that cache nothing.
+        groups: of layers that use the same blocks.
+        group_of_layer: per layer the index of its group; -1 for layers that cache nothing.
+    """
+
+    layers: tuple[CacheSpec | None, ...]
+    groups: tuple[CacheGroup, ...]
+    group_of_layer: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[CacheSpec | None], context: int) -> CacheLayout:
+        """Group the layers so that a request of ``context`` tokens takes the least memory.
+
+        All groups have their blocks from one pool, so a block is as large in each: it has room for the largest group's layers.
+        Layers of one window are cut into groups of equal size, that of the layers that keep every token, or another one that
+        wastes less (vLLM's hybrid KV cache manager does likewise). Where groups save nothing, or layers cache different
+        parts, there is one group that keeps every token.
+        """
+        kinds: dict[tuple[CacheKind, int], list[int]] = {}
+        for i, spec in enumerate(layers):
+            if spec is not None and spec.shared_with is None:
+                kinds.setdefault((spec.kind, spec.window), []).append(i)
+        together = [i for each in kinds.values() for i in each]
+        best = _one_group(kinds, sorted(together))
+        least = _memory(best, context)
+        alike = len({spec.parts for i in together if (spec := layers[i]) is not None}) == 1
+        for size in sorted({len(each) for each in kinds.values()}) if alike and len(kinds) > 1 else ():
+            cut = [
+                CacheGroup(kind, window, tuple(each[start : start + size]))
+                for (kind, window), each in kinds.items()
+                for start in range(0, len(each), size)
+            ]
+            memory = _memory(cut, context) * (1 + GROUP_COST * len(cut))
+            if len(cut) <= MOST_GROUPS and memory < least:
+                best, least = cut, memory
+        group_of = {layer: number for number, group in enumerate(best) for layer in group.layers}
+        for i, spec in enumerate(layers):
+            if spec is not None and spec.shared_with is not None:
+                group_of[i] = group_of[spec.shared_with]
+        return cls(tuple(layers), tuple(best), tuple(group_of.get(i, -1) for i in range(len(layers))))
+
+    def peak_blocks(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
+        """Most blocks that a request of ``num_tokens`` holds at once, in steps of up to ``step_tokens``."""
+        return sum(group.peak_blocks(num_tokens, block_size, step_tokens) for group in self.groups)
+
+    @property
+    def edits_per_row(self) -> int:
+        """Entries of block tables that change when a row needs one block more: each group's new one, and the one behind a
+        window. At least 1."""
+        return max(1, sum(2 if group.window else 1 for group in self.groups))
+
+    @property
+    def num_heads(self) -> int:
+        """Most heads of any key or value; 0 without."""
+        shapes = [part.shape for spec in self.layers if spec is not None for part in spec.parts]
+        return max((shape[0] for shape in shapes if len(shape) > 1), default=0)
+
+    def elements_per_token(self) -> int:
+        """Over all layers that have a cache of their own."""
+        own = (spec for spec in self.layers if spec is not None and spec.shared_with is None)
+        return sum(part.elements for spec in own for part in spec.parts)
+
+
+def _one_group(kinds: Mapping[tuple[CacheKind, int], Sequence[int]], layers: Sequence[int]) -> list[CacheGroup]:
+    """All layers together: of their kind where they have the same, else of one that keeps every token."""
+    if not kinds:
+        return []
+    kind, window = next(iter(kinds)) if len(kinds) == 1 else (CacheKind.FULL, 0)
+    return [CacheGroup(kind, window, tuple(layers))]
+
+
+def _memory(groups: Sequence[CacheGroup], context: int) -> float:
+    """Tokens times layers that a request of ``context`` tokens takes, those a block has no layer for included."""
+    size = max((len(group.layers) for group in groups), default=0)
+    return float(size * sum(min(group.window or context, context) for group in groups))

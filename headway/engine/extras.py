@@ -1,0 +1,63 @@
+"""What an engine does beside, or instead of, generating token by token: drafts, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.core.errors import ConfigError
+from headway.core.task import Task
+from headway.pooling.pooler import Pooler
+from headway.runner.step_body import Drafter
+from headway.state.slots import SlotArena, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What guesses tokens ahead.
+
+    Attributes:
+        number: drafts a row, at least 1.
+        drafter: makes the drafter over the engine's slot tables.
+    """
+
+    number: int
+    drafter: Callable[[SlotArena], Drafter]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What an engine that pools does.
+
+    Attributes:
+        tasks: what requests may want, all of which pool.
+        pooler: makes the pooler over the engine's slot tables, for hidden states of so many numbers.
+        tables: slot tables that it needs, for hidden states of so many numbers.
+    """
+
+    tasks: tuple[Task, ...]
+    pooler: Callable[[SlotArena, int], Pooler]
+    tables: Callable[[int], list[Table]] = lambda hidden: []
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an engine does beside, or instead of, generating token by token.
+
+    Raises:
+        ConfigError: both.
+    """
+
+    drafts: Drafts | None = None
+    pooling: Pooling | None = None
+
+    def __post_init__(self) -> None:
+        if self.drafts is not None and self.pooling is not None:
+            raise ConfigError(
+                "an engine that pools generates nothing, so there is nothing to draft; leave one of them out"
+            )
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts a row."""
+        return 0 if self.drafts is None else self.drafts.number

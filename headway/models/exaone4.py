@@ -1,0 +1,53 @@
+"""EXAONE 4: norms behind attention and feed-forward block only, and of each head; where some layers slide the others are not
+rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.core.errors import UnsupportedModelError
+from headway.models.blocks import BlockSpec
+from headway.models.config import FULL, SLIDING, layer_windows, llama_like, map_blocks
+from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.fields import Fields
+from headway.models.olmo import NORMS_AFTER
+
+
+class Exaone4ForCausalLM(DecoderModel):
+    """The 1.2B (full attention) and the 32B (three of four layers slide)."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=32,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+        )
+        slides = fields.get("sliding_window") is not None
+        windows = layer_windows(fields, otherwise=_kinds(fields)) if slides else None
+        config = llama_like(fields, qk_norm="head", names=NORMS_AFTER, windows=windows)
+
+        def change(_layer: int, block: BlockSpec) -> BlockSpec:
+            rotated = not slides or block.mixer.window
+            return block if rotated else replace(block, mixer=replace(block.mixer, rope=None))
+
+        return map_blocks(config, change)
+
+
+def _kinds(fields: Fields) -> tuple[str, ...]:
+    """Per layer, from a period, at whose end a layer is full, or from a text of L and G. The last layer is full."""
+    pattern, num_layers = fields.get("sliding_window_pattern"), fields.count("num_hidden_layers")
+    if fields.get("layer_types"):
+        return ()  # these say it
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        kinds = [SLIDING if pattern[i % len(pattern)] == "L" else FULL for i in range(num_layers)]
+    elif isinstance(pattern, int) and pattern > 0:
+        kinds = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(num_layers)]
+    else:
+        raise UnsupportedModelError(
+            f"config.json: sliding_window_pattern = {pattern!r:.40} must be a number or a text of L and G"
+        )
+    return (*kinds[:-1], FULL)

@@ -1,0 +1,181 @@
+"""What the house asks of a model. Boot, loading and the runner know models by this page alone.
+
+An architecture is a class that is called with a configuration and gives a ``Model``; ``models.registry`` finds it by the name
+in config.json, and its ``read`` makes the configuration. The model declares (``ModelSpec``), the house allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Self
+
+import torch
+
+from headway.core.cache import CacheLayout
+from headway.models.fields import Fields
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
+
+Task = str
+GENERATE: Task = "generate"
+
+
+class ModelConfig(Protocol):
+    """What of a configuration is needed before there is a model."""
+
+    @property
+    def architecture(self) -> str:
+        """The name in config.json."""
+
+    @property
+    def longest_context(self) -> int:
+        """Most tokens of a sequence that the model can be run with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """What a model declares.
+
+    Attributes:
+        architecture: the name in config.json.
+        vocab_size: V.
+        hidden_size: C, of the hidden states that ``forward`` gives.
+        longest_context: most tokens of a sequence.
+        eos_token_ids: of config.json; generation_config.json may name others.
+        cache: what its layers cache.
+        layer_kinds: per layer; layers of one kind launch the same kernels.
+        layer_weights: elements of all layers' parameters that a token passes.
+        head_weights: elements of the output layer.
+        tasks: what it can be asked for.
+        auxiliary_layers: layers whose output ``Want.auxiliary`` may ask for.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    longest_context: int
+    eos_token_ids: tuple[int, ...]
+    cache: CacheLayout
+    layer_kinds: tuple[Hashable, ...]
+    layer_weights: int
+    head_weights: int
+    tasks: tuple[Task, ...] = (GENERATE,)
+    auxiliary_layers: tuple[int, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_kinds)
+
+    def rehearsed_layers(self) -> tuple[int, ...]:
+        """Layers that use all kernels of the model: the first of each kind, and the last, which may run for the rows' last
+        tokens alone."""
+        first = {kind: layer for layer, kind in reversed(list(enumerate(self.layer_kinds)))}
+        return tuple(sorted({*first.values(), self.num_layers - 1}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Want:
+    """What a step needs of a forward pass.
+
+    Attributes:
+        last_only: hidden states of each row's last token alone. Others are not computed behind the last layer that caches,
+            unless an auxiliary output needs them.
+        auxiliary: layers whose output is wanted, too, rising.
+        layers: run these layers alone, rising: a rehearsal, whose results mean nothing. None: all.
+    """
+
+    last_only: bool = False
+    auxiliary: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+
+
+ALL_TOKENS, LAST_TOKENS = Want(), Want(last_only=True)
+
+
+class Forward(NamedTuple):
+    """What a forward pass gives.
+
+    Attributes:
+        hidden: [T, C], or with ``Want.last_only`` [R, C], after the final norm, in the model's dtype. Rows of padding and
+            zombies mean nothing.
+        auxiliary: [T, C] each, the residual stream behind the layers of ``Want.auxiliary``.
+    """
+
+    hidden: torch.Tensor
+    auxiliary: tuple[torch.Tensor, ...] = ()
+
+
+class Target(NamedTuple):
+    """Where a checkpoint's tensor goes.
+
+    Attributes:
+        tensor: the view of our parameter it fills, of the tensor's shape.
+        order: int64 [rows], the tensor's row that each of ours is; None: they are in the same order.
+    """
+
+    tensor: torch.Tensor
+    order: torch.Tensor | None = None
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Copy ``tensor`` [of our shape], cast to our dtype."""
+        self.tensor.copy_(tensor if self.order is None else tensor.index_select(0, self.order.to(tensor.device)))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """Every checkpoint tensor that a model needs.
+
+    Attributes:
+        targets: by name.
+        computed: endings of names that some exporters write and that are computed, or shared, here.
+    """
+
+    targets: Mapping[str, Target]
+    computed: tuple[str, ...] = field(default=())
+
+
+class Model(Protocol):
+    """A model with its weights in place."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it declares."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of its weights."""
+
+    def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
+        """One step. Writes the step's keys, values and states into ``caches``; never waits for the device."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, C] hidden states -> [N, V] in the model's dtype."""
+
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes; before ``finalize``."""
+
+    def finalize(self) -> None:
+        """Called once, when the weights are in place; nothing may move or replace them afterwards."""
+
+    def eval(self) -> Self:
+        """As torch modules have it."""
+
+
+class Architecture(Protocol):
+    """A class of the registry."""
+
+    def read(self, fields: Fields) -> ModelConfig:
+        """The configuration in a config.json.
+
+        Raises:
+            UnsupportedModelError: a value that is not implemented, or is inconsistent; names the field.
+        """
+
+    def __call__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> Model:
+        """A model with uninitialised weights.
+
+        Args:
+            dtype, device: of the weights and activations.
+            max_model_len: positions it must be able to run.
+        """

@@ -1,0 +1,53 @@
+"""What stands between the two products of a feed-forward block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+
+from headway.kernels.silu_mul import silu_mul
+
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "gelu": "gelu",
+        "relu": "relu",
+        "relu2": "relu2",
+    }
+)
+"""The names that config.json has for them -> ours."""
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {"silu": F.silu, "gelu_tanh": _gelu_tanh, "gelu": F.gelu, "relu": F.relu, "relu2": _relu2}
+)
+
+
+def activation(name: str, *, gated: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """f of one of ``ACTIVATIONS``' values: [T, I] -> [T, I]; with ``gated`` f(gate) * up: [T, 2 I], (gate, up), -> [T, I]."""
+    function = _FUNCTIONS[name]
+    if not gated:
+        return function
+    if name == "silu":
+        return silu_mul
+
+    def multiplied(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return function(gate) * up
+
+    return multiplied

@@ -1,0 +1,152 @@
+"""The junctions of a layer: a product with what stands before or behind it, in the form that suits the number of tokens.
+
+A ``Stream`` runs through the layers. ``ProjectIn`` takes from it what a product needs, ``ProjectOut`` adds a product to it.
+Which kernels do that is decided by ``models.layers.forms``, once per number of tokens; blocks and architectures do not see it.
+
+Shapes: T tokens of the step, C hidden size, K and N inputs and outputs of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
+from headway.kernels.rms_norm import add_parts_rms_norm
+from headway.kernels.silu_mul import silu_mul
+from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
+from headway.kernels.wide_linear import wide_add, wide_gate_up
+from headway.models.layers.forms import In, InProduct, Out, OutProduct
+from headway.models.layers.linear import Linear
+from headway.models.layers.norm import Norm, RMSNorm
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+"""[T, N] -> [T, inner]."""
+
+
+class Stream(NamedTuple):
+    """What runs from junction to junction.
+
+    Attributes:
+        residual: [T, C], written in place.
+        normed: [T, C], the residual's norm; None: the next ``ProjectIn`` normalises it.
+        squares: with these ``normed`` is the residual times the norm's weight, and they are sums of the residual's squares, f32
+            [P, T], see ``mid_linear``.
+    """
+
+    residual: torch.Tensor
+    normed: torch.Tensor | None = None
+    squares: torch.Tensor | None = None
+
+
+class ProjectIn:
+    """act(linear(norm(residual))).
+
+    Args:
+        norm: what stands before it; None: the residual itself goes in.
+        act: what follows.
+    """
+
+    def __init__(self, norm: Norm | None, linear: Linear, act: Activation | None = None) -> None:
+        self.norm, self.linear, self.act = norm, linear, act
+        self._gated = act is silu_mul
+
+    def product(self, *, whole_heads: bool = False) -> InProduct | None:
+        """What ``forms`` needs to know of it; ``whole_heads``: ``wide_qkv`` can do it."""
+        dense, norm = self.linear.dense, self.norm
+        if dense is None:
+            return None
+        fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
+        outputs, inputs = dense.shape
+        return InProduct(outputs, inputs, self.linear.bias is not None, self._gated, fused, whole_heads)
+
+    def enter(self, residual: torch.Tensor, form: In) -> Stream:
+        """The stream that begins with residual [T, C] and whose first junction this is."""
+        return Stream(residual, None if form is In.NORM else self.normed(Stream(residual)))
+
+    def normed(self, stream: Stream) -> torch.Tensor:
+        """[T, C], what the product is of."""
+        residual, x, _ = stream
+        if x is not None:
+            return x
+        return residual if self.norm is None else self.norm.forward(residual)
+
+    def __call__(self, stream: Stream, form: In) -> torch.Tensor:
+        """[T, N] of the product, or what ``act`` makes of it."""
+        linear, act = self.linear, self.act
+        if form is In.PLAIN:
+            y = linear.forward(self.normed(stream))
+            return y if act is None else act(y)
+        if form is In.NORM:
+            norm = cast(RMSNorm, self.norm)
+            fused = norm_gate_up if self._gated else norm_linear
+            y = fused(stream.residual, norm.weight, norm.eps, linear.weight, linear.bias)
+        elif form is In.WIDE:
+            y = wide_gate_up(self.normed(stream), linear.weight)
+        elif form is In.SKINNY:
+            y = skinny_linear(self.normed(stream), linear.weight, linear.bias)
+        else:
+            fused = mid_gate_up if self._gated else mid_linear
+            eps = 0.0 if self.norm is None else self.norm.eps
+            y = fused(self.normed(stream), linear.weight, linear.bias, stream.squares, eps)
+        if act is None or (self._gated and form is not In.SKINNY):
+            return cast(torch.Tensor, y)
+        return act(cast(torch.Tensor, y))
+
+
+class ProjectOut:
+    """residual += multiplier * after(linear(x)), then the norm that the next junction begins with.
+
+    Args:
+        next_norm: of the next ``ProjectIn``; None: it takes the residual itself.
+        after: a norm of the product.
+        multiplier: of the product, behind its norm.
+    """
+
+    def __init__(
+        self, linear: Linear, next_norm: Norm | None, after: Norm | None = None, multiplier: float = 1.0
+    ) -> None:
+        self.linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
+
+    def product(self) -> OutProduct | None:
+        """What ``forms`` needs to know of it."""
+        dense, norm = self.linear.dense, self.next_norm
+        if dense is None:
+            return None
+        fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
+        added = self.after is None and self.multiplier == 1.0
+        outputs, inputs = dense.shape
+        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused)
+
+    def __call__(self, x: torch.Tensor, stream: Stream, form: Out) -> Stream:
+        """Add the product of x [T, K]."""
+        linear, residual, norm = self.linear, stream.residual, self.next_norm
+        if form is Out.PLAIN:
+            return self.add(linear.forward(x), residual)
+        if form is Out.ADD:
+            linear_add(x, linear.weight, linear.bias, residual)
+            return Stream(residual)
+        if form is Out.SKINNY:
+            return self.add(cast(torch.Tensor, skinny_linear(x, linear.weight, linear.bias)), residual)
+        if form is Out.MID:
+            return self.add(cast(torch.Tensor, mid_linear(x, linear.weight, linear.bias, None, 0.0)), residual)
+        if form is Out.WIDE:
+            wide_add(x, linear.weight, residual)
+            return Stream(residual, None if norm is None else norm.forward(residual))
+        norm = cast(RMSNorm, norm)
+        if form is Out.MEET:
+            return Stream(residual, *mid_add(x, linear.weight, linear.bias, residual, norm.weight))
+        parts = linear_parts(x, linear.weight, linear.bias)
+        return Stream(residual, cast(torch.Tensor, add_parts_rms_norm(parts, residual, norm.weight, norm.eps)))
+
+    def add(self, y: torch.Tensor, residual: torch.Tensor) -> Stream:
+        """The plain end: y [T, C] is the product, which may be overwritten."""
+        if self.after is not None:
+            y = self.after.forward(y)
+        if self.multiplier != 1.0:
+            y = y.mul_(self.multiplier)
+        if self.next_norm is None:
+            return Stream(residual.add_(y))
+        return Stream(residual, self.next_norm.add(y, residual))

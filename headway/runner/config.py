@@ -1,0 +1,31 @@
+"""Sizes the runner allocates for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.core.config import USUAL_THRESHOLDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerConfig:
+    """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
+    ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
+    ``edits_per_row`` see ``CacheLayout``."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+    max_logprobs: int
+    max_upload_ints: int
+    max_in_flight: int
+    prompt_logits_chunk: int = USUAL_THRESHOLDS.prompt_logits_chunk
+    width: int = 1
+    edits_per_row: int = 1
+
+    @property
+    def longest_row(self) -> int:
+        """Most tokens of a slot: drafts may lie behind the last one that a request can have."""
+        return self.max_model_len + self.width - 1

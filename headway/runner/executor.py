@@ -1,0 +1,156 @@
+"""The device's half of a step: a ``Launch`` becomes work on the device and, later, a packet on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headway.core.automaton import Vocabulary
+from headway.core.ints import cdiv
+from headway.core.plan import StepResult
+from headway.device.base import Device
+from headway.device.readback import Readback, Ticket
+from headway.device.staging import Staging, StagingRing
+from headway.device.step_clock import StepClock, StepEvents
+from headway.device.waits import WaitCounter
+from headway.runner.config import RunnerConfig
+from headway.runner.graphs import DecodeGraphs, StepGraphs
+from headway.runner.launch import Launch
+from headway.runner.prefill_graphs import PrefillGraphs, max_edits
+from headway.runner.results import ResultLayout, logprob_ints, pack_results, record_ints, unpack_results
+from headway.runner.split_step import Replayed
+from headway.runner.step_body import StepBody
+
+BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
+
+
+@dataclass(slots=True)
+class Running:
+    """A launched step: where its result will arrive, and the events that time it (None without a device clock)."""
+
+    ticket: Ticket
+    layout: ResultLayout
+    events: StepEvents | None
+
+
+class Executor:
+    """Runs launches in order, on graphs where some fit.
+
+    Attributes:
+        body: the kernels, and the memory they use.
+        clock: times the steps.
+        num_replays: steps that ran as a captured graph, wholly or up to their logits.
+    """
+
+    def __init__(self, device: Device, body: StepBody, config: RunnerConfig) -> None:
+        self.device, self.body, self._config = device, body, config
+        self.clock, self.num_replays = StepClock(device), 0
+        self._staging = StagingRing(device, body.packed)
+        self._ring = body.results.view(config.max_in_flight, -1).unbind(0)
+        rows, tokens, most_entries = config.max_num_seqs, config.max_num_batched_tokens, max(config.max_logprobs, 128)
+        outcomes = rows * config.width
+        packet = rows * record_ints(config.width) + logprob_ints(outcomes, most_entries)
+        packet += logprob_ints(tokens, config.max_logprobs) + rows * body.vector
+        self.readback = Readback(device, packet)
+        self._vocabulary_source: torch.Tensor | None = None
+        self._num_in_flight, self._record_ints = 0, record_ints(config.width)
+        self._inference = torch.inference_mode()
+        self._graphs: tuple[DecodeGraphs, PrefillGraphs] | None = None
+
+    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
+        """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""
+        self._graphs = decode, prefill
+
+    def release(self) -> None:
+        """Drop the graphs, which refer back to the body: its memory is then freed with its last user, not whenever the garbage
+        collector finds the cycle."""
+        self._graphs = None
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything."""
+        grammar = self.body.sampler.grammar
+        if grammar.knows_tokens:
+            return
+        values = grammar.learn(vocabulary)
+        self._vocabulary_source = self.device.host_ints(len(values))  # kept, and never written again
+        self._vocabulary_source.numpy()[:] = values  # host: host memory
+        with self.device.main.active(), torch.inference_mode():
+            grammar.vocabulary.view(-1).copy_(self._vocabulary_source, non_blocking=True)
+
+    def acquire(self) -> Staging:
+        """A host buffer that the next step may be packed into."""
+        assert self._num_in_flight < self._config.max_in_flight, "collect a step before launching another"
+        return self._staging.acquire()
+
+    def run(self, launch: Launch, staging: Staging | None = None) -> Running:
+        """Queue one step on the device and return at once.
+
+        The results of at most ``max_in_flight`` steps may be outstanding; a further one is the caller's bug.
+
+        Args:
+            staging: the buffer, from ``acquire``, that ``launch.ints`` is a view of; None: it lies elsewhere and is copied.
+        """
+        if staging is None:
+            staging = self.acquire()
+            staging.ints[: len(launch.ints)] = launch.ints
+        rows = launch.shape.rows
+        layout = ResultLayout(rows, rows, launch.variant.max_logprobs, launch.shape.width, self._record_ints)
+        layout.vector = self.body.vector
+        with self.device.main.active(), self._inference:
+            events = self.clock.submit()
+            self._staging.send(staging, len(launch.ints))
+            num_edits = launch.num_edits
+            if launch.edits_first:
+                self.body.edit_first(num_edits)
+                self.body.rebuild_counts(launch.counted_at, launch.num_counted)
+                num_edits = 0
+            packet = self._queue(launch, num_edits, layout)
+            ticket = self.readback.start(packet, None if events is None else events.ended)
+        self._num_in_flight += 1
+        return Running(ticket, layout, events)
+
+    def collect(self, step: Running) -> StepResult:
+        """The step's result. Blocks until it has arrived: the engine's only wait."""
+        result = unpack_results(step.ticket.wait(), step.layout)
+        step.ticket.release()
+        self._num_in_flight -= 1
+        return result
+
+    def waits(self) -> dict[str, WaitCounter]:
+        """Every wait for the device there can be in a step, by reason: the oldest result was not there yet, or a copy blocked
+        for want of pinned memory. The staging ring grows instead of waiting."""
+        up, down = self._staging.unpinned, self.readback.unpinned
+        copies = WaitCounter(up.waits + down.waits, up.seconds + down.seconds)
+        return {BACK_PRESSURE: self.readback.back_pressure, UNPINNED_COPY: copies}
+
+    def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
+        """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
+        ring = self._ring[launch.index]
+        if launch.prompt is None and self._graphs is not None:
+            replayed = self._replay(launch, num_edits)
+            if replayed is not None:
+                done, layout.padded_rows = replayed
+                layout.logprob_entries = done.variant.max_logprobs
+                self.num_replays += 1
+                return pack_results(ring, self._record_ints, layout.padded_rows, done.parts)
+        self.body.apply_edits(num_edits)
+        # Decode rows are counted on the device as in graphs, so that fewer kernels are compiled; a reference would do more.
+        parts, prompt = self.body.eager(launch, launch.variant, counted=self.device.compiles_kernels)
+        if prompt is not None:
+            layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
+        return pack_results(ring, self._record_ints, launch.shape.rows, parts)
+
+    def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, int] | None:
+        """Run the step as graphs, if some fit: what they gave, and padded rows. Which these are follows from the launch."""
+        assert self._graphs is not None
+        decode, prefill = self._graphs
+        step = launch.shape
+        graphs: StepGraphs
+        if step.only_decode:
+            graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
+        else:
+            graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)
+            if shape is not None and num_edits > self._config.edits_per_row * max_edits(*shape[:3]):
+                self.body.edit_first(num_edits)
+        return None if shape is None else (graphs.replay(shape, launch.variant), shape.rows)

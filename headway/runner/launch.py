@@ -1,0 +1,156 @@
+"""``Launch``: what the host decided about one step, as plain numbers: all that whoever executes the step needs to be told.
+
+The packer makes it from a plan, the executor runs it. It holds no tensor, no request and no reference to the scheduler, and
+``encode`` turns it into bytes, so executors in other processes (tensor parallelism) can run the same step from these alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from headway.core.plan import Bound, Int32s
+from headway.sampling.sampler import Variant
+
+
+class LaunchShape(NamedTuple):
+    """Sizes of a step: exact in a ``Launch``, padded where they are the key of a captured graph.
+
+    Attributes:
+        tokens, rows: of the step.
+        decode_rows: leading rows that continue a generation with ``width`` tokens each. In a key: most rows that the decode
+            kernel takes; rows that are prompts, or beyond those, have the room that is left.
+        longest: most tokens of a row; with the number of prompts it sizes the grid of their attention.
+        width: tokens of a decode row.
+    """
+
+    tokens: int
+    rows: int
+    decode_rows: int
+    longest: int
+    width: int = 1
+
+    @property
+    def only_decode(self) -> bool:
+        """Whether all rows are decode rows."""
+        return self.decode_rows == self.rows
+
+    @property
+    def most_tokens(self) -> int:
+        """What the rows of a key can have."""
+        return self.decode_rows * self.width + (self.rows - self.decode_rows) * self.longest
+
+    def holds(self, rows: int, decode_rows: int, longest: int) -> bool:
+        """Whether a step of exactly so many fits this key, but for its tokens."""
+        others = rows - min(decode_rows, self.decode_rows)
+        return others <= self.rows - self.decode_rows and longest <= self.longest
+
+
+class PromptPositions(NamedTuple):
+    """Prompt tokens whose log-probabilities a step reports; offsets are into the packed step.
+
+    Attributes:
+        rows: (row, positions) per reporting row.
+        indices_at: list of the tokens (of the batch) whose logits predict them.
+        targets_at: list of the prompt tokens themselves.
+        slots_at: list of their slots.
+        entries: most entries any row asks for.
+    """
+
+    rows: list[tuple[int, int]]
+    indices_at: int
+    targets_at: int
+    slots_at: int
+    entries: int
+
+    @property
+    def total(self) -> int:
+        """Positions over all rows."""
+        return sum(count for _, count in self.rows)
+
+
+@dataclass(slots=True)
+class Launch:
+    """One step.
+
+    Attributes:
+        ints: int32 [n], the packed step (``state.packed_step``) as far as it is used. Where the packer was handed a staging
+            buffer it is a view of that buffer.
+        shape: exact sizes.
+        variant: what its sampling needs.
+        index: entry of the result ring that it writes.
+        num_edits: edits in ``ints``.
+        edits_first: apply these ahead of everything else: more work of this step depends on them.
+        counted_at, num_counted: the list, in ``ints``, of slots whose token counts must be rebuilt.
+        max_seq_len_bound: >= every row's context, this step's tokens included.
+        context_bound: >= the context of the rows that decode beside prompts; 0 without any.
+        prompt: prompt log-probabilities to report.
+    """
+
+    ints: Int32s
+    shape: LaunchShape
+    variant: Variant
+    index: int
+    num_edits: int
+    edits_first: bool
+    counted_at: int
+    num_counted: int
+    max_seq_len_bound: Bound
+    context_bound: Bound
+    prompt: PromptPositions | None = field(default=None)
+
+    def encode(self) -> bytes:
+        """Everything as int32 words, native byte order: the length of what stands before ``ints``, then that, then ``ints``."""
+        variant, prompt = self.variant, self.prompt
+        words = [
+            *self.shape, variant.edits, variant.flags, variant.max_logprobs, self.index, self.num_edits,
+            int(self.edits_first), self.counted_at, self.num_counted, self.max_seq_len_bound, self.context_bound,
+        ]  # fmt: skip
+        if prompt is not None:
+            lists = (prompt.indices_at, prompt.targets_at, prompt.slots_at, prompt.entries)
+            words += [*lists, *itertools.chain.from_iterable(prompt.rows)]
+        head = np.array([len(words), *words], np.int32)
+        return head.tobytes() + self.ints.tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Launch:
+        """The inverse of ``encode``; ``ints`` is a view of ``data``.
+
+        Raises:
+            ValueError: no launch was encoded so.
+        """
+        words = np.frombuffer(data, np.int32)
+        size = int(words[0]) if len(words) else 0
+        prompt_words = size - _HEAD_WORDS
+        is_whole = prompt_words == 0 or (prompt_words > _PROMPT_WORDS and not (prompt_words - _PROMPT_WORDS) % 2)
+        if prompt_words < 0 or not is_whole or len(words) < 1 + size:
+            raise ValueError(f"{len(data)} bytes that are no launch")
+        head, ints = words[1 : 1 + size].tolist(), words[1 + size :]  # host: host memory
+        shape, rest = LaunchShape(*head[:_SHAPE_WORDS]), iter(head[_SHAPE_WORDS:_HEAD_WORDS])
+        variant = Variant(next(rest), next(rest), next(rest))
+        index, num_edits, first, counted_at, num_counted, longest, context = rest
+        prompt = None
+        if prompt_words:
+            lists, pairs = head[_HEAD_WORDS:][:_PROMPT_WORDS], head[_HEAD_WORDS + _PROMPT_WORDS :]
+            prompt = PromptPositions(list(zip(pairs[::2], pairs[1::2], strict=True)), *lists)
+        return cls(
+            ints,
+            shape,
+            variant,
+            index,
+            num_edits,
+            bool(first),
+            counted_at,
+            num_counted,
+            Bound(longest),
+            Bound(context),
+            prompt,
+        )
+
+
+_SHAPE_WORDS = len(LaunchShape._fields)
+_HEAD_WORDS = _SHAPE_WORDS + 10
+_PROMPT_WORDS = 4

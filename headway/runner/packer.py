@@ -1,0 +1,104 @@
+"""The host's half of a step: a plan becomes a ``Launch``. No tensor, no device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.plan import NO_INTS, Bound, Int32s, StepPlan
+from headway.runner.admission import AdmissionWriter
+from headway.runner.config import RunnerConfig
+from headway.runner.launch import Launch, LaunchShape, PromptPositions
+from headway.runner.prompt_logprobs import choose_positions
+from headway.sampling.sampler import Sampler, Variant
+from headway.state.packed_step import PackedRows, PackedStep, fits_before_rows
+from headway.state.slots import SlotArena
+
+NO_LIST = (0, 0)
+"""(position, length)"""
+
+
+class Packer:
+    """Packs plans, in the order in which they run: what lies on the device already is not sent again.
+
+    Args:
+        arena: says where slot tables are; its memory is not touched.
+        sampler: its host mirrors say which features a step needs; its device tensors are not touched.
+
+    Attributes:
+        admissions: prepares and writes requests' slot edits.
+        decode_bound: context that steps of decode rows are launched for, where that is fixed because graphs of them are;
+            None: each step's own.
+    """
+
+    def __init__(self, arena: SlotArena, sampler: Sampler, config: RunnerConfig) -> None:
+        self._arena, self._sampler, self._config = arena, sampler, config
+        self.admissions = AdmissionWriter(arena, sampler)
+        self.decode_bound: Bound | None = None
+        self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
+        self._last_slots: Int32s | None = None  # of these are the next three
+        self._head: PackedRows
+        self._shape: LaunchShape
+        self._variant = Variant()
+
+    def pack(self, plan: StepPlan, ints: Int32s) -> Launch:
+        """Write the packed step into ``ints``, int32 [P], large enough for any; ``Launch.ints`` is a view of it.
+
+        ``launched`` must follow when the step has been sent.
+        """
+        changed = plan.slots is not self._last_slots or plan.width != self._shape.width
+        if changed:
+            self._head, self._last_slots = PackedRows(plan), None  # until the device has the rows
+            self._shape = _exact_shape(plan, self._head.num_tokens)
+        only_decode = self._shape.only_decode
+        few = only_decode and not plan.admissions and not plan.masks and fits_before_rows(len(plan.block_edit_ids))
+        index = plan.step % self._config.max_in_flight
+        packed = PackedStep(ints, self._head, index, sent=few and not changed)
+        counted_at, num_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
+        if len(plan.block_edit_ids):
+            stride = self._arena.stride("block_table")
+            base = self._arena.position("block_table", 0)
+            packed.scatter(base + plan.block_edit_rows * stride + plan.block_edit_indices, plan.block_edit_ids)
+        for slot, words in plan.masks:
+            packed.write(self._arena.position("allowed_bits", slot), words)
+        prompt = None if only_decode else self._prompt_positions(packed, plan)
+        if changed:
+            self._variant = self._sampler.variant(plan.slots)
+        longest_bound = self.decode_bound if only_decode else None
+        if longest_bound is None:
+            longest_bound = Bound(int((plan.starts_bound + plan.query_lens).max()))
+        decodes = 0 if only_decode else plan.num_decode_rows
+        return Launch(
+            ints[: packed.finish()],
+            self._shape,
+            self._variant,
+            index,
+            packed.num_edits,
+            bool(plan.masks or num_counted),
+            counted_at,
+            num_counted,
+            longest_bound,
+            Bound(int(plan.starts_bound[:decodes].max()) if decodes else 0),
+            prompt,
+        )
+
+    def launched(self, plan: StepPlan) -> None:
+        """The step that was packed last is on its way: the device has its rows."""
+        self._last_slots = plan.slots
+
+    def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
+        """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
+        for admission in plan.admissions:
+            self.admissions.write(packed, admission)
+            self._prompts[admission.slot] = admission.token_ids[: len(admission.request.prompt_token_ids)]
+        wanted = self._sampler.penalties.wanted
+        counted = [admission.slot for admission in plan.admissions if wanted(admission.request)]
+        return packed.list_at(np.array(counted, np.int32)), len(counted)
+
+    def _prompt_positions(self, packed: PackedStep, plan: StepPlan) -> PromptPositions | None:
+        asked = self._sampler.logprobs.prompt_entries(plan.slots)
+        return choose_positions(packed, plan, asked, self._prompts)
+
+
+def _exact_shape(plan: StepPlan, num_tokens: int) -> LaunchShape:
+    rows, decodes, width = plan.num_rows, plan.num_decode_rows, plan.width
+    return LaunchShape(num_tokens, rows, decodes, width if decodes == rows else int(plan.query_lens.max()), width)

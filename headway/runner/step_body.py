@@ -1,0 +1,231 @@
+"""The device's part of a step: edits, unpack, forward, logits, sampling, slot update. What graphs capture and steps run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from headway.core.plan import Bound
+from headway.kernels.apply_edits import apply_edits
+from headway.kernels.slot_advance import slot_advance
+from headway.models.interface import ALL_TOKENS, LAST_TOKENS, Model
+from headway.pooling.pooler import Pooler
+from headway.runner.batch_buffers import BatchBuffers
+from headway.runner.config import RunnerConfig
+from headway.runner.launch import Launch, LaunchShape, PromptPositions
+from headway.runner.prefill_graphs import max_edits
+from headway.runner.prompt_logprobs import gather_entries
+from headway.runner.results import Part, record_ints
+from headway.sampling.logprobs import LogprobTensors
+from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
+from headway.state.packed_step import ROW_INTS, ROWS_AT
+from headway.state.slots import SlotArena
+
+
+class Drafter(Protocol):
+    """Guesses tokens, on the device alone."""
+
+    def propose(self, batch: StepBatch) -> None:
+        """Fill ``drafts[slot]`` of the batch's slots (the core table, int32 [S, K]) with the tokens that may follow the known
+        ones. Runs at the end of every step, when the step's tokens are in the slots' histories. A row that has ended may get
+        anything.
+        """
+
+
+class StepBody:
+    """The kernels of a step. Everything they read and write has an address of its own for the engine's life.
+
+    Args:
+        arena: slot tables; the sampler's and the core ones.
+        caches: the model's.
+        drafter: guesses the next tokens, where ``config.width`` is more than 1.
+        pooler: takes vectors from the hidden states; such a body computes no logits and samples nothing.
+
+    Attributes:
+        packed: int32 [P], the packed step on the device.
+        vector: numbers of a row's vector; 0 where nothing pools.
+        results: int32 [max_in_flight, max_num_seqs, record_ints(width)], what steps report.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        model: Model,
+        sampler: Sampler,
+        arena: SlotArena,
+        caches: CachePool,
+        config: RunnerConfig,
+        drafter: Drafter | None = None,
+        pooler: Pooler | None = None,
+    ) -> None:
+        assert (drafter is None) == (config.width == 1), "rows of drafts need a drafter, and a drafter such rows"
+        self.model, self.sampler, self.config = model, sampler, config
+        self._arena, self._caches, self._drafter, self._pooler = arena, caches, drafter, pooler
+        self._layers: tuple[int, ...] | None = None  # that steps run; None: all
+        rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+        edits = config.edits_per_row * (5 * rows + 3 * tokens)
+        num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
+        self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        self.results = torch.zeros(
+            config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device
+        )
+        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, model.spec.cache, config.width)
+        self.vector = 0 if pooler is None else pooler.width
+        # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
+        self._going_on = torch.zeros(2, rows, dtype=torch.int32, device=device)
+
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether no token of a prompt may be skipped because its keys are cached."""
+        return self._pooler is not None and self._pooler.wants_all
+
+    def apply_edits(self, num_edits: int) -> None:
+        """Apply the packed step's edits, at most ``num_edits``."""
+        if num_edits:
+            apply_edits(self._arena.ints, self.packed, num_edits)
+
+    def edit_first(self, num_edits: int) -> None:
+        """Apply the step's edits ahead of the rest, as counts to rebuild or too many for a graph want it."""
+        self.apply_edits(num_edits)
+        self.packed[:1].zero_()  # a graph shall find none
+
+    def rebuild_counts(self, position: int, number: int) -> None:
+        """Recount the tokens of ``number`` slots that are listed in the packed step."""
+        if number:
+            self.sampler.penalties.rebuild(self.packed[position : position + number], self.config.max_model_len)
+
+    def unpack(self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True) -> StepBatch:
+        """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack``."""
+        return self._buffers.unpack(
+            self.packed,
+            num_tokens=shape.tokens,
+            num_rows=shape.rows,
+            num_decode_rows=shape.decode_rows if shape.width == 1 else 0,
+            max_query_len=shape.longest,
+            max_seq_len_bound=max_seq_len_bound,
+            counted=counted,
+            width=shape.width,
+        )
+
+    def front(self, shape: LaunchShape) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``."""
+        self.apply_edits(self.config.edits_per_row * (shape.rows if shape.only_decode else max_edits(*shape[:3])))
+        # Contexts, and cached prefixes, may be of any length.
+        batch = self.unpack(shape, Bound(self.config.longest_row))
+        return batch, self.outcome_states(batch)
+
+    def eager(self, launch: Launch, variant: Variant, counted: bool) -> tuple[list[Part], PromptPositions | None]:
+        """A whole step but its edits, kernel by kernel; gives its log-probability parts, those of prompts last.
+
+        Args:
+            counted: as in ``BatchBuffers.unpack``.
+        """
+        prompt = launch.prompt
+        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted)
+        if prompt is None:
+            return self.back(batch, self.outcome_states(batch), variant), None
+        hidden = self.forward(batch, only_rows=False)
+        parts = self.back(batch, self.row_logits(batch, hidden), variant)
+        most = self.config.prompt_logits_chunk
+        parts.append(gather_entries(self.packed, prompt, hidden, self.logits, self.sampler.logprobs, most))
+        return parts, prompt
+
+    def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
+        """Hidden states, [R, hidden] of each row's last token with ``only_rows``, else [T, hidden]."""
+        want = LAST_TOKENS if only_rows else ALL_TOKENS
+        if self._layers is not None:
+            want = replace(want, layers=self._layers)
+        return self.model.forward(batch, self._caches, want).hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N, V]."""
+        return self.model.logits(hidden)
+
+    def outcome_states(self, batch: StepBatch) -> torch.Tensor:
+        """What the back half needs of the forward pass: logits [W R, V] of all outcomes that the step can have, outcome by
+        outcome (W = 1: after each row's last token); with a pooler hidden states, of all tokens or of each row's last."""
+        if self._pooler is not None:
+            return self.forward(batch, only_rows=not self._pooler.wants_all)
+        if batch.width > 1:
+            return self.row_logits(batch, self.forward(batch, only_rows=False))
+        return self.logits(self.forward(batch, only_rows=batch.num_decode_rows < len(batch.row_slots)))
+
+    def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """The same from hidden states of all tokens."""
+        if batch.num_decode_rows < len(batch.row_slots):
+            hidden = hidden.index_select(0, batch.logit_indices)
+        return self.logits(hidden)
+
+    def back(self, batch: StepBatch, states: torch.Tensor, variant: Variant) -> list[Part]:
+        """The back half of a step: choose tokens, append them to the slots, evaluate stop conditions, record results; or pool.
+
+        Rows of drafts are verified outcome by outcome: a row goes on while its request lives and what was drawn is the draft.
+        So each draw sees the slot exactly as it would without drafts (penalties, grammars, minimum lengths, the draw's
+        position, stops) and gives the same token.
+
+        Args:
+            states: of ``outcome_states``.
+
+        Returns:
+            log-probabilities of each outcome, in order, empty when nobody asked; or the vectors.
+        """
+        if self._pooler is not None:
+            vectors = self._pooler(states, batch)
+            self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
+            return [(vectors,)]
+        rows = len(batch.row_slots)
+        found: list[Part] = []
+        slots = batch.row_slots
+        for offset in range(batch.width):
+            run: tuple[object, ...] = ()
+            going_on = self._going_on[offset % 2, :rows]
+            if batch.width > 1:
+                run = (self._arena.view("drafts").view(-1, self.config.width - 1), going_on, offset)
+            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run)
+            found += [] if logprobs is None else [logprobs]
+            slots = going_on
+        if self._drafter is not None:
+            self._drafter.propose(batch)
+        return found
+
+    def _outcome(
+        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...]
+    ) -> LogprobTensors | None:
+        """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
+        token_ids, logprobs = self.sampler(logits, slots, variant)
+        self._advance(slots, token_ids, variant, run)
+        return logprobs
+
+    def _advance(self, slots: torch.Tensor, token_ids: torch.Tensor, variant: Variant, run: tuple[object, ...]) -> None:
+        view, penalties = self._arena.view, self.sampler.penalties
+        advanced = (
+            self.packed,
+            slots,
+            token_ids,
+            view("history"),
+            view("num_tokens"),
+            view("num_computed"),
+            view("alive"),
+            penalties.counts,
+            penalties.count_on,
+            *[view(name) for name in ("min_total", "max_total", "stop_counts", "stop_ids")],
+        )
+        if variant.edits & GRAMMAR_EDIT:
+            self.sampler.grammar.advance(advanced, (self.results, *run))
+        else:
+            slot_advance(*advanced, self.results, *run)
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Inside, steps run a few layers only, but use every kernel there is. Start-up only."""
+        self._layers = self.model.spec.rehearsed_layers()
+        try:
+            yield
+        finally:
+            self._layers = None

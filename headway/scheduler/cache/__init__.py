@@ -1,0 +1,1 @@
+"""Blocks of requests: which they hold in each group of layers, which can be hit again, which are free."""

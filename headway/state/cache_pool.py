@@ -1,0 +1,85 @@
+"""Storage of what models cache: per layer the tensors it declared, all indexed by the same block ids."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.core.cache import CacheLayout, Part
+
+LayerCache = tuple[torch.Tensor, ...]
+"""A layer's parts, each [num_blocks, block_size, *part.shape]."""
+
+
+class CachePool:
+    """The caches of a model.
+
+    Args:
+        layout: what its layers declared.
+        num_blocks, block_size: blocks of each group, and tokens of a block.
+        dtype: of parts that name none; the model's or float8_e4m3fn.
+        device: where it lies.
+
+    Attributes:
+        layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
+            lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
+            are then contiguous.
+    """
+
+    def __init__(
+        self, layout: CacheLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layout, self.num_blocks, self.block_size = layout, num_blocks, block_size
+        self.layers: list[LayerCache] = []
+        stored = [self._storage(parts, dtype, device) for parts in layers_of_a_block(layout)]
+        place = {layer: nth for group in layout.groups for nth, layer in enumerate(group.layers)}
+        for i, spec in enumerate(layout.layers):
+            if spec is None:
+                self.layers.append(())
+            elif spec.shared_with is not None:
+                self.layers.append(self.layers[spec.shared_with])
+            else:
+                self.layers.append(stored[place[i]])
+
+    def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:
+        return tuple(self._part(part, dtype, device) for part in parts)
+
+    def _part(self, part: Part, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        typed = part_dtype(part, dtype)
+        shape = (self.num_blocks, self.block_size, *part.shape)
+        heads_first = device.type == "cuda" and len(part.shape) == 2
+        if heads_first:
+            shape = (self.num_blocks, part.shape[0], self.block_size, part.shape[1])
+        # Zeros, not empty: masked-out cache entries are multiplied by zero, and 0 * NaN is NaN.
+        storage = torch.zeros(shape, dtype=typed, device=device)
+        return storage.transpose(1, 2) if heads_first else storage
+
+
+def part_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a part in an engine whose cache is in ``dtype``."""
+    if not part.dtype:
+        return dtype
+    found = getattr(torch, part.dtype)
+    assert isinstance(found, torch.dtype), part.dtype
+    return found
+
+
+def bytes_per_block(layout: CacheLayout, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes, in all layers of a group."""
+    return sum(
+        block_size * part.elements * part_dtype(part, dtype).itemsize
+        for parts in layers_of_a_block(layout)
+        for part in parts
+    )
+
+
+def layers_of_a_block(layout: CacheLayout) -> list[tuple[Part, ...]]:
+    """The parts of each layer that a block has room for: the n-th layers of all groups share one."""
+    shared: list[tuple[Part, ...]] = []
+    for group in layout.groups:
+        for nth, layer in enumerate(group.layers):
+            spec = layout.layers[layer]
+            assert spec is not None
+            if nth == len(shared):
+                shared.append(spec.parts)
+            assert shared[nth] == spec.parts, "layers that share storage cache the same"
+    return shared
