@@ -176,7 +176,7 @@ def make_paged_inputs(
             cache = make_random(*cache_shape, dtype=dtype, device="cpu", seed=seed)
             caches.append(cache.masked_fill(~owned[..., None, None], float("nan")).to(device))
     caches = [cache.to(cached or dtype) for cache in caches]
-    if heads_first:  # in memory [NB, KH, bs, D], as ``KVPool`` keeps it on CUDA
+    if heads_first:  # in memory [NB, KH, bs, D], as ``CachePool`` keeps it on CUDA
         caches = [cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in caches]
     return PagedInputs(
         q=make_random(num_tokens, heads[0], size, dtype=dtype, device=device, seed=4),

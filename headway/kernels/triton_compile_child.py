@@ -68,9 +68,10 @@ class Preparation(threading.Thread):
 def import_kernels() -> None:
     """Import every module with kernels, and hash these, so that no fork has to."""
     folder = Path(__file__).parent
-    for path in sorted(folder.glob("*/*triton*.py")):
+    for path in sorted([*folder.glob("*/*triton*.py"), *folder.glob("*/hopper/*triton*.py")]):
         with contextlib.suppress(ImportError):  # a kernel for another Triton
-            module = importlib.import_module(f"headway.kernels.{path.parent.name}.{path.stem}")
+            name = ".".join(path.relative_to(folder).with_suffix("").parts)
+            module = importlib.import_module(f"headway.kernels.{name}")
             for function in vars(module).values():
                 if isinstance(function, JITFunction):
                     settle_key(function)

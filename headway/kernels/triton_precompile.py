@@ -160,14 +160,25 @@ class Compilation:
         self._loads.append(loaded)
         self._pool.submit(self._try, self._begin, kernel, loaded)
 
-    def finish(self, on_done: Callable[[int], object] = lambda number: None) -> None:
+    def finish(
+        self,
+        on_done: Callable[[int], object] = lambda number: None,
+        on_failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
         """Wait until all are loaded; ``on_done(1)`` is called after each, by this thread.
 
+        Args:
+            on_failed: called with what a kernel that fails raises; the others go on.
+
         Raises:
-            whatever the first kernel that fails raises.
+            whatever the first kernel that fails raises, unless ``on_failed`` takes it.
         """
         for loaded in as_completed(self._loads):
-            loaded.result()
+            error = loaded.exception()
+            if error is not None:
+                if on_failed is None:
+                    raise error
+                on_failed(error)
             on_done(1)
         if self._works:
             total = sum(seconds for seconds, _ in self._works)

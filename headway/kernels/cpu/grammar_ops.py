@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.cpu.ops import available, native
-from headway.kernels.cpu.step_ops import HEADER, are_plain, slot_advance
+from headway.kernels.cpu.step_ops import HEADER, RECORD_INTS, are_plain, slot_advance
 from headway.kernels.registry import OPS
 
 __all__ = ["available", "grammar_advance", "grammar_mask"]
@@ -57,12 +57,16 @@ def grammar_advance(
     grammar_table: torch.Tensor,
     vocabulary: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     step = (packed, row_slots, token_ids)
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     grammars = (grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
-    if not are_plain(torch.int32, *step, *grammars, alive, results) or packed.numel() < HEADER:
-        OPS["grammar_advance"].reference(*step, *tables, *grammars, results)
+    plain = are_plain(torch.int32, *step, *grammars, alive, results)
+    if results.shape[2] != RECORD_INTS or not plain or packed.numel() < HEADER:
+        OPS["grammar_advance"].reference(*step, *tables, *grammars, results, drafts, next_slots, offset)
         return
     slot_advance(*step, *tables, results)
     native().headway_grammar_advance(

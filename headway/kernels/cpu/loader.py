@@ -21,19 +21,17 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-import torch
-
 from headway.core.switches import NATIVE, is_on
+from headway.kernels.cpu.instructions import compiler_flags, cpu_flags
 
 logger = logging.getLogger(__name__)
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
-         "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
+         "-fno-math-errno", "-fno-trapping-math", "-pthread")  # fmt: skip
 BUILD_SECONDS = 120
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "headway_set_parallel": (None, [_POINTER]),
     "headway_rms_norm": (None, [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT, _INT, _INT]),
     "headway_silu_mul": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
     "headway_rope_kv_write": (None, [_POINTER] * 5 + [_FLOAT] + [_POINTER] * 4 + [_INT64] * 7 + [_INT, _INT]),
@@ -41,8 +39,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         _INT,
         [_POINTER] * 8 + [_INT64] * 9 + [_FLOAT, _INT64, _FLOAT, _INT, _INT],
     ),
-    "headway_linear": (None, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT]),
+    "headway_linear": (_INT, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT]),
     "headway_linear_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
+    "headway_blocks_linear": (_INT, [_POINTER] * 5 + [_INT64] * 3 + [_INT, _INT]),
+    "headway_blocks_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
+    "headway_blocks_rows": (None, [_POINTER] * 3 + [_INT64] * 3 + [_INT, _INT, _INT]),
+    "headway_blocks_set": (_INT, []),
     "headway_apply_edits": (None, [_POINTER] * 2 + [_INT64] * 3),
     "headway_step_unpack": (None, [_POINTER] * 12 + [_INT64] * 7),
     "headway_slot_advance": (None, [_POINTER] * 14 + [_INT64] * 8),
@@ -61,7 +63,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded kernels, or None (logged once, with the reason) when they are switched off or cannot be built."""
+    """The loaded kernels, or None (logged once, with the reason) when they are switched off or cannot be built.
+
+    Raises:
+        ConfigError: HEADWAY_CPU names an instruction set that this CPU does not have.
+    """
     if not is_on(NATIVE):
         logger.info("native CPU kernels are off (%s=0); torch serves", NATIVE)
         return None
@@ -102,7 +108,7 @@ def build(folder: Path) -> Path:
             (Path(temporary) / name).write_bytes(text)
         output = Path(temporary) / "kernels.so"
         names = sorted(name for name in sources if name.endswith(".c"))
-        command = [*compiler, *FLAGS, *names, "-o", str(output), "-lm"]
+        command = [*compiler, *compiler_flags(), *FLAGS, *names, "-o", str(output), "-lm"]
         done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, timeout=BUILD_SECONDS)
         if done.returncode != 0:
             raise RuntimeError(f"{shlex.join(compiler)} failed: {done.stderr.strip()[-300:]}")
@@ -111,28 +117,12 @@ def build(folder: Path) -> Path:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library and give it the threads torch already has (a second OpenMP pool would spin against them)."""
+    """Load the library. Raises: OSError, AttributeError: it is not one of ours."""
     loaded = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
-    loaded.headway_set_parallel(openmp_parallel())
     return loaded
-
-
-def openmp_parallel() -> int | None:
-    """Address of GOMP_parallel in the OpenMP library that torch uses; None: the kernels run on the calling thread."""
-    torch_folder = Path(torch.__file__).parent
-    candidates = [*torch_folder.glob("lib/lib*omp*.so*"), *torch_folder.parent.glob("torch.libs/lib*omp*.so*")]
-    for candidate in [*map(str, candidates), "libgomp.so.1"]:
-        try:
-            # RTLD_NOLOAD: only a library that is loaded already can be the one torch uses.
-            openmp = ctypes.CDLL(candidate, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            return ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value
-        except (OSError, AttributeError):
-            continue
-    logger.info("torch's OpenMP library was not found; native CPU kernels use one thread")
-    return None
 
 
 def find_compiler() -> list[str]:
@@ -148,20 +138,13 @@ def find_compiler() -> list[str]:
     raise RuntimeError(f"no C compiler ({' '.join(chosen) or 'cc, gcc, clang'}) is installed")
 
 
-@functools.cache
-def cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux names them; empty elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    found = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
-    return frozenset(found.split(":", 1)[1].split())
+def source_folder() -> Path:
+    """Where the C sources lie."""
+    return Path(str(resources.files(__package__))) / "csrc"
 
 
-def _sources() -> list[resources.abc.Traversable]:
-    folder = resources.files(__package__) / "csrc"
-    return sorted((item for item in folder.iterdir() if item.name.endswith((".c", ".h"))), key=lambda item: item.name)
+def _sources() -> list[Path]:
+    return sorted(item for item in source_folder().iterdir() if item.suffix in (".c", ".h"))
 
 
 def _fingerprint(compiler: list[str], sources: dict[str, bytes]) -> str:
@@ -169,7 +152,7 @@ def _fingerprint(compiler: list[str], sources: dict[str, bytes]) -> str:
     if version.returncode != 0:
         raise RuntimeError(f"{shlex.join(compiler)} --version failed: {version.stderr.decode(errors='replace')[-300:]}")
     digest = hashlib.sha256()
-    parts = [version.stdout, " ".join((*compiler, *FLAGS)).encode(), platform.machine().encode()]
+    parts = [version.stdout, " ".join((*compiler, *compiler_flags(), *FLAGS)).encode(), platform.machine().encode()]
     parts += [" ".join(sorted(cpu_flags())).encode(), *(name.encode() + text for name, text in sources.items())]
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headway.core.ints import cdiv
-from headway.kernels.cpu import loader
+from headway.kernels.cpu import instructions, loader
 from headway.kernels.registry import OPS
 
 PANEL = 32
@@ -28,10 +28,11 @@ def available() -> bool:
 def preferred_dtype() -> torch.dtype:
     """The faster of bfloat16 and float32 on this CPU.
 
-    Decoding is bound by reading weights, which bfloat16 halves; but without dot-product instructions for it the
-    arithmetic of a batch is slower than float32's.
+    Decoding is bound by reading weights, which bfloat16 halves. Our kernels widen bfloat16 where the CPU has no products for it
+    at the price of a few shifts, so they always gain; torch's are slow there.
     """
-    return torch.bfloat16 if loader.cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else torch.float32
+    gains = available() or instructions.cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
+    return torch.bfloat16 if gains else torch.float32
 
 
 def native() -> Any:
@@ -194,10 +195,12 @@ def linear_packed(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
     if not is_native(x, packed) or not (bias is None or is_native(x, bias)) or x.shape[-1] != packed.shape[1]:
         return _reference("linear_packed", x, packed, bias, outputs)
     y, inputs = x.new_empty((*x.shape[:-1], outputs)), packed.shape[1]
-    native().headway_linear(
+    failed = native().headway_linear(
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
         x.numel() // max(inputs, 1), outputs, inputs, x.dtype is torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
+    if failed:
+        raise MemoryError("linear: no memory for its input")
     return y
 
 

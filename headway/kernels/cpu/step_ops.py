@@ -15,6 +15,8 @@ from headway.kernels.registry import OPS
 
 __all__ = ["apply_edits", "available", "count_tokens", "slot_advance", "step_unpack"]
 
+RECORD_INTS = 4
+"""Of a row of one outcome: the only one that these kernels know."""
 HEADER = 6
 """Numbers at the start of a packed step that the kernels read unchecked."""
 
@@ -46,19 +48,27 @@ def step_unpack(
     logit_indices: torch.Tensor,
     block_size: int,
     max_query_len: int,
+    num_tokens: torch.Tensor | None = None,
+    drafts: torch.Tensor | None = None,
 ) -> None:
     tensors = (
         packed, history, num_computed, alive, block_tables, input_ids, positions, kv_slots, query_start, seq_lens,
         row_slots, logit_indices,
     )  # fmt: skip
-    if not are_plain(torch.int32, *tensors) or packed.numel() < HEADER:
-        _reference("step_unpack", *tensors, block_size, max_query_len)
+    groups = [(block_tables, kv_slots)]
+    if kv_slots.dim() > 1:
+        groups = list(zip(block_tables.unbind(), kv_slots.unbind(), strict=True))
+    plain = tensors[:4] + tensors[5:7] + tensors[8:] + tuple(tensor for group in groups for tensor in group)
+    if drafts is not None or not are_plain(torch.int32, *plain) or packed.numel() < HEADER:
+        _reference("step_unpack", *tensors, block_size, max_query_len, num_tokens, drafts)
         return
     num_slots, length = history.shape
-    native().headway_step_unpack(
-        *[tensor.data_ptr() for tensor in tensors], packed.numel(), num_slots, length,
-        block_tables.numel() // num_slots, input_ids.numel(), seq_lens.numel(), block_size,
-    )  # fmt: skip
+    for tables, written in groups:  # what is no group's own is written by each, alike
+        pointers = [tensor.data_ptr() for tensor in (*tensors[:4], tables, *tensors[5:7], written, *tensors[8:])]
+        native().headway_step_unpack(
+            *pointers, packed.numel(), num_slots, length, tables.numel() // num_slots, input_ids.numel(),
+            seq_lens.numel(), block_size,
+        )  # fmt: skip
 
 
 def slot_advance(
@@ -76,13 +86,16 @@ def slot_advance(
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     before = (packed, row_slots, token_ids, history, num_tokens, num_computed, alive)
     after = (count_on, min_total, max_total, stop_counts, stop_ids, results)
-    rows, (ring_size, ring_rows, _) = row_slots.numel(), results.shape
+    rows, (ring_size, ring_rows, record_ints) = row_slots.numel(), results.shape
     plain = are_plain(torch.int32, *before, *after) and are_plain(torch.int16, counts)
-    if not plain or packed.numel() < HEADER or ring_rows < rows:
-        _reference("slot_advance", *before, counts, *after)
+    if record_ints != RECORD_INTS or not plain or packed.numel() < HEADER or ring_rows < rows:
+        _reference("slot_advance", *before, counts, *after, drafts, next_slots, offset)
         return
     num_slots, length = history.shape
     native().headway_slot_advance(

@@ -30,18 +30,21 @@ def grammar_advance(
     grammar_table: torch.Tensor,
     vocabulary: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
-    slot_advance(packed, row_slots, token_ids, *tables, results)
+    slot_advance(packed, row_slots, token_ids, *tables, results, drafts, next_slots, offset)
     num_slots, vocab = grammar_on.shape[0], vocabulary.shape[1]
     in_table = (row_slots >= 0) & (row_slots < num_slots)
     slot = torch.where(in_table, row_slots, 0).to(torch.int64)
     ring = packed[5].to(torch.int64)
     in_ring = (ring >= 0) & (ring < results.shape[0])
     row = torch.arange(row_slots.shape[0], device=packed.device)
-    place = torch.where(in_ring, ring, 0) * results[0].numel() + 4 * row  # [R], of results[ring, r, 0]
-    sampled, finish = results.view(-1).take(place) != 0, results.view(-1).take(place + 2)
+    place = torch.where(in_ring, ring, 0) * results[0].numel() + results.shape[2] * row  # [R], of results[ring, r, 0]
+    sampled, finish = results.view(-1).take(place) == offset + 1, results.view(-1).take(place + 2)
     mine = in_table & in_ring & sampled & (grammar_on.index_select(0, slot) != 0)
 
     info, state = grammar_info.index_select(0, slot), grammar_state.index_select(0, slot)
@@ -55,3 +58,5 @@ def grammar_advance(
     masked_write_(grammar_state, slot, after, goes_on)
     masked_write_(alive, slot, torch.zeros_like(slot), broken)
     masked_write_(results, place + 2, torch.full_like(place, int(Finish.NO_TOKEN)), broken)
+    if next_slots is not None:
+        next_slots.copy_(torch.where(broken, -1, next_slots))

@@ -27,8 +27,11 @@ def grammar_advance(
     grammar_table: torch.Tensor,
     vocabulary: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     grammars = (grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
-    launch(packed, row_slots, token_ids, tables, grammars, results)
+    launch(packed, row_slots, token_ids, tables, grammars, results, (drafts, next_slots, offset))

@@ -60,23 +60,23 @@ mid_linear = Op(
     "mid_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? squares, float eps) -> Tensor",
     reference=reference.mid_linear,
     meta=_mid_linear_meta,
-    triton="headway.kernels.mid_linear.launch:mid_linear",
+    triton="headway.kernels.mid_linear.hopper.launch:mid_linear",
 )
 mid_gate_up = Op(
     "mid_gate_up(Tensor x, Tensor weight, Tensor? bias, Tensor? squares, float eps) -> Tensor",
     reference=reference.mid_gate_up,
     meta=_mid_gate_up_meta,
-    triton="headway.kernels.mid_linear.launch:mid_gate_up",
+    triton="headway.kernels.mid_linear.hopper.launch:mid_gate_up",
 )
 mid_add = Op(
     "mid_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual, Tensor norm) -> (Tensor, Tensor)",
     reference=reference.mid_add,
     meta=_mid_add_meta,
-    triton="headway.kernels.mid_linear.launch:mid_add",
+    triton="headway.kernels.mid_linear.hopper.launch:mid_add",
 )
 linear_parts = Op(
     "linear_parts(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     reference=reference.linear_parts,
     meta=_linear_parts_meta,
-    triton="headway.kernels.mid_linear.launch:linear_parts",
+    triton="headway.kernels.mid_linear.hopper.launch:linear_parts",
 )

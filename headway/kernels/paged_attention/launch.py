@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import shared_limit
 from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.tiles import (
@@ -133,7 +134,9 @@ def launch_prefill(
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_rows = row_slots.shape[0]
     tokens = first.other_tokens(q)
-    tile = tile or prefill_tile(size, heads, kv_heads, q.dtype, tokens, num_sms(q.device), k_cache.itemsize)
+    tile = tile or prefill_tile(
+        size, heads, kv_heads, q.dtype, tokens, num_sms(q.device), k_cache.itemsize, shared_limit(q.device)
+    )
     num_tiles = tokens // (tile.block_m // (heads // kv_heads)) + (num_rows - first.bound) + 1  # see find_row
     num_slots, table_width = block_tables.shape
     prefill_kernel[(num_tiles * kv_heads,)](

@@ -6,12 +6,13 @@ products from 64 rows on. K and V tiles take ``num_stages - 1`` buffers each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import MOST_KB
 
 SPLIT_TOKENS = 1024
 """Once the rows fill the device, a row is split only into pieces of at least this many tokens."""
@@ -72,18 +73,52 @@ def decode_tile(size: int, group: int, dtype: torch.dtype) -> DecodeTile:
     block_m = max(16, next_power_of_2(group))
     if dtype == torch.float32:  # no tensor cores at full precision; small tiles keep registers in bounds
         return DecodeTile(block_m, 32 if block_d <= 128 else 16, block_d, 4, 2, "ieee")
-    block_n = 64 if block_d <= 128 else 32
+    block_n = 64 if block_d <= 128 else 32 if block_d <= 256 else 16  # 99 KB on consumer cards
     return DecodeTile(block_m, block_n, block_d, 4, 2, "tf32")
 
 
 @lru_cache(maxsize=64)
 def prefill_tile(
-    size: int, heads: int, kv_heads: int, dtype: torch.dtype, tokens: int, sms: int, itemsize: int
+    size: int,
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    tokens: int,
+    sms: int,
+    itemsize: int,
+    shared: int = MOST_KB << 10,
 ) -> PrefillTile:
     """The tile of the prefill kernel: large, unless ``tokens`` queries would leave some of ``sms`` processors idle.
 
-    ``itemsize``: bytes of a cached number.
+    Args:
+        itemsize: bytes of a cached number.
+        shared: bytes of shared memory that a program may have.
     """
+    tile = _roomy_prefill_tile(size, heads, kv_heads, dtype, tokens, sms, itemsize)
+    least = max(16, next_power_of_2(heads // kv_heads))
+    while _prefill_bytes(tile, dtype.itemsize, itemsize) > shared:
+        if tile.num_stages > 2:
+            tile = replace(tile, num_stages=tile.num_stages - 1)
+        elif tile.block_n > 32:
+            tile = replace(tile, block_n=tile.block_n // 2)
+        elif tile.block_m > max(least, 32):
+            tile = replace(tile, block_m=tile.block_m // 2, num_warps=max(4, tile.num_warps // 2))
+        elif tile.block_n > 16:
+            tile = replace(tile, block_n=16)
+        else:
+            break
+    return tile
+
+
+def _prefill_bytes(tile: PrefillTile, itemsize: int, cached: int) -> int:
+    """Shared memory of queries and of keys and values in flight."""
+    return tile.block_d * (tile.block_m * itemsize + 2 * tile.num_stages * tile.block_n * cached)
+
+
+def _roomy_prefill_tile(
+    size: int, heads: int, kv_heads: int, dtype: torch.dtype, tokens: int, sms: int, itemsize: int
+) -> PrefillTile:
+    """``prefill_tile`` where there is as much shared memory as on Hopper."""
     block_d = max(16, next_power_of_2(size))
     group = heads // kv_heads
     least = max(16, next_power_of_2(group))

@@ -25,6 +25,9 @@ def slot_advance(
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     """See the package."""
     num_slots, length = history.shape
@@ -35,7 +38,10 @@ def slot_advance(
     slot = torch.where(real, row_slots, 0).to(torch.int64)
     live = real & (alive.index_select(0, slot) != 0)
     query_len = packed.take((at + 1).clamp(0, packed.shape[0] - 1))
-    sampled = live & (packed.take((at + 3).clamp(0, packed.shape[0] - 1)) != 0)
+    outcomes = packed.take((at + 3).clamp(0, packed.shape[0] - 1))
+    sampled = live & (outcomes > offset)
+    if drafts is not None:
+        query_len = torch.where(outcomes > 1, 1, query_len)
     before = num_tokens.index_select(0, slot)
     after = before + sampled.to(torch.int32)
 
@@ -53,11 +59,18 @@ def slot_advance(
     masked_write_(counts, slot * vocab + token_ids, count + 1, counted)
 
     ring = packed[5].to(torch.int64)
-    result = torch.stack((sampled.to(torch.int32), torch.where(sampled, written, 0), finish, after), 1)
+    result = torch.stack((sampled.to(torch.int32) * (offset + 1), torch.where(sampled, written, 0), finish, after), 1)
     result = torch.where(live[:, None], result, 0)  # [R, 4]
     inside = ((ring >= 0) & (ring < results.shape[0])).expand(result.shape)
-    place = ring * results[0].numel() + torch.arange(result.numel(), device=packed.device).view(result.shape)
+    place = ring * results[0].numel() + results.shape[2] * row[:, None] + torch.arange(4, device=packed.device)
+    if offset:
+        inside = inside & live[:, None]
+        place = place + torch.where(torch.arange(4, device=packed.device) == 1, 2 + offset, 0)  # of the token
     masked_write_(results, place, result, inside)
+    if drafts is not None and next_slots is not None:
+        draft = gather_rows(drafts.view(num_slots, -1), slot, torch.full_like(slot, offset))
+        goes_on = sampled & (finish == int(Finish.NONE)) & (outcomes > offset + 1) & (draft == token_ids)
+        next_slots.copy_(torch.where(goes_on, row_slots, -1))
 
 
 def _finish(

@@ -25,8 +25,8 @@ NO_TOKEN = tl.constexpr(int(Finish.NO_TOKEN))
 def slot_advance_kernel(
     packed, row_slots, token_ids, history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total,
     stop_counts, stop_ids, grammar_on, grammar_info, grammar_state, grammar_table, vocabulary, results, packed_size,
-    num_slots, length, vocab, width, ring_size, ring_stride, table_ints, num_words,
-    STOPS: tl.constexpr, GRAMMAR: tl.constexpr, CLASS_INTS: tl.constexpr, EARLY: tl.constexpr,
+    num_slots, length, vocab, width, ring_size, ring_stride, table_ints, num_words, drafts, next_slots, offset,
+    STOPS: tl.constexpr, GRAMMAR: tl.constexpr, CLASS_INTS: tl.constexpr, OUTCOMES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
     row = tl.program_id(0)
@@ -55,6 +55,11 @@ def slot_advance_kernel(
         table = grammar_table + slot * table_ints
         ready = ready_to_walk(table, state, num_states, num_classes, table_ints, CLASS_INTS)
     live = live & (tl.load(alive + slot, mask=live, other=0) != 0)
+    draft = -1
+    if drafts is not None:
+        query_len = tl.where(samples > 1, 1, query_len)
+        more = live & (samples > offset + 1) & (offset + 1 < OUTCOMES)
+        draft = tl.load(drafts + slot * (OUTCOMES - 1) + offset, mask=more, other=-1)
     wait_for_inputs(EARLY)  # only the tokens come from kernels just before
     sampled = 0
     token = 0
@@ -95,9 +100,16 @@ def slot_advance_kernel(
             tl.store(num_tokens + slot, total)
             tl.store(alive + slot, 0, mask=finish != NONE)
             token = written
-    place = results + ring.to(tl.int64) * ring_stride + 4 * row
+    place = results + ring.to(tl.int64) * ring_stride + (3 + OUTCOMES) * row
+    token_at = 1
+    if drafts is not None:
+        goes_on = (sampled != 0) & (finish == NONE) & (draft >= 0) & (draft == token)
+        tl.store(next_slots + row, tl.where(goes_on, slot, -1).to(tl.int32))
+        inside = inside & (live | (offset == 0))
+        sampled = sampled * (offset + 1)
+        token_at = tl.where(offset == 0, 1, 3 + offset)
     tl.store(place, sampled, mask=inside)
-    tl.store(place + 1, token, mask=inside)
+    tl.store(place + token_at, token, mask=inside)
     tl.store(place + 2, finish, mask=inside)
     tl.store(place + 3, total, mask=inside)
 
@@ -117,10 +129,13 @@ def slot_advance(
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
     results: torch.Tensor,
+    drafts: torch.Tensor | None = None,
+    next_slots: torch.Tensor | None = None,
+    offset: int = 0,
 ) -> None:
     """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
-    launch(packed, row_slots, token_ids, tables, (None,) * 5, results)
+    launch(packed, row_slots, token_ids, tables, (None,) * 5, results, (drafts, next_slots, offset))
 
 
 def launch(
@@ -130,18 +145,22 @@ def launch(
     tables: Sequence[torch.Tensor],
     grammars: Sequence[torch.Tensor | None],
     results: torch.Tensor,
+    run: tuple[torch.Tensor | None, torch.Tensor | None, int],
 ) -> None:
-    """``tables``: the ten that ``slot_advance`` is given; ``grammars``: the five that ``grammar_advance`` is, too, or None."""
+    """``tables``: the ten that ``slot_advance`` is given; ``grammars``: the five that ``grammar_advance`` is, too, or None;
+    ``run``: drafts, next_slots, offset."""
     history, counts, stop_ids, table, vocabulary = tables[0], tables[4], tables[9], grammars[3], grammars[4]
     num_slots, length = history.shape
     width, vocab = stop_ids.numel() // num_slots, counts.shape[1]
     table_ints = num_words = 0
+    outcomes = results.shape[2] - 3
     if table is not None and vocabulary is not None:
         table_ints, num_words = table.shape[1], vocabulary.shape[0] - 1
         assert vocabulary.shape[1] == vocab, "the vocabulary is not the counts'"
     assert results.shape[1] >= row_slots.numel(), "the result ring is narrower than the step"
     slot_advance_kernel[(row_slots.numel(),)](
         packed, row_slots, token_ids, *tables, *grammars, results, packed.numel(), num_slots, length, vocab, width,
-        results.shape[0], results.shape[1] * results.shape[2], table_ints, num_words, STOPS=triton.next_power_of_2(width),
-        GRAMMAR=table is not None, CLASS_INTS=CLASS_INTS, num_warps=1, **launch_early(packed.device),
+        results.shape[0], results.shape[1] * results.shape[2], table_ints, num_words,
+        *(run if run[0] is not None else (None,) * 3), STOPS=triton.next_power_of_2(width), GRAMMAR=table is not None,
+        CLASS_INTS=CLASS_INTS, OUTCOMES=outcomes, num_warps=1, **launch_early(packed.device),
     )  # fmt: skip

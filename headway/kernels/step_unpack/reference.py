@@ -22,16 +22,18 @@ def step_unpack(
     logit_indices: torch.Tensor,
     block_size: int,
     max_query_len: int,
+    num_tokens: torch.Tensor | None = None,
+    drafts: torch.Tensor | None = None,
 ) -> None:
     """See the package. ``max_query_len`` sizes grids only and is not needed here."""
     num_slots, length = history.shape
-    num_rows, num_tokens = seq_lens.shape[0], input_ids.shape[0]
-    total = packed[3].clamp(0, num_tokens)
+    num_rows, room = seq_lens.shape[0], input_ids.shape[0]
+    total = packed[3].clamp(0, room)
     row = torch.arange(num_rows, device=packed.device)
     at = packed[4].to(torch.int64) + 4 * row
     real = (row < packed[2]) & (at >= 0) & (at + 3 < packed.shape[0])  # [R]
-    record = packed.take((at[:, None] + torch.arange(3, device=packed.device)).clamp(0, packed.shape[0] - 1))
-    slot, query_len, first = record.unbind(1)
+    record = packed.take((at[:, None] + torch.arange(4, device=packed.device)).clamp(0, packed.shape[0] - 1))
+    slot, query_len, first, outcomes = record.unbind(1)
     known = real & (slot >= 0) & (slot < num_slots)
     safe_slot = torch.where(known, slot, 0).to(torch.int64)
     start = num_computed.index_select(0, safe_slot)
@@ -42,18 +44,28 @@ def step_unpack(
     query_start[num_rows].copy_(total)
     row_slots.copy_(torch.where(known, slot, -1))
     seq_lens.copy_(torch.where(live, start + query_len, 0))
-    logit_indices.copy_(torch.where(real, (first + query_len - 1).clamp(0, num_tokens - 1), 0))
+    last = (first + query_len - 1).clamp(0, room - 1)
+    nth = torch.arange(logit_indices.shape[0] // num_rows, device=packed.device, dtype=torch.int32)[:, None]  # [W, 1]
+    runs = (outcomes > 1) & (drafts is not None)
+    source = torch.where(runs, torch.minimum((first + nth).clamp(min=0), last), last)  # [W, R]
+    logit_indices.copy_(torch.where(real, source, 0).view(-1))
 
-    token = torch.arange(num_tokens, device=packed.device, dtype=torch.int32)
+    token = torch.arange(room, device=packed.device, dtype=torch.int32)
     owner = (torch.searchsorted(first.contiguous(), token, right=True) - 1).clamp(min=0)  # [T] row of each token
     offset = token - first.index_select(0, owner)
     inside = live.index_select(0, owner) & (token < total) & (offset >= 0) & (offset < query_len.index_select(0, owner))
     position = torch.where(inside, start.index_select(0, owner) + offset, 0)
     owner_slot = safe_slot.index_select(0, owner)
-    tables = block_tables.view(num_slots, -1)
     column = position // block_size
-    block = gather_rows(tables, owner_slot, column)
-    in_cache = inside & (block > 0) & (column < tables.shape[1])
-    input_ids.copy_(torch.where(inside, gather_rows(history, owner_slot, position), 0))
+    token_id = gather_rows(history, owner_slot, position)
+    if drafts is not None and num_tokens is not None:
+        ahead = position - num_tokens.index_select(0, owner_slot)  # how far beyond the known tokens
+        guess = torch.where(ahead < drafts.shape[1], gather_rows(drafts, owner_slot, ahead), 0)
+        token_id = torch.where(ahead >= 0, guess, token_id)
+    input_ids.copy_(torch.where(inside, token_id, 0))
     positions.copy_(position)
-    kv_slots.copy_(torch.where(in_cache, block * block_size + position % block_size, -1))
+    slots_of_groups = kv_slots.view(-1, room) if kv_slots.dim() == 1 else kv_slots
+    for tables, written in zip(block_tables.view(len(slots_of_groups), num_slots, -1), slots_of_groups, strict=True):
+        block = gather_rows(tables, owner_slot, column)
+        in_cache = inside & (block > 0) & (column < tables.shape[1])
+        written.copy_(torch.where(in_cache, block * block_size + position % block_size, -1))

@@ -1,7 +1,7 @@
 """The products of a layer for many tokens on Hopper, with what follows them in the epilogue.
 
 At these sizes a product is limited by the matrix units, and the kernels behind it by memory: what it writes they read again.
-Here that never leaves the processor.
+Here that never leaves the SM.
 
     x         [T, K] activations (bf16, f16), rows contiguous and beginning at multiples of 16 bytes, K a multiple of 64
     weight    [N, K] contiguous, x's dtype
@@ -52,18 +52,18 @@ wide_gate_up = Op(
     "wide_gate_up(Tensor x, Tensor weight) -> Tensor",
     reference=reference.wide_gate_up,
     meta=_wide_gate_up_meta,
-    triton="headway.kernels.wide_linear.launch:wide_gate_up",
+    triton="headway.kernels.wide_linear.hopper.launch:wide_gate_up",
 )
 wide_qkv = Op(
     "wide_qkv(Tensor x, Tensor weight, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, "
     "Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads) -> Tensor",
     reference=reference.wide_qkv,
     meta=_wide_qkv_meta,
-    triton="headway.kernels.wide_linear.launch:wide_qkv",
+    triton="headway.kernels.wide_linear.hopper.launch:wide_qkv",
 )
 wide_add = Op(
     "wide_add(Tensor x, Tensor weight, Tensor(a!) residual) -> ()",
     reference=reference.wide_add,
     meta=_wide_add_meta,
-    triton="headway.kernels.wide_linear.launch:wide_add",
+    triton="headway.kernels.wide_linear.hopper.launch:wide_add",
 )

@@ -2,8 +2,8 @@
 
 ``TABLE`` holds what was measured on one H200 in bfloat16, where one kernel beat cuBLAS and the kernel behind it: with 8192
 tokens, a full step, over seconds and with the clock that the card's power allows (``bench/ops/wide_linear.py``); of Qwen3-0.6B
-with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). The rest, and other shapes, are left to ``F.linear``.
-Nothing is tuned while serving.
+with 384 to 4096 tokens in whole layers (``bench/ops/short_steps.py``). What lost is left to ``F.linear``; other shapes follow
+``_tokens_by_rule``. Nothing is tuned while serving.
 
 They are for steps that are replayed as graphs: launched one by one, with tensor descriptors, a layer costs the host 400 to 570
 us, up to some thousand tokens more than it takes the device. A step without a graph (prompt log-probabilities, graphs off,
@@ -13,6 +13,7 @@ large models where a graph would pad by much) pays that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -31,6 +32,8 @@ NARROWER = 1.08
 """What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
+SMS, BUSY, MOST_TILES_DOWN = 132, 0.9, 256
+"""SMs of the card that was measured, and the part of them that tiles must keep busy; rows of tiles that are told apart."""
 HEAD_SIZE = 128
 """Of ``wide_qkv``: a tile is two heads wide, or one."""
 
@@ -45,22 +48,55 @@ TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
         ("wide_qkv", 4096, 1024): (range(257, 641), range(1281, MOST_TOKENS)),  # 768 tokens lost
         ("wide_add", 1024, 2048): (range(4096, MOST_TOKENS),),
         ("wide_add", 1024, 3072): (range(4096, MOST_TOKENS),),
-        # Llama-3.1-8B; its down projection, K = 14336, lost
+        # Llama-3.1-8B
         ("wide_gate_up", 28672, 4096): (range(1024, MOST_TOKENS),),  # 1024 tokens were measured outside of layers
         ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
+        ("wide_add", 4096, 14336): (),
     }
 )
-"""(op, N, K) -> the numbers of tokens it is used for; what is absent lost, or nobody measured it."""
+"""(op, N, K) -> the numbers of tokens it is used for; () where it lost."""
 
 
 def wide_tokens(kind: Kind, outputs: int, inputs: int) -> Counts:
     """For which numbers of tokens ``kind`` is used for a 16-bit weight [N, K]; (): none."""
-    return TABLE.get((kind, outputs, inputs), ())
+    found = TABLE.get((kind, outputs, inputs))
+    return _tokens_by_rule(kind, outputs, inputs) if found is None else found
+
+
+def _tokens_by_rule(kind: Kind, outputs: int, inputs: int) -> Counts:
+    """Other shapes: as eight models had it on one H200 with 512, 1024, 2048 and 8192 tokens.
+
+    Activations were always faster inside the product, the rotation from 1024 tokens on. A residual is added inside where tiles
+    leave few SMs idle (cuBLAS has more shapes of tiles), up to K = 8192: Llama-8B's down projection (14336) lost when hot.
+    """
+    if inputs % BLOCK_K or outputs % 16:
+        return ()
+    if kind == "wide_gate_up":
+        return (range(257 if inputs <= 1024 else 512, MOST_TOKENS),)
+    if kind == "wide_qkv":
+        return (range(1024, MOST_TOKENS),)
+    return _balanced_tokens(outputs) if inputs <= 8192 else ()
+
+
+@lru_cache(maxsize=256)
+def _balanced_tokens(outputs: int) -> Counts:
+    """From 1024 on, those whose tiles of N columns keep most SMs busy, columns beyond N counted as idle."""
+    found: list[range] = []
+    across = cdiv(outputs, WIDE)
+    for down in range(1024 // BLOCK_M, MOST_TILES_DOWN + 1):
+        busy = down * outputs / WIDE / (SMS * cdiv(down * across, SMS))
+        tokens = range((down - 1) * BLOCK_M + 1, MOST_TOKENS if down == MOST_TILES_DOWN else down * BLOCK_M + 1)
+        if busy < BUSY:
+            continue
+        if found and found[-1].stop == tokens.start:
+            tokens = range(found.pop().start, tokens.stop)
+        found.append(tokens)
+    return tuple(found)
 
 
 def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (WIDE, NARROW)) -> int:
-    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` processors for the shortest time."""
+    """Weight rows of a tile of [T, K] x [N, K]^T: those that keep the busiest of ``sms`` SMs for the shortest time."""
 
     def longest(wide: int) -> float:
         rows = wide * cdiv(cdiv(tokens, BLOCK_M) * cdiv(outputs, wide), sms)

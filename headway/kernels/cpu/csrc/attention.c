@@ -9,7 +9,10 @@
 
 #define KEYS 32
 #define CHUNK 128
+#define KEY_PAIRS (BF_DOT && LANES == 16) /* bfloat16 queries and keys are multiplied as pairs, else as floats */
 #define MAX_VECTORS 48
+#define PARTS (KEYS / LANES) /* vectors that hold a number for each of the keys */
+#define TILE (LANES == 16 ? 4 : 3) /* query vectors whose sums stay in registers */
 #define ALIGNED __attribute__((aligned(64)))
 
 struct attention {
@@ -20,7 +23,7 @@ struct attention {
     const struct item *items;
     int64_t tokens, rows, slots, table_size, blocks, block_shift, heads, kv_heads, size;
     int64_t padded; /* size rounded up to whole vectors of floats */
-    int64_t words;  /* 4-byte words of a head */
+    int64_t words;  /* 4-byte words of a head in `q` and `keys`: pairs of bfloat16 (KEY_PAIRS) or floats */
     float scale, soft_cap;
     int64_t window;
     int bf;
@@ -32,39 +35,49 @@ struct item {
     int64_t row, head, first, past, q0, q1, k0, k1, partial;
 };
 
-INLINE void transpose16(vf r[LANES]) {
 #define PAIR(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-    vf t[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = PAIR(r[i], r[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-        t[i + 1] = PAIR(r[i], r[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+/* Elements i of r[j] and j of r[i] change places: first between neighbours, then between pairs, fours and eights. */
+#define STAGE(r, distance, low, high)                                  \
+    for (int i = 0; i < LANES; i++) {                                  \
+        const int j = i | distance;                                    \
+        if (i & distance) continue;                                    \
+        const vf a = r[i], b = r[j];                                   \
+        r[i] = low;                                                    \
+        r[j] = high;                                                   \
     }
+
+INLINE void transpose(vf r[LANES]) {
+#if LANES == 16
+#pragma GCC unroll 16
+    STAGE(r, 1, PAIR(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+          PAIR(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#pragma GCC unroll 16
+    STAGE(r, 2, PAIR(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+          PAIR(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+#pragma GCC unroll 16
+    STAGE(r, 4, PAIR(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+          PAIR(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+#pragma GCC unroll 16
+    STAGE(r, 8, PAIR(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+          PAIR(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#elif LANES == 8
 #pragma GCC unroll 8
-    for (int i = 0; i < 16; i++) {
-        const int j = i | 2;
-        if (i & 2) continue;
-        r[i] = PAIR(t[i], t[j], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-        r[j] = PAIR(t[i], t[j], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    }
+    STAGE(r, 1, PAIR(a, b, 0, 8, 2, 10, 4, 12, 6, 14), PAIR(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
 #pragma GCC unroll 8
-    for (int i = 0; i < 16; i++) {
-        const int j = i | 4;
-        if (i & 4) continue;
-        t[i] = PAIR(r[i], r[j], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-        t[j] = PAIR(r[i], r[j], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    }
+    STAGE(r, 2, PAIR(a, b, 0, 1, 8, 9, 4, 5, 12, 13), PAIR(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        const int j = i | 8;
-        r[i] = PAIR(t[i], t[j], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-        r[j] = PAIR(t[i], t[j], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    }
+    STAGE(r, 4, PAIR(a, b, 0, 1, 2, 3, 8, 9, 10, 11), PAIR(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#else
+#pragma GCC unroll 4
+    STAGE(r, 1, PAIR(a, b, 0, 4, 2, 6), PAIR(a, b, 1, 5, 3, 7))
+#pragma GCC unroll 4
+    STAGE(r, 2, PAIR(a, b, 0, 1, 4, 5), PAIR(a, b, 2, 3, 6, 7))
+#endif
 }
 
 /* Where the key (or value) of each of 32 positions lies; -1 outside [k0, k1). An invalid block id reads block 0.
  * Blocks hold at least 8 tokens, so 8 neighbours share one. */
-INLINE void locate(const struct attention *a, const struct item *it, int64_t position, int64_t at[KEYS], vi usable[2]) {
+INLINE void locate(const struct attention *a, const struct item *it, int64_t position, int64_t at[KEYS], vi usable[PARTS]) {
     const int32_t *table = a->tables + (int64_t)a->row_slots[it->row] * a->table_size;
     const int64_t stride = a->kv_heads * a->size;
     int32_t usable_at[KEYS] ALIGNED;
@@ -91,65 +104,125 @@ INLINE void fetch(const void *cache, const int64_t at[KEYS], int64_t bytes, cons
 
 /* keys [words, 32] <- the 32 keys, turned; absent ones are zero. */
 INLINE void turn_keys(const struct attention *a, const int64_t at[KEYS], uint32_t *keys, const int bf) {
-    const int64_t unit = bf ? 2 : 4, bytes = a->size * unit;
+    const int pairs = bf && KEY_PAIRS;
+    const int64_t unit = bf ? 2 : 4, per_word = pairs ? 2 : 1;
     const int all = at[0] >= 0 && at[KEYS - 1] >= 0; /* the range of keys has no holes */
     for (int64_t w = 0; w < a->words; w += LANES)
-        for (int half = 0; half < KEYS; half += LANES) {
-            const char *from = (const char *)a->k_cache + w * 4;
-            const int64_t left = bytes - w * 4;
+        for (int part = 0; part < KEYS; part += LANES) {
+            const int64_t left = a->size - w * per_word;
             vf r[LANES];
-            if (all && left >= 64) {
+            if (all && left >= LANES * per_word) {
 #pragma GCC unroll 16
-                for (int j = 0; j < LANES; j++) r[j] = load(from + at[half + j] * unit, 0, 0);
+                for (int j = 0; j < LANES; j++) {
+                    const char *from = (const char *)a->k_cache + (at[part + j] + w * per_word) * unit;
+                    r[j] = load(from, 0, bf && !pairs);
+                }
             } else {
                 for (int j = 0; j < LANES; j++) {
                     r[j] = (vf){0};
-                    if (at[half + j] >= 0) memcpy(&r[j], from + at[half + j] * unit, left < 64 ? left : 64);
+                    if (at[part + j] < 0) continue;
+                    const char *from = (const char *)a->k_cache + (at[part + j] + w * per_word) * unit;
+                    if (!pairs) r[j] = load_row(from, 0, left, bf);
+                    else memcpy(&r[j], from, left < LANES * 2 ? left * 2 : LANES * 4);
                 }
             }
-            transpose16(r);
+            transpose(r);
 #pragma GCC unroll 16
-            for (int j = 0; j < LANES; j++) store(keys, (w + j) * KEYS + half, r[j], 0);
+            for (int j = 0; j < LANES; j++) store(keys, (w + j) * KEYS + part, r[j], 0);
         }
+}
+
+/* q [stride] <- one query vector, in the form of the keys. */
+INLINE void take_query(const struct attention *a, int64_t head, uint32_t *q, const int bf) {
+    if (bf && !KEY_PAIRS) {
+        for (int64_t i = 0; i < a->size; i += LANES)
+            store_row(q, i, load_row(a->q, head * a->size + i, a->size - i, 1), a->size - i, 0);
+        return;
+    }
+    q[a->words - 1] = 0; /* an odd number of bfloat16 leaves half a word */
+    memcpy(q, (const char *)a->q + head * a->size * (bf ? 2 : 4), a->size * (bf ? 2 : 4));
 }
 
 /* scores [m, 32] = q [m, stride] . keys [words, 32] */
 INLINE void dot_keys(const int m, const uint32_t *q, int64_t stride, int64_t words, const uint32_t *keys, float *scores,
                      const int bf) {
-    vf acc[4][2] = {{{0}}};
-    for (int64_t w = 0; w < words; w++) {
-        const vu k0 = (vu)load(keys, w * KEYS, 0), k1 = (vu)load(keys, w * KEYS + LANES, 0);
+    vf acc[TILE][PARTS] = {{{0}}};
+    for (int64_t w = 0; w < words; w++)
+#pragma GCC unroll 8
+        for (int c = 0; c < PARTS; c++) {
+            const vu k = (vu)load(keys, w * KEYS + c * LANES, 0);
 #pragma GCC unroll 4
-        for (int i = 0; i < m; i++) {
-            acc[i][0] = multiply_add(acc[i][0], k0, q + i * stride + w, bf);
-            acc[i][1] = multiply_add(acc[i][1], k1, q + i * stride + w, bf);
+            for (int i = 0; i < m; i++) acc[i][c] = multiply_add(acc[i][c], k, q + i * stride + w, bf && KEY_PAIRS);
         }
-    }
 #pragma GCC unroll 4
-    for (int i = 0; i < m; i++) {
-        store(scores, i * KEYS, acc[i][0], 0);
-        store(scores, i * KEYS + LANES, acc[i][1], 0);
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int c = 0; c < PARTS; c++) store(scores, i * KEYS + c * LANES, acc[i][c], 0);
+}
+
+#if LANES < 16
+#define FEW 12 /* query vectors for which turning the keys costs more than it saves */
+
+/* The sums of four vectors. */
+INLINE void sum_four(vf a, vf b, vf c, vf d, float *to) {
+#if LANES == 8
+    const vf ab = PAIR(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + PAIR(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    const vf cd = PAIR(c, d, 0, 8, 2, 10, 4, 12, 6, 14) + PAIR(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
+    vf all = PAIR(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + PAIR(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    all += PAIR(all, all, 4, 5, 6, 7, 0, 1, 2, 3);
+#else
+    const vf ab = PAIR(a, b, 0, 4, 2, 6) + PAIR(a, b, 1, 5, 3, 7), cd = PAIR(c, d, 0, 4, 2, 6) + PAIR(c, d, 1, 5, 3, 7);
+    const vf all = PAIR(ab, cd, 0, 1, 4, 5) + PAIR(ab, cd, 2, 3, 6, 7);
+#endif
+    memcpy(to, &all, 16);
+}
+
+/* scores [m, 32] = q [m, stride] . keys, as they lie in the cache; those of absent keys are anything. */
+INLINE void dot_cached(const int m, const struct attention *a, const float *q, int64_t stride, const int64_t at[KEYS],
+                       float *scores, const int bf) {
+    for (int j = 0; j < KEYS; j += 4) {
+        vf acc[TILE][4] = {{{0}}};
+        int64_t key[4];
+        for (int c = 0; c < 4; c++) key[c] = at[j + c] < 0 ? 0 : at[j + c];
+        for (int64_t d = 0; d < a->size; d += LANES) {
+            vf x[TILE];
+#pragma GCC unroll 4
+            for (int i = 0; i < m; i++) x[i] = load_row(q, i * stride + d, a->size - d, 0);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) {
+                const vf k = load_row(a->k_cache, key[c] + d, a->size - d, bf);
+#pragma GCC unroll 4
+                for (int i = 0; i < m; i++) acc[i][c] += k * x[i];
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < m; i++) sum_four(acc[i][0], acc[i][1], acc[i][2], acc[i][3], scores + i * KEYS + j);
     }
 }
+#else
+#define FEW 0
+INLINE void dot_cached(const int m, const struct attention *a, const float *q, int64_t stride, const int64_t at[KEYS],
+                       float *scores, const int bf) {
+    (void)m, (void)a, (void)q, (void)stride, (void)at, (void)scores, (void)bf;
+}
+#endif
 
 /* out [m, padded] += probabilities [m, 32] . values, for n vectors of the head from element d. */
 INLINE void add_values(const int m, const int n, const struct attention *a, const int64_t at[KEYS], const float *probs,
                        int64_t d, float *out, const int bf) {
-    vf acc[4][4];
+    vf acc[TILE][4];
 #pragma GCC unroll 4
     for (int i = 0; i < m; i++)
 #pragma GCC unroll 4
         for (int c = 0; c < n; c++) acc[i][c] = load(out, i * a->padded + d + c * LANES, 0);
     for (int j = 0; j < KEYS; j++) {
         if (at[j] < 0) continue;
-        vf v[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < n; c++)
-            v[c] = n == 1 ? load_row(a->v_cache, at[j] + d, a->size - d, bf) : load(a->v_cache, at[j] + d + c * LANES, bf);
+        for (int c = 0; c < n; c++) {
+            const vf v = n == 1 ? load_row(a->v_cache, at[j] + d, a->size - d, bf) : load(a->v_cache, at[j] + d + c * LANES, bf);
 #pragma GCC unroll 4
-        for (int i = 0; i < m; i++)
-#pragma GCC unroll 4
-            for (int c = 0; c < n; c++) acc[i][c] += v[c] * probs[i * KEYS + j];
+            for (int i = 0; i < m; i++) acc[i][c] += v * probs[i * KEYS + j];
+        }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < m; i++)
@@ -165,53 +238,54 @@ INLINE void add_all_values(const int m, const struct attention *a, const int64_t
 }
 
 /* Scores become probabilities relative to the running maximum; sums and outputs so far are brought to the new one. */
-INLINE void soften(const struct attention *a, float *scores, int64_t position, int64_t query, const vi usable[2],
+INLINE void soften(const struct attention *a, float *scores, int64_t position, int64_t query, const vi usable[PARTS],
                    float *top, float *total, float *out) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int32_t last = (int32_t)(query - position), first = a->window > 0 ? last - (int32_t)a->window : -1;
-    vf s[2];
-    for (int h = 0; h < 2; h++) {
-        s[h] = load(scores, h * LANES, 0) * a->scale;
-        if (a->soft_cap > 0) s[h] = a->soft_cap * vtanh(s[h] / a->soft_cap);
-        const vi key = lane + h * LANES;
-        s[h] = choose(usable[h] & (key <= last) & (key > first), s[h], splat(-INFINITY));
+    vf s[PARTS], high = splat(-INFINITY), sums = {0};
+    for (int c = 0; c < PARTS; c++) {
+        s[c] = load(scores, c * LANES, 0) * a->scale;
+        if (a->soft_cap > 0) s[c] = a->soft_cap * vtanh(s[c] / a->soft_cap);
+        const vi key = (vi){IOTA} + c * LANES;
+        s[c] = choose(usable[c] & (key <= last) & (key > first), s[c], splat(-INFINITY));
+        high = vmax(s[c], high);
     }
-    const float high = max_lane(vmax(s[0], s[1]));
-    const float now = high <= *top ? *top : high; /* NaN scores stay seen */
+    const float top_here = max_lane(high);
+    const float now = top_here <= *top ? *top : top_here; /* NaN scores stay seen */
     if (now == -INFINITY) {
-        store(scores, 0, (vf){0}, 0);
-        store(scores, LANES, (vf){0}, 0);
+        memset(scores, 0, KEYS * sizeof *scores);
         return;
     }
-    const vf p0 = vexp(s[0] - now), p1 = vexp(s[1] - now);
-    store(scores, 0, p0, 0);
-    store(scores, LANES, p1, 0);
+    for (int c = 0; c < PARTS; c++) {
+        const vf p = vexp(s[c] - now);
+        store(scores, c * LANES, p, 0);
+        sums += p;
+    }
     if (now > *top) {
         const float shrink = *top == -INFINITY ? 0.0f : expf(*top - now);
         *total *= shrink;
         for (int64_t d = 0; d < a->padded; d += LANES) store(out, d, load(out, d, 0) * shrink, 0);
         *top = now;
     }
-    *total += sum(p0 + p1);
+    *total += sum(sums);
 }
 
 /* One item: q and out are [vectors, padded], top and total [vectors]. */
 INLINE void attend(const struct attention *a, const struct item *it, float *work, const int bf) {
     const int64_t group = a->heads / a->kv_heads, vectors = (it->q1 - it->q0) * group, padded = a->padded;
     const int64_t stride = (a->words + LANES - 1) / LANES * LANES, bytes = a->size * (bf ? 2 : 4);
+    const int few = vectors <= FEW;
     uint32_t *q = (uint32_t *)work, *keys = q + vectors * stride;
     float *out = (float *)(keys + stride * KEYS), *scores = out + vectors * padded;
     float *top = scores + vectors * KEYS, *total = top + vectors;
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t head = (it->first + it->q0 + i / group) * a->heads + it->head * group + i % group;
-        q[i * stride + a->words - 1] = 0; /* an odd number of bfloat16 leaves half a word */
-        memcpy(q + i * stride, (const char *)a->q + head * bytes, bytes);
+        take_query(a, head, q + i * stride, bf);
         memset(out + i * padded, 0, padded * 4);
         top[i] = -INFINITY;
         total[i] = 0;
     }
     int64_t position = it->k0 / KEYS * KEYS, at[KEYS], next[KEYS], i;
-    vi usable[2], next_usable[2];
+    vi usable[PARTS], next_usable[PARTS];
     locate(a, it, position, next, next_usable);
     fetch(a->k_cache, next, bytes, bf);
     fetch(a->v_cache, next, bytes, bf);
@@ -221,18 +295,25 @@ INLINE void attend(const struct attention *a, const struct item *it, float *work
         locate(a, it, position + KEYS, next, next_usable);
         fetch(a->k_cache, next, bytes, bf);
         fetch(a->v_cache, next, bytes, bf);
-        turn_keys(a, at, keys, bf);
-        for (i = 0; i + 4 <= vectors; i += 4) dot_keys(4, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf);
-        switch (vectors - i) {
-        case 3: dot_keys(3, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf); break;
-        case 2: dot_keys(2, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf); break;
-        case 1: dot_keys(1, q + i * stride, stride, a->words, keys, scores + i * KEYS, bf);
+        if (!few) turn_keys(a, at, keys, bf);
+        for (i = 0; i < vectors; i += TILE) {
+            const uint32_t *at_q = q + i * stride;
+            float *to = scores + i * KEYS;
+            switch (few ? least(vectors - i, TILE) : -least(vectors - i, TILE)) {
+            case 1: dot_cached(1, a, (const float *)at_q, stride, at, to, bf); break;
+            case 2: dot_cached(2, a, (const float *)at_q, stride, at, to, bf); break;
+            case 3: dot_cached(3, a, (const float *)at_q, stride, at, to, bf); break;
+            case -1: dot_keys(1, at_q, stride, a->words, keys, to, bf); break;
+            case -2: dot_keys(2, at_q, stride, a->words, keys, to, bf); break;
+            case -3: dot_keys(3, at_q, stride, a->words, keys, to, bf); break;
+            case -4: dot_keys(TILE == 4 ? 4 : 1, at_q, stride, a->words, keys, to, bf);
+            }
         }
         for (i = 0; i < vectors; i++)
             soften(a, scores + i * KEYS, position, it->past + it->q0 + i / group, usable, top + i, total + i, out + i * padded);
-        for (i = 0; i + 4 <= vectors; i += 4) add_all_values(4, a, at, scores + i * KEYS, out + i * padded, bf);
+        for (i = 0; i + TILE <= vectors; i += TILE) add_all_values(TILE, a, at, scores + i * KEYS, out + i * padded, bf);
         switch (vectors - i) {
-        case 3: add_all_values(3, a, at, scores + i * KEYS, out + i * padded, bf); break;
+        case 3: add_all_values(3 < TILE ? 3 : 1, a, at, scores + i * KEYS, out + i * padded, bf); break;
         case 2: add_all_values(2, a, at, scores + i * KEYS, out + i * padded, bf); break;
         case 1: add_all_values(1, a, at, scores + i * KEYS, out + i * padded, bf);
         }
@@ -338,7 +419,7 @@ EXPORT int headway_paged_attention(const void *q, const void *k_cache, const voi
                                    int64_t window, float soft_cap, int bf, int threads) {
     struct attention a = {q, k_cache, v_cache, tables, row_slots, query_start, seq_lens, out, NULL, NULL, tokens, rows, slots,
                           table_size, blocks, __builtin_ctzll((uint64_t)block_size), heads, kv_heads, size,
-                          (size + LANES - 1) / LANES * LANES, bf ? (size + 1) / 2 : size, scale, soft_cap, window, bf};
+                          (size + LANES - 1) / LANES * LANES, bf && KEY_PAIRS ? (size + 1) / 2 : size, scale, soft_cap, window, bf};
     int64_t count = 0, filled = 0, partials = 0, work = 0;
     zero_unowned(&a);
     for (int64_t r = 0; r < rows; r++) count += row_items(&a, r, NULL, NULL);

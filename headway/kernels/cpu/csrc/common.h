@@ -1,7 +1,8 @@
-/* Shared by the native CPU kernels: 16-wide float vectors, bfloat16 conversion, exp and tanh, a parallel loop.
+/* Shared by the native CPU kernels: float vectors, bfloat16 conversion, exp and tanh, a parallel loop.
  *
- * Written with the vector extensions of GCC >= 12 and Clang, which lower a 16-wide vector to whatever the machine has.
- * `bf` is a compile-time constant everywhere: 1 = tensors are bfloat16, 0 = float32. All arithmetic is float32.
+ * Written with the vector extensions of GCC >= 12 and Clang. LANES is what one register of the machine holds: compilers lower
+ * wider vectors to loads and stores of single elements. `bf` is a compile-time constant everywhere: 1 = tensors are bfloat16,
+ * 0 = float32. All arithmetic is float32.
  */
 #ifndef HEADWAY_COMMON_H
 #define HEADWAY_COMMON_H
@@ -10,21 +11,41 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+#ifdef __x86_64__
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
-#define LANES 16
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
-typedef float vf_mem __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t vu_mem __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t vh_mem __attribute__((vector_size(32), aligned(2), may_alias));
+#if defined(__AVX512F__)
+#define LANES 16
+#define IOTA 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#elif defined(__AVX2__)
+#define LANES 8
+#define IOTA 0, 1, 2, 3, 4, 5, 6, 7
+#else /* NEON, SSE */
+#define LANES 4
+#define IOTA 0, 1, 2, 3
+#endif
+
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define BF_DOT 1 /* products of pairs of bfloat16, summed in float32, are one instruction */
+#else
+#define BF_DOT 0
+#endif
+
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef float vf_mem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t vu_mem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t vh_mem __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf as_float(vu x) { return (vf)x; }
@@ -47,7 +68,13 @@ INLINE vh to_bf(vf x) {
     vu u = (vu)x;
     vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     vu nan = (vu)(x != x);
-    return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), vh);
+    rounded = (rounded & ~nan) | (0x7fc0 & nan);
+#if LANES == 8 /* compilers narrow eight integers one by one */
+    const __m256i r = (__m256i)rounded;
+    return (vh)_mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+#else
+    return __builtin_convertvector(rounded, vh);
+#endif
 }
 
 INLINE vf from_bf(vh h) { return as_float(__builtin_convertvector(h, vu) << 16); }
@@ -64,7 +91,7 @@ INLINE void store(void *p, int64_t i, vf x, const int bf) {
     else *(vf_mem *)((float *)p + i) = x;
 }
 
-/* The first n < 16 elements; the other lanes are zero. Nothing past them is touched. */
+/* The first n < LANES elements; the other lanes are zero. Nothing past them is touched. */
 INLINE vf load_part(const void *p, int64_t i, int64_t n, const int bf) {
     if (bf) {
         vh h = {0};
@@ -95,7 +122,8 @@ INLINE void store_row(void *p, int64_t i, vf x, int64_t left, const int bf) {
     else store_part(p, i, x, left, bf);
 }
 
-/* All lanes of x become the sum (or the maximum) of the 16. */
+/* All lanes of x become the sum (or the maximum) of all. */
+#if LANES == 16
 #define FOLD(x, op)                                                                                        \
     do {                                                                                                   \
         x = op(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));    \
@@ -103,6 +131,20 @@ INLINE void store_row(void *p, int64_t i, vf x, int64_t left, const int bf) {
         x = op(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));    \
         x = op(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));    \
     } while (0)
+#elif LANES == 8
+#define FOLD(x, op)                                                            \
+    do {                                                                       \
+        x = op(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));      \
+        x = op(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));      \
+        x = op(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));      \
+    } while (0)
+#else
+#define FOLD(x, op)                                            \
+    do {                                                       \
+        x = op(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));  \
+        x = op(x, __builtin_shufflevector(x, x, 1, 0, 3, 2));  \
+    } while (0)
+#endif
 INLINE vf plus(vf a, vf b) { return a + b; }
 
 INLINE float sum(vf x) {
@@ -115,22 +157,25 @@ INLINE float max_lane(vf x) {
     return x[0];
 }
 
-/* One multiply-add step for 16 outputs. Dot products run over 4-byte words: one float32 or two neighbouring bfloat16, so w
- * holds a word for each output, and x points to the word that all share. */
-INLINE vf multiply_add(vf acc, vu w, const void *x, const int bf) {
-    uint32_t word;
-    memcpy(&word, x, 4);
-    if (!bf) {
-        float f;
-        memcpy(&f, x, 4);
-        return acc + (vf)w * f;
-    }
-#ifdef __AVX512BF16__
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)word));
+/* One multiply-add step for LANES outputs. With `pairs` (BF_DOT and bfloat16 tensors), w holds two neighbouring bfloat16 for
+ * each output and x points to the two that all share; else w holds a float each and x points to a float. */
+INLINE vf multiply_add(vf acc, vu w, const void *x, const int pairs) {
+#if BF_DOT
+    if (pairs) {
+        int32_t word;
+        memcpy(&word, x, 4);
+#ifdef __x86_64__
+        return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(word));
 #else
-    acc += as_float(w << 16) * bf_to_float((uint16_t)word);
-    return acc + as_float(w & 0xffff0000u) * bf_to_float((uint16_t)(word >> 16));
+        return (vf)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)w, (bfloat16x8_t)vdupq_n_s32(word));
 #endif
+    }
+#else
+    (void)pairs;
+#endif
+    float f;
+    memcpy(&f, x, 4);
+    return acc + (vf)w * f;
 }
 
 /* e^x to about one ulp: 2^n * e^r with |r| <= ln2/2, Taylor to r^7. Below -87 it is 0 (so e^-inf is 0), above 88 it saturates;

@@ -1,20 +1,29 @@
 /* y = x W^T + b for row-major x and W packed in panels of 32 outputs.
  *
- * A panel holds, for each k (float32) or pair of k (bfloat16), the weights of its 32 outputs side by side: a step reads two
- * 64-byte vectors, and memory is read once, in order. Each output is one chain of multiply-adds over rising k whatever the
- * number of rows, so a row's result does not depend on its neighbours in the batch, nor on the number of threads.
+ * A panel holds, for each k (float32) or pair of k (bfloat16), the weights of its 32 outputs side by side: a step reads 128 bytes,
+ * and memory is read once, in order. Each output is one chain of multiply-adds over rising k whatever the number of rows, so a
+ * row's result does not depend on its neighbours in the batch, nor on the number of threads.
  */
 #include "common.h"
 
 #define PANEL 32
-#ifdef __AVX512F__
-#define MAX_ROWS 12 /* 24 of 32 registers accumulate */
+#define VECTORS (PANEL / LANES)
+#if LANES == 16
+#define MAX_ROWS 12  /* 24 of 32 registers accumulate */
+#define K_BLOCK 1024 /* steps of a panel that stay in the second cache while all rows pass over them */
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #else
-#define MAX_ROWS 3
+#define MAX_ROWS 3  /* 12 of 16 registers accumulate (AVX2), 24 of 32 (NEON) */
+#define K_BLOCK 128 /* 16 KiB, half of the first cache: six cycles of arithmetic for 128 bytes leave no time for the second */
+#define CASES CASE(1) CASE(2) CASE(3)
 #endif
-#define K_BLOCK 1024    /* panel part that stays in the nearest cache while all rows pass over it */
+#define WIDE_BLOCK 64   /* steps of a bfloat16 panel that are widened at once, to 16 KiB */
 #define ROW_BLOCK 192   /* rows of x per item */
 #define PREFETCH 2048   /* bytes */
+#define ON_STACK 4096   /* floats */
+
+/* How a step reads w and x: a float and a float; two bfloat16 and two bfloat16; two bfloat16 and two floats. */
+enum form { FLOATS, PAIRS, WIDEN };
 
 struct linear {
     const void *x, *packed, *bias;
@@ -24,60 +33,83 @@ struct linear {
 };
 
 /* `m` rows times one panel over `steps` steps. partial [m, 32] carries the sums from one block of k to the next.
- * Meanwhile `ahead` (if any) is fetched into the second cache: the hardware's own prefetch stops at every page. */
-INLINE void tile(const int m, const char *x, int64_t x_stride, const char *w, int64_t steps, const char *ahead,
-                 float *partial, int resume, const int bf) {
-    vf acc[MAX_ROWS][2];
+ * Meanwhile `ahead` (if any) is fetched into the second cache, `fetch` bytes a step: the hardware's own prefetch stops at
+ * every page. */
+INLINE void tile(const int m, const enum form form, const char *x, int64_t x_stride, const char *w, int64_t steps,
+                 const char *ahead, const int fetch, float *partial, int resume) {
+    vf acc[MAX_ROWS][VECTORS];
 #pragma GCC unroll 12
-    for (int i = 0; i < m; i++) {
-        acc[i][0] = resume ? load(partial, i * PANEL, 0) : (vf){0};
-        acc[i][1] = resume ? load(partial, i * PANEL + LANES, 0) : (vf){0};
-    }
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int c = 0; c < VECTORS; c++) acc[i][c] = resume ? load(partial, i * PANEL + c * LANES, 0) : (vf){0};
     for (int64_t s = 0; s < steps; s++) {
-        vu w0 = (vu) * (const vu_mem *)(w + s * 128), w1 = (vu) * (const vu_mem *)(w + s * 128 + 64);
         if (ahead) {
-            __builtin_prefetch(ahead + s * 128, 0, 2);
-            __builtin_prefetch(ahead + s * 128 + 64, 0, 2);
+            __builtin_prefetch(ahead + s * fetch, 0, 2);
+            if (fetch > 64) __builtin_prefetch(ahead + s * fetch + 64, 0, 2);
         }
+#pragma GCC unroll 8
+        for (int c = 0; c < VECTORS; c++) {
+            const vu both = (vu) * (const vu_mem *)(w + s * 128 + c * LANES * 4);
 #pragma GCC unroll 12
-        for (int i = 0; i < m; i++) {
-            acc[i][0] = multiply_add(acc[i][0], w0, x + i * x_stride + s * 4, bf);
-            acc[i][1] = multiply_add(acc[i][1], w1, x + i * x_stride + s * 4, bf);
+            for (int i = 0; i < m; i++) {
+                const char *at = x + i * x_stride + s * (form == WIDEN ? 8 : 4);
+                if (form == WIDEN) {
+                    acc[i][c] = multiply_add(acc[i][c], both << 16, at, 0);
+                    acc[i][c] = multiply_add(acc[i][c], both & 0xffff0000u, at + 4, 0);
+                } else acc[i][c] = multiply_add(acc[i][c], both, at, form == PAIRS);
+            }
         }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < m; i++) {
-        store(partial, i * PANEL, acc[i][0], 0);
-        store(partial, i * PANEL + LANES, acc[i][1], 0);
-    }
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 8
+        for (int c = 0; c < VECTORS; c++) store(partial, i * PANEL + c * LANES, acc[i][c], 0);
 }
 
-#define CASE(n) case n: if (MAX_ROWS >= n) tile(n, x, stride, w, steps, ahead, partial, resume, bf); break;
-INLINE void any_tile(int m, const char *x, int64_t stride, const char *w, int64_t steps, const char *ahead,
-                     float *partial, int resume, const int bf) {
-    switch (m) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
+#define CASE(n) case n: tile(n, form, x, stride, w, steps, ahead, fetch, partial, resume); break;
+INLINE void any_tile(int m, const enum form form, const char *x, int64_t stride, const char *w, int64_t steps,
+                     const char *ahead, const int fetch, float *partial, int resume) {
+    switch (m) { CASES }
 }
 
-/* One panel for rows [first, end). */
+/* wide [2 * steps, 32] <- a block of a bfloat16 panel, the pairs taken apart. */
+INLINE void widen(const char *w, int64_t steps, float *wide) {
+    for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 8
+        for (int c = 0; c < VECTORS; c++) {
+            const vu both = (vu) * (const vu_mem *)(w + s * 128 + c * LANES * 4);
+            store(wide, 2 * s * PANEL + c * LANES, as_float(both << 16), 0);
+            store(wide, (2 * s + 1) * PANEL + c * LANES, as_float(both & 0xffff0000u), 0);
+        }
+}
+
+/* One panel for rows [first, end). Where bfloat16 has no products of its own, a->x holds floats; then few rows read the panel
+ * as it is, and many share what is widened once. */
 INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end, const int bf) {
-    const int64_t steps = bf ? a->inputs / 2 : a->inputs, stride = a->inputs * (bf ? 2 : 4);
-    const int64_t tiles = (end - first + MAX_ROWS - 1) / MAX_ROWS, left = a->outputs - p * PANEL;
+    const enum form form = !bf ? FLOATS : BF_DOT ? PAIRS : WIDEN;
+    const int64_t steps = bf ? a->inputs / 2 : a->inputs, step_bytes = form == WIDEN ? 8 : 4;
+    const int64_t stride = steps * step_bytes, tiles = (end - first + MAX_ROWS - 1) / MAX_ROWS;
+    const int64_t block = tiles == 1 ? steps : form == WIDEN ? WIDE_BLOCK : K_BLOCK, left = a->outputs - p * PANEL;
     const char *w = (const char *)a->packed + p * steps * 128;
     float partial[ROW_BLOCK * PANEL] __attribute__((aligned(64)));
-    for (int64_t k = 0; k == 0 || k < steps; k += K_BLOCK) {
-        const int64_t block = steps - k < K_BLOCK ? steps - k : K_BLOCK;
+    float wide[form == WIDEN ? 2 * WIDE_BLOCK * PANEL : 1] __attribute__((aligned(64)));
+    for (int64_t k = 0; k == 0 || k < steps; k += block) {
+        const int64_t now = steps - k < block ? steps - k : block;
+        const char *here = w + k * 128;
+        if (form == WIDEN && tiles > 1) widen(here, now, wide);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t r0 = (end - first) * t / tiles, r1 = (end - first) * (t + 1) / tiles;
-            const char *next = t ? NULL : w + k * 128 + (tiles > 1 ? block * 128 : PREFETCH);
-            any_tile((int)(r1 - r0), (const char *)a->x + (first + r0) * stride + k * 4, stride, w + k * 128, block, next,
-                     partial + r0 * PANEL, k > 0, bf);
+            const char *next = t ? NULL : here + (tiles > 1 ? now * 128 : PREFETCH);
+            const char *x = (const char *)a->x + (first + r0) * stride + k * step_bytes;
+            if (form == WIDEN && tiles > 1)
+                any_tile((int)(r1 - r0), FLOATS, x, stride, (char *)wide, 2 * now, next, 64, partial + r0 * PANEL, k > 0);
+            else any_tile((int)(r1 - r0), form, x, stride, here, now, next, 128, partial + r0 * PANEL, k > 0);
         }
     }
-    for (int64_t half = 0; half < PANEL && half < left; half += LANES) {
-        const vf bias = a->bias ? load_row(a->bias, p * PANEL + half, left - half, bf) : (vf){0};
+    for (int64_t at = 0; at < PANEL && at < left; at += LANES) {
+        const vf bias = a->bias ? load_row(a->bias, p * PANEL + at, left - at, bf) : (vf){0};
         for (int64_t r = first; r < end; r++)
-            store_row(a->y, r * a->outputs + p * PANEL + half, load(partial, (r - first) * PANEL + half, 0) + bias,
-                      left - half, bf);
+            store_row(a->y, r * a->outputs + p * PANEL + at, load(partial, (r - first) * PANEL + at, 0) + bias, left - at, bf);
     }
 }
 
@@ -93,16 +125,37 @@ static void linear_item(void *context, int64_t item) {
     for (int64_t p = begin; p < end; p++) (a->bf ? linear_bf16 : linear_f32)(a, p, first, last);
 }
 
-/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs]; inputs is even for bfloat16. */
-EXPORT void headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs,
-                           int64_t inputs, int bf, int threads) {
-    if (rows <= 0 || outputs <= 0) return;
+struct widen_rows {
+    const void *x;
+    float *wide;
+    int64_t inputs;
+};
+
+static void widen_row(void *context, int64_t r) {
+    const struct widen_rows *a = context;
+    for (int64_t i = 0; i < a->inputs; i += LANES)
+        store_row(a->wide, r * a->inputs + i, load_row(a->x, r * a->inputs + i, a->inputs - i, 1), a->inputs - i, 0);
+}
+
+/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs]; inputs is even for bfloat16. Returns 0, or -1 without memory. */
+EXPORT int headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs,
+                          int64_t inputs, int bf, int threads) {
+    if (rows <= 0 || outputs <= 0) return 0;
+    float local[ON_STACK], *wide = local;
+    if (bf && !BF_DOT) {
+        if (rows * inputs > ON_STACK && !(wide = malloc(rows * inputs * sizeof *wide))) return -1;
+        struct widen_rows a = {x, wide, inputs};
+        parallel_for(rows, rows * inputs > 65536 ? threads : 1, widen_row, &a);
+        x = wide;
+    }
     const int64_t panels = (outputs + PANEL - 1) / PANEL, row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     int64_t parts = threads > 1 ? threads * 8 : 1;
-    if (panels * inputs * PANEL < 65536) parts = 1;
+    if (panels * inputs * PANEL * (rows < 8 ? rows : 8) < 65536) parts = 1;
     struct linear a = {x, packed, bias, y, rows, outputs, inputs, (panels + parts - 1) / parts, 0, bf};
     a.items_per_rows = (panels + a.panels_per_item - 1) / a.panels_per_item;
     parallel_for(a.items_per_rows * row_blocks, threads, linear_item, &a);
+    if (wide != local) free(wide);
+    return 0;
 }
 
 struct pack {

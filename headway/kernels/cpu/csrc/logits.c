@@ -13,7 +13,6 @@
 #define MIN_ELEMENTS 524288 /* less than this is done before a second thread has woken up */
 
 INLINE int within(int64_t i, int64_t size) { return i >= 0 && i < size; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void forbid(float *row, int64_t vocab, int64_t token) {
     if (within(token, vocab)) row[token] = -INFINITY;
@@ -84,8 +83,7 @@ static void allow_row(void *context, int64_t r) {
     if (!within(slot, a->num_slots) || !a->on[slot]) return;
     const int32_t *bits = a->bits + slot * a->width;
     float *row = a->logits + r * a->stride;
-    const vu low = {1u << 0, 1u << 1, 1u << 2, 1u << 3, 1u << 4, 1u << 5, 1u << 6, 1u << 7,
-                    1u << 8, 1u << 9, 1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15};
+    const vu low = ((vu){0} + 1u) << (vu){IOTA};
     for (int64_t i = 0; i < a->vocab; i += LANES) {
         const int64_t left = a->vocab - i;
         const uint32_t word = (uint32_t)bits[i / 32] >> (i % 32);
@@ -114,9 +112,9 @@ static void penalise_row(void *context, int64_t r) {
     const int16_t *counts = a->counts + slot * vocab;
     const float repetition = a->repetition[slot], frequency = a->frequency[slot], presence = a->presence[slot];
     float *row = a->logits + r * a->stride;
-    for (int64_t i = 0; i < vocab; i += LANES) {
-        const int64_t end = least(vocab, i + LANES);
-        if (end - i == LANES) { /* most tokens were never seen */
+    for (int64_t i = 0; i < vocab; i += 16) {
+        const int64_t end = least(vocab, i + 16);
+        if (end - i == 16) { /* most tokens were never seen */
             uint64_t seen[4];
             memcpy(seen, counts + i, sizeof seen);
             if (!(seen[0] | seen[1] | seen[2] | seen[3])) continue;

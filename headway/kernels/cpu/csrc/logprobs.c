@@ -20,20 +20,16 @@ INLINE float logit_at(const struct row *row, int64_t token) {
 
 /* Sum of e^(x - top), and how many x >= chosen. */
 INLINE double measure(const struct row *row, float top, float chosen, int64_t *rank, const int bf) {
-    vd mass = {0};
+    struct wide mass = {{0}, {0}};
     vi above = {0};
     for (int64_t i = 0; i < row->vocab; i += LANES) {
         const vf x = load_logits(row->logits, i, row->vocab - i, bf);
-        mass += __builtin_convertvector(weight_below(x, top), vd);
+        mass = add_wide(mass, weight_below(x, top));
         above -= x >= chosen;
     }
-    double total = 0;
     *rank = chosen == -INFINITY ? -(-row->vocab & (LANES - 1)) : 0; /* lanes past the end are -inf */
-    for (int lane = 0; lane < LANES; lane++) {
-        total += mass[lane];
-        *rank += above[lane];
-    }
-    return total;
+    for (int lane = 0; lane < LANES; lane++) *rank += above[lane];
+    return total_wide(mass);
 }
 
 /* Keys (value, lower id first) of the `wanted` best, given the value of the last of them. */

@@ -87,7 +87,7 @@ struct race {
 INLINE struct winner race(const struct row *row, const struct race *r, int64_t begin, int64_t end, const int random,
                           const int filter, const int bf) {
     vf best = splat(-INFINITY);
-    vi winner = {0}, token = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi winner = {0}, token = {IOTA};
     token += (int32_t)begin;
     for (int64_t i = begin; i < end; i += LANES, token += LANES) {
         vf x = load_logits(row->logits, i, end - i, bf);
@@ -153,14 +153,12 @@ static double weigh(const float *x, int64_t size, float top, float floor, float 
 }
 
 INLINE double mass_of(const struct row *row, float top, float floor, const int bf) {
-    vd total = {0};
+    struct wide total = {{0}, {0}};
     for (int64_t i = 0; i < row->vocab; i += LANES) {
         const vf x = load_logits(row->logits, i, row->vocab - i, bf) / row->heat;
-        total += __builtin_convertvector(choose(x >= floor, weight_below(x, top), (vf){0}), vd);
+        total = add_wide(total, choose(x >= floor, weight_below(x, top), (vf){0}));
     }
-    double mass = 0;
-    for (int lane = 0; lane < LANES; lane++) mass += total[lane];
-    return mass;
+    return total_wide(total);
 }
 
 /* The largest t with mass{x >= t} >= p * mass, over x >= floor. buffer [2 * buffer_size]; `found` elements of it are known to

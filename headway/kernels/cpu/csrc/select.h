@@ -3,13 +3,31 @@
 #define HEADWAY_SELECT_H
 
 #include "common.h"
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
-#define STRIP 256 /* 16 lanes of 16 elements: what one vector of maxima stands for */
+#define STRIP (LANES * 16) /* what one vector of maxima stands for */
 
-typedef double vd __attribute__((vector_size(128)));
+/* A double for each lane, in two registers. */
+typedef double vd_half __attribute__((vector_size(LANES * 4)));
+typedef float vf_half __attribute__((vector_size(LANES * 2)));
+struct wide {
+    vd_half low, high;
+};
+
+INLINE struct wide add_wide(struct wide sums, vf x) {
+    vf_half halves[2];
+    memcpy(halves, &x, sizeof x);
+    sums.low += __builtin_convertvector(halves[0], vd_half);
+    sums.high += __builtin_convertvector(halves[1], vd_half);
+    return sums;
+}
+
+/* The lanes' sum, in order. */
+INLINE double total_wide(struct wide sums) {
+    double total = 0;
+    for (int lane = 0; lane < LANES / 2; lane++) total += sums.low[lane];
+    for (int lane = 0; lane < LANES / 2; lane++) total += sums.high[lane];
+    return total;
+}
 
 /* One row of logits, divided by `heat` where it says so. `bf` is repeated as a constant where it matters. */
 struct row {
@@ -20,21 +38,18 @@ struct row {
 };
 
 INLINE int any(vi mask) {
-#ifdef __AVX512F__
+#if LANES == 16
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif LANES == 8
+    return _mm256_movemask_ps((__m256)mask) != 0;
 #else
-    typedef int64_t vl __attribute__((vector_size(64)));
-    const vl m = (vl)mask;
-    return (m[0] | m[1] | m[2] | m[3] | m[4] | m[5] | m[6] | m[7]) != 0;
+    int64_t halves[2];
+    memcpy(halves, &mask, sizeof mask);
+    return (halves[0] | halves[1]) != 0;
 #endif
 }
 
-INLINE double sum_wide(vf x) {
-    const vd wide = __builtin_convertvector(x, vd);
-    double total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += wide[lane];
-    return total;
-}
+INLINE double sum_wide(vf x) { return total_wide(add_wide((struct wide){{0}, {0}}, x)); }
 
 /* NaN counts as -inf; so do the lanes past the row's end. */
 INLINE vf load_logits(const void *logits, int64_t i, int64_t left, const int bf) {
@@ -57,7 +72,7 @@ INLINE uint32_t order_key(float x) {
 
 /* Appends the lanes of x in `keep` to the `size` elements of `to`; returns the new size. Writes up to LANES elements. */
 INLINE int64_t append(float *to, int64_t size, vf x, vi keep) {
-#ifdef __AVX512F__
+#if LANES == 16
     const __mmask16 mask = _mm512_test_epi32_mask((__m512i)keep, (__m512i)keep);
     _mm512_storeu_ps(to + size, _mm512_maskz_compress_ps(mask, (__m512)x));
     return size + __builtin_popcount(mask);
@@ -72,7 +87,7 @@ INLINE int64_t append(float *to, int64_t size, vf x, vi keep) {
 
 /* Which lanes lie before the end of a row that has `left` elements more. */
 INLINE vi lanes_before(int64_t left) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vi lane = {IOTA};
     return lane < (int32_t)(left < LANES ? left : LANES);
 }
 
@@ -81,7 +96,7 @@ INLINE int64_t buffer_size(int64_t vocab) { return (vocab + 2 * LANES - 1) / LAN
 
 int64_t strip_count(int64_t vocab);
 
-/* The largest of the row over heat; with `strips` [16 * strip_count], also lane by lane that of every STRIP elements. */
+/* The largest of the row over heat; with `strips` [LANES * strip_count], also lane by lane that of every STRIP elements. */
 float row_top(const struct row *row, float *strips);
 
 /* The k-th largest, 1 <= k <= vocab. strips as from row_top, used up; buffer [buffer_size] receives *found elements: all

@@ -10,7 +10,6 @@ enum { HEADER_EDITS, HEADER_EDITS_AT, HEADER_ROWS, HEADER_TOKENS, HEADER_ROWS_AT
 enum { FINISH_NONE, FINISH_EOS, FINISH_STOP_TOKEN, FINISH_LENGTH, FINISH_NO_TOKEN };
 
 INLINE int within(int64_t i, int64_t size) { return i >= 0 && i < size; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Overflow wraps, as it does in the references. */

@@ -20,9 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.mid_linear.triton import ROOM_PAD, meet_all, power_of_2, store_layout, store_sum
+from headway.kernels.mid_linear.hopper.triton import (
+    ROOM_PAD,
+    load_squares,
+    meet_all,
+    store_layout,
+    store_sum,
+)
 from headway.kernels.triton_cluster import arrive_alone, cluster_buffer, cluster_wait, init_mailbox
-from headway.kernels.wide_linear.triton import BLOCK_K, ROWS, halves, silu_mul
+from headway.kernels.wide_linear.hopper.triton import BLOCK_K, ROWS, halves, silu_mul
 
 
 @gluon.constexpr_function
@@ -66,7 +72,7 @@ def copy_thin(
     x_desc, weight_desc, x_smem, w_smem, ready, free, first, step, tiles, begin, CHUNKS: gl.constexpr, STAGES: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: ``CHUNKS`` chunks of inputs from ``begin`` on, for tiles ``first``, ``first`` + ``step`` and so on."""
+    """The producer warp: ``CHUNKS`` chunks of inputs from ``begin`` on, for tiles ``first``, ``first`` + ``step`` and so on."""
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
     EACH: gl.constexpr = w_smem.shape[2]
     BYTES: gl.constexpr = 2 * BLOCK_K * (ROWS + w_smem.shape[1] * EACH)
@@ -95,8 +101,8 @@ def copy_thin(
 
 @gluon.jit
 def thin_tiles(
-    out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, N: gl.constexpr,
-    K: gl.constexpr, SQUARES: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
+    out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, num_parts, eps, tiles,
+    N: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that multiplies."""
@@ -105,19 +111,19 @@ def thin_tiles(
     BLOCK_N: gl.constexpr = out_smem.shape[1]
     if EARLY:
         gdc_wait()
-    if SQUARES > 0:
-        PARTS: gl.constexpr = power_of_2(SQUARES)
+    if PARTS > 0:
         OVER: gl.constexpr = squares_layout(PARTS)
         part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
         row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
-        keep = (part < SQUARES) & (row < num_tokens)
-        squares = gl.load(squares_ptr + part * num_tokens + row, mask=keep, other=0.0)
+        squares = load_squares(squares_ptr, part, row, num_parts, num_tokens)
+        for begin in range(PARTS, num_parts, PARTS):
+            squares += load_squares(squares_ptr, begin + part, row, num_parts, num_tokens)
         scale = row_scale(squares, eps, K, sum_layout(WIDE))
     count = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         acc = product(x_smem, w_smem, ready, free, count, K, STAGES)
         count += K // BLOCK_K
-        if SQUARES > 0:
+        if PARTS > 0:
             acc *= scale
         if BIAS:
             wide = gl.arange(0, WIDE, layout=gl.SliceLayout(0, sum_layout(WIDE)))
@@ -152,25 +158,26 @@ def thin_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
     return x_smem, w_smem, ready, free
 
 
-@gluon.jit(do_not_specialize=["num_tokens", "tiles"])
+@gluon.jit(do_not_specialize=["num_tokens", "num_parts", "tiles"])
 def thin_linear_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K], for SILU [2, N, K]
     out_desc,  # [T, N]
     bias_ptr,  # [N] or [2 * N] when BIAS
-    squares_ptr,  # f32 [SQUARES, T]
+    squares_ptr,  # f32 [num_parts, T]
     num_tokens,
+    num_parts,
     eps,
     tiles,
     N: gl.constexpr,
     K: gl.constexpr,
-    SQUARES: gl.constexpr,  # 0 when x is used as it is
+    PARTS: gl.constexpr,  # sums of squares that are loaded together; 0 when x is used as it is
     STAGES: gl.constexpr,
     BIAS: gl.constexpr,
     SILU: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs that stay; 4 warps, which multiply."""
+    """Grid: persistent programs; 4 warps, which multiply."""
     if EARLY:
         gdc_launch_dependents()
     x_smem, w_smem, ready, free = thin_buffers(x_desc, weight_desc, STAGES)
@@ -178,8 +185,8 @@ def thin_linear_kernel(
     first, step = gl.program_id(0), gl.num_programs(0)
     gl.warp_specialize(
         [
-            (thin_tiles, (out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, eps, tiles, N,
-                          K, SQUARES, STAGES, BIAS, SILU, EARLY)),
+            (thin_tiles, (out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, num_parts, eps,
+                          tiles, N, K, PARTS, STAGES, BIAS, SILU, EARLY)),
             (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, first, step, tiles, 0, K // BLOCK_K, STAGES,
                          EARLY)),
         ],

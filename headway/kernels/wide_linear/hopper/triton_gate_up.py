@@ -1,7 +1,7 @@
-"""The Gluon kernel of gate, up and silu in tiles of 128 tokens x 192 weight rows, where others leave processors idle.
+"""The Gluon kernel of gate, up and silu in tiles of 128 tokens x 192 weight rows, where others leave SMs idle.
 
 A tensor's sides are powers of two, so a tile is two products that share their activations: of 128 weight rows and of 64. Its
-copying warp is that of ``triton``. Those who multiply also finish: a program has a tile or two at the sizes it is used for.
+producer warp is that of ``triton``. Those who multiply also finish: a program has a tile or two at the sizes it is used for.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.wide_linear.triton import BLOCK_K, BLOCK_M, ROWS, halves, silu_mul, tile_place
+from headway.kernels.wide_linear.hopper.triton import BLOCK_K, BLOCK_M, ROWS, halves, silu_mul, tile_place
 
 LEFT = gl.constexpr(64)
 RIGHT = gl.constexpr(32)
@@ -40,7 +40,7 @@ def copy_pairs(
     x_desc, left_desc, right_desc, x_smem, left_smem, right_smem, ready, free, tiles_m, tiles_n, K: gl.constexpr,
     STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
+    """The producer warp."""
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
     m_first, n_first = tile_place(gl.program_id(0), tiles_m, tiles_n, GROUP)
@@ -128,7 +128,7 @@ def gate_up_pairs_kernel(
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     if EARLY:
         gdc_launch_dependents()
     dtype: gl.constexpr = x_desc.dtype

@@ -9,12 +9,15 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
+from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
+from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import MidTile, tile_for
-from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
-from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.triton_early import launch_early
-from headway.kernels.wide_linear.launch import weight_descriptor
+from headway.kernels.wide_linear.hopper.launch import weight_descriptor
+
+PARTS = 64
+"""Sums of squares of a row that a program loads together; fixed, so that a kernel does not depend on the tile before it."""
 
 
 def mid_linear(
@@ -70,14 +73,14 @@ def launch(
     assert squares is None or squares.is_contiguous()
     if rows == 0:
         return
-    if tile.copier:
+    if tile.producer:
         _launch_thin(x, weight, bias, out, tile, squares, eps, silu)
         return
     block_n = tile.wide // 2 if silu else tile.wide
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
-        x, weight, x if bias is None else bias, out if squares is None else squares, out, rows, x.stride(0), eps,
-        N=outputs, SQUARES=0 if squares is None else squares.shape[0], BIAS=bias is not None, SILU=silu,
-        MORE=tile.widths()[1], **_constants(tile, inputs), **launch_early(x.device),
+        x, weight, x if bias is None else bias, out if squares is None else squares, out, rows,
+        _number(squares), x.stride(0), eps, N=outputs, PARTS=0 if squares is None else PARTS, BIAS=bias is not None,
+        SILU=silu, MORE=tile.widths()[1], **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -104,7 +107,7 @@ def launch_add(
     assert residual.data_ptr() % 16 == 0 and norm.data_ptr() % 16 == 0
     if rows == 0:
         return
-    if tile.copier:
+    if tile.producer:
         assert rows <= tile.rows
         thin_add_kernel[(tile.programs(outputs) * tile.cluster,)](
             _rows_of(x), weight_descriptor(weight, 1, tile.wide), x if bias is None else bias, residual, norm, out, squares,
@@ -128,7 +131,7 @@ def _launch_thin(
     eps: float,
     silu: bool,
 ) -> None:
-    """``launch`` with a warp that copies."""
+    """``launch`` with a producer warp."""
     rows, outputs = out.shape
     assert rows <= tile.rows and outputs % 8 == 0, "rows of the output begin at 16 bytes"
     pair = 2 if silu else 1
@@ -140,8 +143,8 @@ def _launch_thin(
     programs = num_sms(x.device) * tile.residents(x.shape[1])
     thin_linear_kernel[(min(programs, tiles),)](
         _rows_of(x), weight_descriptor(weight, pair, tile.wide), out_desc, x if bias is None else bias,
-        out if squares is None else squares, rows, eps, tiles, N=outputs, K=x.shape[1],
-        SQUARES=0 if squares is None else squares.shape[0], STAGES=tile.w_ahead, BIAS=bias is not None, SILU=silu,
+        out if squares is None else squares, rows, _number(squares), eps, tiles, N=outputs, K=x.shape[1],
+        PARTS=0 if squares is None else PARTS, STAGES=tile.w_ahead, BIAS=bias is not None, SILU=silu,
         num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
     )  # fmt: skip
 
@@ -149,6 +152,10 @@ def _launch_thin(
 def registers(tile: MidTile) -> dict[str, int]:
     """What limits them: programs of the kernel ahead or behind are to lie beside."""
     return {"maxnreg": 128} if tile.wide <= 128 else {}
+
+
+def _number(squares: torch.Tensor | None) -> int:
+    return 0 if squares is None else squares.shape[0]
 
 
 def _rows_of(x: torch.Tensor) -> TensorDescriptor:

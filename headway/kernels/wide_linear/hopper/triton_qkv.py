@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headway.kernels.triton_cached import as_cached
-from headway.kernels.wide_linear.triton import (
+from headway.kernels.wide_linear.hopper.triton import (
     BLOCK_M,
     PANEL,
     ROWS,
@@ -209,7 +209,7 @@ def qkv_kernel(
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     sizes = (num_tokens, num_positions, num_slots, block_stride, offset_stride, head_stride)
     arguments = (q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, eps, sizes)
     KIND: gl.constexpr = (H, KH, BS, NORM)

@@ -1,7 +1,7 @@
 """Gluon kernels of the layers' products for many tokens, with what follows them in the epilogue.
 
-A persistent program per processor takes tiles of 128 tokens x 256 or 128 weight rows. A warp of its own copies them by the
-tensor memory engine, as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
+A persistent program per SM takes tiles of 128 tokens x 256 or 128 weight rows. A producer warp copies them by the tensor
+memory accelerator (TMA), as far ahead as there is shared memory, its first weights before the kernel ahead has ended (see
 ``triton_early``). Two warpgroups multiply, each 64 of the tokens, leave the product rounded in shared memory and go on to the
 next tile; two more warps finish the tile from there. Nothing is lost by that: the separate ops round the product too. A
 program's last tile is finished by those who multiplied it, who have nothing else to do.
@@ -52,7 +52,7 @@ def copy_tiles(
     x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
+    """The producer warp."""
     ready, free, _, _ = bars
     CHUNKS: gl.constexpr = K // BLOCK_K
     AHEAD: gl.constexpr = STAGES if STAGES < CHUNKS else CHUNKS
@@ -263,7 +263,7 @@ def gate_up_kernel(
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (out_ptr, num_tokens)
     KIND: gl.constexpr = (N,)
     run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
@@ -318,7 +318,7 @@ def add_kernel(
     GROUP: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Grid: programs that stay; 4 warps, which are one of the two warpgroups that multiply."""
+    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (residual_ptr, num_tokens)
     KIND: gl.constexpr = (N,)
     run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY)

@@ -9,6 +9,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.triton_early import launch_early
+from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
+from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
 from headway.kernels.wide_linear.tiles import (
     BLOCK_K,
     BLOCK_M,
@@ -20,9 +23,6 @@ from headway.kernels.wide_linear.tiles import (
     WIDE,
     tile_width,
 )
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
-from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
-from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)

@@ -71,11 +71,6 @@ def least(a, b):
     return min(a, b)
 
 
-@gluon.constexpr_function
-def power_of_2(n):
-    return 1 << (n - 1).bit_length()
-
-
 @gluon.jit
 def chunk_start(chunk, turn, CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr):
     """Where the program's chunk number ``chunk`` begins; programs begin at different ones, or all want the same lines."""
@@ -109,6 +104,47 @@ def copy_weights(buffer, weight_at, start, keep, COPY: gl.constexpr):
 
 
 @gluon.jit
+def multiply_run(
+    xs, weights, more, x_at, weight_at, more_at, keep_x, turn, first, acc, more_acc,
+    COUNT: gl.constexpr, LAST: gl.constexpr, CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr, W_AHEAD: gl.constexpr,
+    X_AHEAD: gl.constexpr, TRAILING: gl.constexpr, MORE: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """``multiply`` for COUNT chunks from ``first``, a multiple of both numbers of buffers; LAST: no chunk comes after them."""
+    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
+    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
+    for j in gl.static_range(COUNT):
+        chunk = first + j
+        # An earlier product's buffers are filled anew below.
+        if j > TRAILING and (not LAST or j + X_AHEAD < COUNT):
+            if MORE > 0:
+                acc, more_acc = warpgroup_mma_wait(2 * TRAILING, deps=[acc, more_acc])
+            else:
+                acc = warpgroup_mma_wait(TRAILING, deps=[acc])
+        async_copy.wait_group(X_AHEAD - 1)
+        gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
+        fence_async_shared()
+        acc = warpgroup_mma(xs[j % X_BUFFERS], weights[j % W_BUFFERS].permute((1, 0)), acc, is_async=True)
+        if MORE > 0:
+            more_acc = warpgroup_mma(xs[j % X_BUFFERS], more[j % W_BUFFERS].permute((1, 0)), more_acc, is_async=True)
+        if not LAST or j + X_AHEAD < COUNT:
+            start = chunk_start(chunk + X_AHEAD, turn, CHUNKS, BLOCK_K)
+            keep = keep_x & (chunk + X_AHEAD < CHUNKS)
+            async_copy.async_copy_global_to_shared(xs[(j + X_AHEAD) % X_BUFFERS], x_at + start, mask=keep)
+        if not LAST or j + W_AHEAD < COUNT:
+            start = chunk_start(chunk + W_AHEAD, turn, CHUNKS, BLOCK_K)
+            some = chunk + W_AHEAD < CHUNKS
+            copy_weights(weights[(j + W_AHEAD) % W_BUFFERS], weight_at, start, some, COPY)
+            if MORE > 0:
+                copy_weights(more[(j + W_AHEAD) % W_BUFFERS], more_at, start, some, COPY)
+        async_copy.commit_group()
+    if MORE > 0:
+        acc, more_acc = warpgroup_mma_wait(0, deps=[acc, more_acc])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    return acc, more_acc
+
+
+@gluon.jit
 def multiply(
     xs, weights, more, x_at, weight_at, more_at, keep_x, turn, acc, more_acc,
     CHUNKS: gl.constexpr, BLOCK_K: gl.constexpr, W_AHEAD: gl.constexpr, X_AHEAD: gl.constexpr,
@@ -116,41 +152,28 @@ def multiply(
 ):  # fmt: skip
     """acc and the products of all chunks, of which the first X_AHEAD and W_AHEAD are being copied; with MORE also more_acc and
     those with the tile's other weights."""
-    X_BUFFERS: gl.constexpr = least(X_AHEAD + 1 + TRAILING, CHUNKS)
-    W_BUFFERS: gl.constexpr = least(W_AHEAD + 1 + TRAILING, CHUNKS)
-    for ring in range(CHUNKS // RING):  # once when all chunks are unrolled
-        for j in gl.static_range(RING):
-            chunk = ring * RING + j
-            # An earlier product's buffers are filled anew below.
-            if j > TRAILING and (RING < CHUNKS or j + X_AHEAD < CHUNKS):
-                if MORE > 0:
-                    acc, more_acc = warpgroup_mma_wait(2 * TRAILING, deps=[acc, more_acc])
-                else:
-                    acc = warpgroup_mma_wait(TRAILING, deps=[acc])
-            async_copy.wait_group(X_AHEAD - 1)
-            gl.thread_barrier()  # all warps see the copies, and have read what the next ones overwrite
-            fence_async_shared()
-            acc = warpgroup_mma(xs[j % X_BUFFERS], weights[j % W_BUFFERS].permute((1, 0)), acc, is_async=True)
-            if MORE > 0:
-                more_acc = warpgroup_mma(
-                    xs[j % X_BUFFERS], more[j % W_BUFFERS].permute((1, 0)), more_acc, is_async=True
-                )
-            if RING < CHUNKS or j + X_AHEAD < CHUNKS:
-                start = chunk_start(chunk + X_AHEAD, turn, CHUNKS, BLOCK_K)
-                keep = keep_x & (chunk + X_AHEAD < CHUNKS)
-                async_copy.async_copy_global_to_shared(xs[(j + X_AHEAD) % X_BUFFERS], x_at + start, mask=keep)
-            if RING < CHUNKS or j + W_AHEAD < CHUNKS:
-                start = chunk_start(chunk + W_AHEAD, turn, CHUNKS, BLOCK_K)
-                some = chunk + W_AHEAD < CHUNKS
-                copy_weights(weights[(j + W_AHEAD) % W_BUFFERS], weight_at, start, some, COPY)
-                if MORE > 0:
-                    copy_weights(more[(j + W_AHEAD) % W_BUFFERS], more_at, start, some, COPY)
-            async_copy.commit_group()
-        if MORE > 0:
-            acc, more_acc = warpgroup_mma_wait(0, deps=[acc, more_acc])
-        else:
-            acc = warpgroup_mma_wait(0, deps=[acc])
+    TAIL: gl.constexpr = CHUNKS % RING  # nothing when all chunks are unrolled
+    for ring in range(CHUNKS // RING):
+        acc, more_acc = multiply_run(
+            xs, weights, more, x_at, weight_at, more_at, keep_x, turn, ring * RING, acc, more_acc,
+            RING, RING == CHUNKS, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, MORE, COPY,
+        )  # fmt: skip
+    if TAIL > 0:
+        acc, more_acc = multiply_run(
+            xs, weights, more, x_at, weight_at, more_at, keep_x, turn, CHUNKS - TAIL, acc, more_acc,
+            TAIL, True, CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, MORE, COPY,
+        )  # fmt: skip
+    if RING < CHUNKS:
+        # Masked copies write zeros, too, and what follows may use their buffers' memory for changes of layout.
+        async_copy.wait_group(0)
+        gl.thread_barrier()
     return acc, more_acc
+
+
+@gluon.jit
+def load_squares(squares_ptr, part, row, num_parts, num_rows):
+    """f32: sums of squares number ``part``, of which there are ``num_parts``, of rows ``row``; zeros elsewhere."""
+    return gl.load(squares_ptr + part * num_rows + row, mask=(part < num_parts) & (row < num_rows), other=0.0)
 
 
 @gluon.jit
@@ -189,14 +212,15 @@ def store_columns(
     gl.store(out_ptr + gl.expand_dims((split * num_rows + row) * N, 1) + gl.expand_dims(col, 0), y, mask=keep)
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
+@gluon.jit(do_not_specialize=["num_rows", "num_parts"])
 def mid_linear_kernel(
     x_ptr,  # [T, K]
     weight_ptr,  # [N, K], for SILU [2 * N, K]
     bias_ptr,  # [N] or [2 * N] when BIAS
-    squares_ptr,  # f32 [SQUARES, T]
+    squares_ptr,  # f32 [num_parts, T]
     out_ptr,  # [T, N], or f32 [splits, T, N]
     num_rows,
+    num_parts,
     x_stride,
     eps,
     N: gl.constexpr,
@@ -210,7 +234,7 @@ def mid_linear_kernel(
     X_AHEAD: gl.constexpr,
     TRAILING: gl.constexpr,  # products that may still run when the next one starts: 0 or 1
     RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
-    SQUARES: gl.constexpr,  # 0 when x is used as it is
+    PARTS: gl.constexpr,  # sums of squares that are loaded together; 0 when x is used as it is
     BIAS: gl.constexpr,
     SILU: gl.constexpr,
     EARLY: gl.constexpr,
@@ -244,13 +268,13 @@ def mid_linear_kernel(
     async_copy.commit_group()
     if EARLY:
         gdc_wait()
-    if SQUARES > 0:
-        PARTS: gl.constexpr = power_of_2(SQUARES)
+    if PARTS > 0:
         OVER: gl.constexpr = squares_layout(PARTS, ROWS, WARPS)
         part = gl.expand_dims(gl.arange(0, PARTS, layout=gl.SliceLayout(1, OVER)), 1)
         of_row = start_row + gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, OVER)), 0)
-        keep_part = (part < SQUARES) & (of_row < num_rows)
-        squares = gl.load(squares_ptr + part * num_rows + of_row, mask=keep_part, other=0.0)
+        squares = load_squares(squares_ptr, part, of_row, num_parts, num_rows)
+        for begin in range(PARTS, num_parts, PARTS):
+            squares += load_squares(squares_ptr, begin + part, of_row, num_parts, num_rows)
     for i in gl.static_range(X_AHEAD):
         async_copy.async_copy_global_to_shared(xs[i], x_at + chunk_start(i, turn, CHUNKS, BLOCK_K), mask=keep_x)
         async_copy.commit_group()
@@ -260,16 +284,16 @@ def mid_linear_kernel(
         MORE_ACC: gl.constexpr = product_layout(ROWS, MORE, WARPS)
         more_acc = gl.zeros([ROWS, MORE], gl.float32, layout=MORE_ACC)
     scale = eps
-    if SQUARES > 0:  # while the activations are on their way
+    if PARTS > 0:  # while the activations are on their way
         scale = gl.convert_layout(gl.rsqrt(gl.sum(squares, axis=0) / K + eps), gl.SliceLayout(1, ACC))
     acc, more_acc = multiply(
         xs, weights, more, x_at, weight_at, more_at, keep_x, turn, acc, more_acc,
         CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING, MORE, COPY,
     )  # fmt: skip
     place = (start_row, split, num_rows)
-    store_columns(acc, scale, bias_ptr, out_ptr, first, place, N, SQUARES > 0, BIAS, SILU)
+    store_columns(acc, scale, bias_ptr, out_ptr, first, place, N, PARTS > 0, BIAS, SILU)
     if MORE > 0:
-        store_columns(more_acc, scale, bias_ptr, out_ptr, first + WIDE // PAIR, place, N, SQUARES > 0, BIAS, SILU)
+        store_columns(more_acc, scale, bias_ptr, out_ptr, first + WIDE // PAIR, place, N, PARTS > 0, BIAS, SILU)
 
 
 @gluon.jit

@@ -1,0 +1,196 @@
+/* y = x W^T + b with W in the blocks of GGUF files (layout in blocks.h). x is rounded to 8 bits by blocks of 32, as llama.cpp does,
+ * so that products are of integers; the sums of blocks are scaled and added in float32. */
+#include "blocks.h"
+
+#include "common.h"
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+/* How integers are multiplied; SET is the best of what the compiler may use. */
+#define PLAIN 0
+#define PAIRS 1    /* AVX2: pairs of products in 16 bits */
+#define VNNI_256 2 /* AVX-VNNI: four products in 32 bits */
+#define VNNI_512 3
+#define SDOT 4     /* NEON's dot products */
+#if defined(HEADWAY_TEST_SET) /* tests run what this machine lacks, dot products spelled out */
+#define SET HEADWAY_TEST_SET
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define SET VNNI_512
+#elif defined(__AVXVNNI__)
+#define SET VNNI_256
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define SET PAIRS
+#elif defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FP16_FORMAT_IEEE)
+#define SET SDOT
+#include <arm_neon.h>
+#else
+#define SET PLAIN
+#endif
+#if SET == VNNI_256
+#ifdef HEADWAY_TEST_SET
+static __m256i dot_256(__m256i sum, __m256i w, __m256i x) {
+    int32_t out[8];
+    memcpy(out, &sum, sizeof out);
+    for (int i = 0; i < 32; i++) out[i / 4] += ((const uint8_t *)&w)[i] * ((const int8_t *)&x)[i];
+    return _mm256_loadu_si256((const __m256i *)out);
+}
+#else
+#define dot_256 _mm256_dpbusd_avx_epi32
+#endif
+#endif
+#define AHEAD 2048 /* bytes: the hardware's own prefetch stops at every page */
+
+/* What is taken off unsigned values, so that sums of 16-bit pairs stay within 16 bits. */
+INLINE int centre(const struct format f) { return f.bits == 5 && f.min ? 16 : f.offset; }
+INLINE int is_signed(const struct format f) { return f.bits == 8 || f.lut; }
+
+INLINE int32_t word_at(const int8_t *q) {
+    int32_t word;
+    memcpy(&word, q, 4);
+    return word;
+}
+
+/* 32 inputs to 8 bits: rounded to nearest even, d = largest / 127; tiny ones become zero. What is not finite makes d so, and with
+ * it every output. */
+INLINE void round_block(const void *x, int64_t at, struct activation *to, const int bf) {
+    vf part[BLOCK / LANES], top = {0};
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        part[i] = load(x, at + i * LANES, bf);
+        top = vmax(top, choose(part[i] < 0, -part[i], part[i]));
+    }
+    const float largest = max_lane(top), by = largest > 1e-30f && largest < INFINITY ? 127.0f / largest : 0;
+    for (int i = 0; i < BLOCK / LANES; i++) part[i] = by > 0 ? part[i] * by : (vf){0};
+    int half_sum[2];
+#if defined(__AVX2__)
+    const float *f = (const float *)part;
+    __m256i q[4];
+    for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(_mm256_loadu_ps(f + 8 * i));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)to->q, bytes);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes); /* sums of two; both kinds of pairs stay apart */
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
+    const int32_t words[2] = {_mm256_extract_epi32(pairs, 0), _mm256_extract_epi32(pairs, 4)};
+    memcpy(to->pairs, words, sizeof words);
+#else
+    memset(to->pairs, 0, sizeof to->pairs);
+    for (int k = 0; k < BLOCK; k++) {
+        const int q = (int)lrintf(((const float *)part)[k]);
+        to->q[k] = (int8_t)q;
+        to->pairs[k / 16][k / 2 % 2] += (int16_t)q;
+    }
+#endif
+    to->d = largest * (1.0f / 127);
+    for (int half = 0; half < 2; half++) {
+        half_sum[half] = to->pairs[half][0] + to->pairs[half][1];
+        to->half_sum[half] = to->d * (float)half_sum[half];
+    }
+    to->sum = to->d * (float)(half_sum[0] + half_sum[1]);
+}
+
+/* A panel's sums [rows, 16] into y, with the bias. */
+INLINE void finish(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows, const float *sums, const int bf) {
+    const int64_t begin = panel * WIDTH;
+    for (int64_t at = begin; at < begin + WIDTH && at < job->outputs; at += LANES) {
+        const vf bias = job->bias ? load_row(job->bias, at, job->outputs - at, bf) : (vf){0};
+        for (int64_t r = 0; r < rows; r++)
+            store_row(job->y, (first + r) * job->stride + at, load(sums, r * WIDTH + at - begin, 0) + bias, job->outputs - at, bf);
+    }
+}
+
+#include "blocks_kernel.h"
+
+/* How this library multiplies: a number as in PLAIN and the following. */
+EXPORT int headway_blocks_set(void) { return SET; }
+
+struct round_job {
+    const void *x;
+    struct activation *to;
+    int64_t rows, inputs;
+    int bf;
+};
+
+#define ROUND_ROWS 4
+
+static void round_item(void *context, int64_t item) {
+    const struct round_job *a = context;
+    for (int64_t r = item * ROUND_ROWS; r < a->rows && r < (item + 1) * ROUND_ROWS; r++)
+        for (int64_t b = 0; b < a->inputs / BLOCK; b++) {
+            if (a->bf) round_block(a->x, r * a->inputs + b * BLOCK, a->to + b * a->rows + r, 1);
+            else round_block(a->x, r * a->inputs + b * BLOCK, a->to + b * a->rows + r, 0);
+        }
+}
+
+/* Where sums start so that they are of q - centre. */
+static void set_starts(struct activation *x, int64_t count, int type) {
+    const struct format f = blocks_format(type);
+    const int off = SET == SDOT ? 0 : is_signed(f) ? (SET == PAIRS ? 0 : 128) : centre(f);
+    for (int64_t i = 0; i < count; i++) {
+        int pairs[2][2];
+        for (int half = 0; half < 2; half++)
+            for (int p = 0; p < 2; p++) pairs[half][p] = -off * x[i].pairs[half][p];
+        if (f.groups == 1)
+            for (int p = 0; p < 2; p++) pairs[0][p] += pairs[1][p];
+        for (int half = 0; half < 2; half++) {
+            if (SET == PAIRS) x[i].init[half] = (int32_t)((uint32_t)(uint16_t)pairs[half][0] | (uint32_t)pairs[half][1] << 16);
+            else x[i].init[half] = pairs[half][0] + pairs[half][1];
+        }
+    }
+}
+
+struct multiply {
+    struct blocks_job job;
+    panel_kernel kernel;
+    int64_t panels, panels_per_item, items_per_rows;
+};
+
+static void multiply_item(void *context, int64_t item) {
+    const struct multiply *a = context;
+    const int64_t first = item / a->items_per_rows * ROWS_AT_ONCE, begin = item % a->items_per_rows * a->panels_per_item;
+    const int64_t end = begin + a->panels_per_item < a->panels ? begin + a->panels_per_item : a->panels;
+    const int64_t rows = a->job.rows - first < ROWS_AT_ONCE ? a->job.rows - first : ROWS_AT_ONCE;
+    for (int64_t p = begin; p < end; p++) a->kernel(&a->job, p, first, rows);
+}
+
+static void one_part(struct multiply *a, int threads) {
+    const int64_t row_blocks = (a->job.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    int64_t parts = threads > 1 ? threads * 8 : 1;
+    if (a->job.outputs * a->job.inputs < 65536) parts = 1;
+    a->panels = (a->job.outputs + WIDTH - 1) / WIDTH;
+    a->panels_per_item = (a->panels + parts - 1) / parts;
+    a->items_per_rows = (a->panels + a->panels_per_item - 1) / a->panels_per_item;
+    parallel_for(a->items_per_rows * row_blocks, parts > 1 ? threads : 1, multiply_item, a);
+}
+
+/* x [rows, inputs]; parts [count, 2] of (type, outputs), whose panels follow each other in `packed`, each part from a multiple
+ * of 64 bytes on; bias [N] or NULL; y [rows, N], N the sum of outputs. bf: x, bias and y are bfloat16, else float32.
+ * Returns 0; -1: no memory; -2: an unknown type. */
+EXPORT int headway_blocks_linear(const void *x, const uint8_t *packed, const void *bias, void *y, const int64_t *parts,
+                                 int64_t count, int64_t rows, int64_t inputs, int bf, int threads) {
+    int64_t stride = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!blocks_format((int)parts[2 * i]).bits) return -2;
+        stride += parts[2 * i + 1];
+    }
+    if (rows <= 0 || stride <= 0) return 0;
+    const int64_t blocks = inputs / BLOCK * rows;
+    struct activation small[256], *rounded = small;
+    if (blocks > 256 && !(rounded = malloc((size_t)blocks * sizeof *rounded))) return -1;
+    struct round_job round = {x, rounded, rows, inputs, bf};
+    parallel_for((rows + ROUND_ROWS - 1) / ROUND_ROWS, threads, round_item, &round);
+    int64_t column = 0, item = bf ? 2 : 4;
+    for (int64_t i = 0; i < count; i++) {
+        const int type = (int)parts[2 * i];
+        const int64_t outputs = parts[2 * i + 1];
+        set_starts(rounded, blocks, type);
+        struct multiply a = {{rounded, packed, bias ? (const char *)bias + column * item : NULL, (char *)y + column * item, rows,
+                              outputs, inputs, stride, bf, blocks_format(type)}, kernel_of(type), 0, 0, 0};
+        one_part(&a, threads);
+        packed += ((outputs + WIDTH - 1) / WIDTH * panel_bytes(blocks_format(type), inputs) + 63) / 64 * 64;
+        column += outputs;
+    }
+    if (rounded != small) free(rounded);
+    return 0;
+}

@@ -1,0 +1,247 @@
+/* One panel of a linear layer in blocks. Part of blocks.c, which says by SET how integers are multiplied.
+ *
+ * Every output is one chain over rising blocks of inputs, and integers are exact: a row has the same bits whatever the other rows
+ * are and however many threads work.
+ */
+#ifndef HEADWAY_BLOCKS_KERNEL_H
+#define HEADWAY_BLOCKS_KERNEL_H
+
+#if SET == VNNI_512
+#define BYTES 64
+#elif SET == PAIRS || SET == VNNI_256
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+#define OUTS (BYTES / 4) /* outputs of a vector */
+
+typedef uint8_t vb __attribute__((vector_size(BYTES)));
+typedef uint16_t vw __attribute__((vector_size(BYTES)));
+typedef int32_t v32 __attribute__((vector_size(BYTES)));
+typedef float vr __attribute__((vector_size(BYTES)));
+typedef uint8_t vb_mem __attribute__((vector_size(BYTES), aligned(1), may_alias));
+typedef float vr_mem __attribute__((vector_size(BYTES), aligned(4), may_alias));
+
+/* Fields of bytes: shifts move whole 16-bit words, masks take what came from the neighbour. */
+INLINE vb down(vb x, const int by, const uint8_t mask) { return (vb)((vw)x >> by) & mask; }
+INLINE vb up(vb x, const int by, const uint8_t mask) { return (vb)((vw)x << by) & mask; }
+
+INLINE vr halves(const uint8_t *at) { /* OUTS float16 */
+#if SET == VNNI_512
+    return (vr)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#elif SET == PAIRS || SET == VNNI_256
+    return (vr)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#elif SET == SDOT
+    return (vr)vcvt_f32_f16(vld1_f16((const __fp16 *)at));
+#else
+    vr out;
+    for (int i = 0; i < OUTS; i++) out[i] = half_to_float(at + 2 * i);
+    return out;
+#endif
+}
+
+INLINE vr small(const uint8_t *at) { /* OUTS signed bytes */
+#if SET == VNNI_512
+    return (vr)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#elif SET == PAIRS || SET == VNNI_256
+    return (vr)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+#else
+    vr out;
+    for (int i = 0; i < OUTS; i++) out[i] = (int8_t)at[i];
+    return out;
+#endif
+}
+
+INLINE vb look_up(vb places) {
+#if SET == VNNI_512
+    return (vb)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)nonlinear)), (__m512i)places);
+#elif SET == PAIRS || SET == VNNI_256
+    return (vb)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)nonlinear)), (__m256i)places);
+#elif SET == SDOT
+    return (vb)vqtbl1q_u8(vld1q_u8((const uint8_t *)nonlinear), (uint8x16_t)places);
+#else
+    vb out;
+    for (int i = 0; i < BYTES; i++) out[i] = (uint8_t)nonlinear[places[i] & 15];
+    return out;
+#endif
+}
+
+/* The eight steps of a block for OUTS outputs; `q` is the first row of the planes, at the outputs' place. */
+INLINE void unpack(const uint8_t *q, vb w[8], const struct format f) {
+#define AT(row) ((vb) * (const vb_mem *)(q + (row) * ROW))
+    if (f.bits == 8)
+        for (int s = 0; s < 8; s++) w[s] = AT(s);
+    if (f.bits >= 4 && f.bits <= 6)
+        for (int s = 0; s < 4; s++) {
+            w[s] = AT(s) & 15;
+            w[s + 4] = down(AT(s), 4, 15);
+        }
+    if (f.bits == 2 || f.bits == 3)
+        for (int s = 0; s < 8; s++) w[s] = down(AT(s / 4), 2 * (s % 4), 3);
+    if (f.bits == 3) { /* bit s to bit 2 */
+        const vb high = AT(2);
+        for (int s = 0; s < 8; s++) w[s] |= s < 2 ? up(high, 2 - s, 4) : down(high, s - 2, 4);
+    }
+    if (f.bits == 5) { /* bit s to bit 4 */
+        const vb high = AT(4);
+        for (int s = 0; s < 8; s++) w[s] |= s < 4 ? up(high, 4 - s, 16) : down(high, s - 4, 16);
+    }
+    if (f.bits == 6)
+        for (int s = 0; s < 8; s++) { /* bits 2 (s % 4) to bits 4 and 5 */
+            const int at = 2 * (s % 4);
+            w[s] |= at < 4 ? up(AT(4 + s / 4), 4 - at, 48) : down(AT(4 + s / 4), at - 4, 48);
+        }
+    if (f.lut)
+        for (int s = 0; s < 8; s++) w[s] = look_up(w[s]);
+#undef AT
+}
+
+/* What `products` wants of the eight steps. */
+INLINE void prepare(vb w[8], vb magnitude[8], const struct format f) {
+#if SET == PAIRS
+    for (int s = 0; s < 8; s++) magnitude[s] = is_signed(f) ? (vb)_mm256_abs_epi8((__m256i)w[s]) : w[s];
+#elif SET == SDOT
+    for (int s = 0; s < 8; s++) w[s] -= (uint8_t)(is_signed(f) ? 0 : centre(f));
+#else
+    for (int s = 0; s < 8; s++) w[s] ^= (uint8_t)(is_signed(f) ? 128 : 0); /* + 128 */
+#endif
+}
+
+/* Sums over `steps` steps of (q - centre) * x, exact. `q` are the activations of the first step, start their init. */
+INLINE v32 products(const vb *w, const vb *magnitude, const int8_t *q, int32_t start, const int steps, const struct format f) {
+#if SET == PAIRS
+#define X(s) _mm256_set1_epi32(word_at(q + 4 * (s)))
+    if (is_signed(f)) { /* 8 bits: |w| x sign(w), in pairs of at most 2 * 128 * 127 */
+        __m256i sum = _mm256_setzero_si256();
+        for (int s = 0; s < steps; s++) {
+            const __m256i pairs = _mm256_maddubs_epi16((__m256i)magnitude[s], _mm256_sign_epi8(X(s), (__m256i)w[s]));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+        return (v32)sum;
+    }
+    __m256i sum = _mm256_set1_epi32(start); /* 16-bit sums may wrap on the way, but end within 16 bits */
+    for (int s = 0; s < steps; s++) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)w[s], X(s)));
+    return (v32)_mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#undef X
+#elif SET == VNNI_256
+    __m256i even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
+    for (int s = 0; s < steps; s += 2) {
+        even = dot_256(even, (__m256i)w[s], _mm256_set1_epi32(word_at(q + 4 * s)));
+        odd = dot_256(odd, (__m256i)w[s + 1], _mm256_set1_epi32(word_at(q + 4 * s + 4)));
+    }
+    return (v32)_mm256_add_epi32(even, odd);
+#elif SET == VNNI_512
+    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+    for (int s = 0; s < steps; s += 2) {
+        even = _mm512_dpbusd_epi32(even, (__m512i)w[s], _mm512_set1_epi32(word_at(q + 4 * s)));
+        odd = _mm512_dpbusd_epi32(odd, (__m512i)w[s + 1], _mm512_set1_epi32(word_at(q + 4 * s + 4)));
+    }
+    return (v32)_mm512_add_epi32(even, odd);
+#elif SET == SDOT
+    int32x4_t sum = vdupq_n_s32(0);
+    for (int s = 0; s < steps; s += 4) {
+        const int8x16_t x = vld1q_s8(q + 4 * s);
+        sum = vdotq_laneq_s32(sum, (int8x16_t)w[s], x, 0);
+        sum = vdotq_laneq_s32(sum, (int8x16_t)w[s + 1], x, 1);
+        sum = vdotq_laneq_s32(sum, (int8x16_t)w[s + 2], x, 2);
+        sum = vdotq_laneq_s32(sum, (int8x16_t)w[s + 3], x, 3);
+    }
+    return (v32)sum;
+#else
+    v32 sum = start - (v32){0};
+    for (int s = 0; s < steps; s++)
+        for (int i = 0; i < OUTS; i++)
+            for (int k = 0; k < 4; k++) sum[i] += (int32_t)w[s][4 * i + k] * q[4 * s + k];
+    return sum;
+#endif
+}
+
+/* Scales and minima of OUTS outputs from place `from` of the panel; minima hold what the centre moved. */
+INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const struct format f) {
+    for (int g = 0; g < f.groups; g++) {
+        if (!f.super) {
+            scale[g] = halves(block + 2 * from);
+            if (f.min) min[g] = halves(block + 2 * (WIDTH + from));
+        } else if (f.min == MIN_NIBBLE) {
+            uint8_t low[OUTS], high[OUTS];
+            for (int i = 0; i < OUTS; i++) {
+                low[i] = block[g * WIDTH + from + i] & 15;
+                high[i] = block[g * WIDTH + from + i] >> 4;
+            }
+            scale[g] = halves(head + 2 * from) * small(low);
+            min[g] = -(halves(head + 2 * (WIDTH + from)) * small(high));
+        } else {
+            scale[g] = halves(head + 2 * from) * small(block + g * WIDTH + from);
+            if (f.min)
+                min[g] = -(halves(head + 2 * (WIDTH + from)) * small(block + (f.groups + g) * WIDTH + from));
+        }
+        if (f.min && centre(f)) min[g] += scale[g] * (float)centre(f);
+    }
+}
+
+INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows, const struct format f) {
+    float sums[ROWS_AT_ONCE * WIDTH] __attribute__((aligned(64)));
+    memset(sums, 0, (size_t)rows * WIDTH * sizeof *sums);
+    const uint8_t *at = job->packed + panel * panel_bytes(f, job->inputs), *head = at;
+    for (int64_t b = 0; b < job->inputs / BLOCK; b++) {
+        const struct activation *x = job->x + b * job->rows + first;
+        if (f.super && b % 8 == 0) {
+            head = at;
+            at += super_head(f);
+        }
+        for (int line = 0; line < block_bytes(f); line += 64) __builtin_prefetch(at + AHEAD + line, 0, 2);
+#pragma GCC unroll 4
+        for (int from = 0; from < WIDTH; from += OUTS) {
+            vb w[8] = {{0}}, magnitude[8] = {{0}};
+            vr scale[2] = {{0}}, min[2] = {{0}};
+            unpack(at + block_scales(f) + 4 * from, w, f);
+            prepare(w, magnitude, f);
+            scales(head, at, from, scale, min, f);
+            for (int64_t r = 0; r < rows; r++) {
+                vr_mem *to = (vr_mem *)(sums + r * WIDTH + from);
+                vr sum = (vr)*to;
+                if (f.groups == 1) {
+                    const v32 whole = products(w, magnitude, x[r].q, x[r].init[0], 8, f);
+                    sum += __builtin_convertvector(whole, vr) * x[r].d * scale[0];
+                    if (f.min) sum += min[0] * x[r].sum;
+                } else {
+                    const v32 a = products(w, magnitude, x[r].q, x[r].init[0], 4, f);
+                    const v32 z = products(w + 4, magnitude + 4, x[r].q + 16, x[r].init[1], 4, f);
+                    sum += __builtin_convertvector(a, vr) * x[r].d * scale[0];
+                    sum += __builtin_convertvector(z, vr) * x[r].d * scale[1];
+                    if (f.min) sum += min[0] * x[r].half_sum[0] + min[1] * x[r].half_sum[1];
+                }
+                *to = sum;
+            }
+        }
+        at += block_bytes(f);
+    }
+    if (job->bf) finish(job, panel, first, rows, sums, 1);
+    else finish(job, panel, first, rows, sums, 0);
+}
+
+#if SET == PLAIN /* one function for all types: small, and slow anyway */
+static void panel_any(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {
+    one_panel(job, panel, first, rows, job->format);
+}
+
+static panel_kernel kernel_of(int type) { return panel_any; }
+#else
+#define ONE(type, bits, super, groups, min, offset, lut, bytes)                                                      \
+    static void panel_##type(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {       \
+        one_panel(job, panel, first, rows, FORMAT(type, bits, super, groups, min, offset, lut, bytes));            \
+    }
+FORMATS(ONE)
+#undef ONE
+
+static panel_kernel kernel_of(int type) {
+    switch (type) {
+#define ONE(type, ...) case type: return panel_##type;
+        FORMATS(ONE)
+#undef ONE
+    }
+    return NULL;
+}
+#endif
+
+#endif
