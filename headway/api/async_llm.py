@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
-from headway.api.inputs import LONG_TEXT_CHARS, Door, Prompt, default_params
+from headway.api.inputs import Door, PreparedRequest, Prompt, default_params
+from headway.api.lanes import Lane
+from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
 from headway.api.output_processor import OpenRequest, OutputProcessor
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 COMPILING_THREADS = 4
 """They wait for compiling processes, of which there are as many."""
+MAX_WAITING_GRAMMARS = 16 * 1024 * 1024
+"""Characters of all grammars that wait to be compiled."""
 WOKEN_AT_ONCE = 16
 """Consumers that run between two looks of the event loop at its sockets. A new request takes some ten of them until its first
 token is sent, each of which would last as long as it takes to write to all streams."""
@@ -45,6 +49,7 @@ class _Hub:
         self.client = client
         self.processor = processor
         self.dead: EngineDeadError | None = None
+        self.heard = monotonic()
         self._events: dict[int, asyncio.Event] = {}
         self._quiet: set[int] = set()
         self._died: asyncio.Event | None = None
@@ -63,6 +68,7 @@ class _Hub:
         while True:
             try:
                 updates = self.client.poll()
+                self.heard = monotonic()
             except EngineDeadError as error:
                 self.dead = error
                 self._call_loop(self._wake_all)
@@ -185,8 +191,10 @@ class AsyncLLM:
         self._info = client.info
         self._door = Door(self._info, self._tokenizer, args.seed, client.learn)
         self.request_metrics = RequestMetrics(self._info.max_model_len)
-        # Threads of their own: a flood of new grammars must not keep others from the event loop's few.
-        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="headway-compiling")
+        # Threads of their own for each kind of work: a flood of one must not hold up another, or the engine's figures.
+        self._compiling = Lane("compiling of grammars", COMPILING_THREADS, MAX_WAITING_GRAMMARS)
+        self._texts = None if self._tokenizer is None else TextLanes(self._tokenizer, self._info.max_model_len - 1)
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="headway-stats")
         self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
         self._hub = _Hub(client, self._processor)
         self._finalizer = weakref.finalize(self, self._hub.close)
@@ -226,7 +234,40 @@ class AsyncLLM:
         return await self._hub.wait_dead()
 
     async def stats(self) -> EngineStats:
-        return await asyncio.to_thread(self._hub.client.stats)
+        """The engine's counters. Waits as long as the engine does not answer. Raises EngineDeadError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._asking, self._hub.client.stats)
+        except RuntimeError:  # its thread has ended with ``shutdown``
+            raise EngineDeadError("the engine is shut down") from None
+
+    def signs_of_life(self) -> tuple[float, float | None]:
+        """When the engine was last heard of (``monotonic``), and its processor time in seconds, where that can be told."""
+        return self._hub.heard, self._hub.client.processor_seconds()
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """All ids of ``text``, however many, without holding up the event loop.
+
+        Raises:
+            InvalidRequestError: there is no tokenizer, or the text takes too much time or memory.
+            BusyError: too much is being tokenised.
+        """
+        return await self._lanes().encode(text, whole=True, add_special_tokens=add_special_tokens)
+
+    async def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``ids``; as ``encode``."""
+        return await self._lanes().decode(ids, skip_special_tokens)
+
+    async def token_texts(self, ids: list[int]) -> list[str]:
+        """What each token alone reads as; as ``encode``."""
+        name = self.get_tokenizer().token_text
+        if len(ids) <= LONG_TEXT_CHARS:
+            return list(map(name, ids))
+        return await self._lanes().beside(lambda: list(map(name, ids)), len(ids))
+
+    def _lanes(self) -> TextLanes:
+        self.get_tokenizer()
+        assert self._texts is not None
+        return self._texts
 
     async def generate(
         self,
@@ -259,18 +300,8 @@ class AsyncLLM:
         self.check_health()
         self._hub.attach()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
-        compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
-        if compiles:
-            options["grammar"] = self._door.known_grammar(params)
-        prepare = partial(self._door.prepare, prompt, params, **options)
-        if compiles and options["grammar"] is None:
-            prepared = await asyncio.get_running_loop().run_in_executor(self._compiling, prepare)
-        elif isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
-            prepared = await asyncio.to_thread(prepare)
-        else:
-            prepared = prepare()
+        prepared = await self._prepare(prompt, params, options)
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
         news = self._hub.open(request, only_final)
         try:
@@ -288,6 +319,24 @@ class AsyncLLM:
                     return
         finally:
             self._hub.leave(request)
+
+    async def _prepare(self, prompt: Prompt, params: SamplingParams, options: dict[str, Any]) -> PreparedRequest:
+        """As the door's, but whatever takes long happens beside the event loop."""
+        compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if compiles:
+            options["grammar"] = self._door.known_grammar(params)
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(prompt, dict) and isinstance(text, str) and prompt.get("parse_special") is False:
+            text = self._door.as_text(text)
+        if isinstance(text, str) and text and self._texts is not None:
+            options["ids"] = await self._texts.encode(text, add_special_tokens=options["add_special_tokens"])
+        prepare = partial(self._door.prepare, prompt, params, **options)
+        if compiles and options["grammar"] is None:
+            return await self._compiling.run(lambda job: prepare(job=job), _grammar_size(params))
+        words = sum(map(len, params.bad_words)) if isinstance(params, SamplingParams) else 0
+        if words > LONG_TEXT_CHARS and self._texts is not None:
+            return await self._texts.beside(prepare, words)
+        return prepare()
 
     async def chat(
         self,
@@ -321,8 +370,11 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Stop the engine; open generators raise EngineDeadError. Safe to call twice."""
         self._door.close()
-        self._compiling.shutdown()
         self._finalizer()
+        self._compiling.close()
+        if self._texts is not None:
+            self._texts.close()
+        self._asking.shutdown()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -331,3 +383,11 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+def _grammar_size(params: SamplingParams) -> int:
+    """About how long a grammar is: the smaller ones go first."""
+    wanted = params.structured_outputs
+    assert wanted is not None
+    given = wanted.regex or wanted.grammar or (wanted.json if isinstance(wanted.json, str) else None)
+    return len(given) if given is not None else len(repr(wanted.choice or wanted.json))

@@ -22,6 +22,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from headway.api.control_text import ControlTexts, MarkedText, free_mark, strings
 from headway.core.errors import InvalidRequestError
 
 MAX_MESSAGES: Final = 10_000
@@ -40,13 +41,17 @@ class ChatTemplate:
     Args:
         source: Jinja source from the model.
         special_tokens: "bos_token" -> text and so on; templates name them.
+        control: what spells the tokenizer's control tokens. Spelled in a conversation they stay text.
 
     Raises:
         InvalidRequestError: the source is not a valid template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, control: ControlTexts | None = None
+    ) -> None:
         self.source = source
+        self._control = control or ControlTexts(())
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
@@ -59,9 +64,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        parse_special: bool = False,
         **extra: Any,
     ) -> str:
-        """The prompt for ``messages``.
+        """The prompt for ``messages``: a MarkedText where they spell control tokens.
 
         Args:
             messages: {"role": ..., "content": ...}, oldest first; keys whose value is None are dropped.
@@ -69,6 +75,7 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message, so that the model writes on in it; excludes
                 ``add_generation_prompt``.
+            parse_special: control tokens that the messages spell become such; else they stay text.
             extra: further template variables (``enable_thinking``, ``documents``); they win over special tokens but
                 cannot replace the parameters above.
 
@@ -85,14 +92,16 @@ class ChatTemplate:
         for name in extra:
             if name in RESERVED:
                 raise InvalidRequestError(f"chat_template_kwargs may not set {name!r}", "chat_template_kwargs")
-        plain = [{k: v for k, v in _plain(m).items() if v is not None} for m in messages]
-        variables = {
-            **self._special_tokens,
+        given = {
             **{k: _plain(v) for k, v in extra.items()},
-            "messages": plain,
+            "messages": [{k: v for k, v in _plain(m).items() if v is not None} for m in messages],
             "tools": None if tools is None else [_plain(t) for t in tools],
-            "add_generation_prompt": add_generation_prompt,
         }
+        mark = None
+        if not parse_special and any(self._control.find(text) for text in strings(given)):
+            mark = free_mark(list(strings(given)))
+            given = self._control.mark_all(given, mark)
+        variables = {**self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._joined(variables)
         except InvalidRequestError:
@@ -103,7 +112,10 @@ class ChatTemplate:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise InvalidRequestError(f"the chat template fails on these messages ({reason})", "messages") from error
-        return _left_open(text, plain[-1].get("content")) if continue_final_message else text
+        text = _left_open(text, given["messages"][-1].get("content")) if continue_final_message else text
+        if mark is None:
+            return text
+        return MarkedText.of(text.replace(json.dumps(mark)[1:-1], mark), mark)  # a filter may have escaped it
 
     def _joined(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []

@@ -27,6 +27,7 @@ class ChatOptions:
         add_generation_prompt: end with the opening of the assistant's turn.
         continue_final_message: leave the last message open, to be continued.
         tools: JSON schemas of functions, for templates that read them.
+        parse_special: control tokens such as <|im_end|> that messages spell become such; by default they stay text.
         template_kwargs: further variables for the template.
     """
 
@@ -34,6 +35,7 @@ class ChatOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
+    parse_special: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,12 +86,15 @@ class ChatRenderer:
         if compiled is None or compiled.source != source:
             from headway.api.chat_template import ChatTemplate
 
-            compiled = self._compiled = ChatTemplate(source, self._tokenizer.special_tokens)
+            compiled = self._compiled = ChatTemplate(
+                source, self._tokenizer.special_tokens, self._tokenizer.control_texts
+            )
         return compiled.render(
             messages,
             tools=options.tools,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            parse_special=options.parse_special,
             **options.template_kwargs,
         )
 

@@ -12,19 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from headway.api.long_texts import encode_bounded, too_long
 from headway.core.errors import InvalidRequestError, UnknownParameterError
 from headway.core.messages import AddRequest, ModelInfo
-from headway.core.params import SamplingParams
+from headway.core.params import MAX_LOGPROBS_OF_A_REQUEST, SamplingParams
 
 if TYPE_CHECKING:
+    from headway.api.killable import Job
     from headway.api.structured.compile import Outcome
     from headway.api.structured.door import StructuredDoor, Teach
     from headway.api.tokenizer import Tokenizer
 
-LONG_TEXT_CHARS = 4000
-"""Longer prompts are tokenised in a thread, so that they do not hold up the event loop."""
-CHARS_A_TOKEN = 32
-"""Of a text with more characters for each token that fits, the head is tokenised first: it may tell that all is too long."""
 MAX_BAD_WORDS_SEQUENCES = 256
 MAX_BAD_WORDS_TOKENS = 2048
 """Most token sequences, and tokens in all of them, that one request's ``bad_words`` may come to."""
@@ -34,10 +32,13 @@ _MASK64 = 2**64 - 1
 
 
 class TextPrompt(TypedDict, total=False):
-    """``{"prompt": text}``, optionally with a ``cache_salt``: only equal salts share cached prefixes."""
+    """``{"prompt": text}``, optionally with a ``cache_salt``: only equal salts share cached prefixes; and with
+    ``parse_special``: by default control tokens that the text spells become such, with False they stay text.
+    """
 
     prompt: str
     cache_salt: str
+    parse_special: bool
 
 
 class TokensPrompt(TypedDict, total=False):
@@ -149,34 +150,47 @@ class Door:
         *,
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
+        ids: list[int] | None = None,
         grammar: Outcome | None = None,
+        job: Job | None = None,
     ) -> PreparedRequest:
         """Check one request and make its AddRequests. With structured_outputs it may take seconds (a new grammar).
 
         Args:
             add_special_tokens: False for text that a chat template has already furnished with them.
             cache_salt: used unless the prompt brings its own.
+            ids: of the prompt's text, where the caller has had it tokenised.
             grammar: of ``known_grammar``, where the caller cannot wait for a new one.
+            job: by which another thread can give up the compiling of a new one.
 
         Raises:
             InvalidRequestError: with ``parameter`` naming the field.
+            BusyError: a grammar could not be compiled now.
         """
         if not isinstance(params, SamplingParams):
             raise _wrong_params(params)
-        text, ids, own_salt = self._read_prompt(prompt)
+        text, given, own_salt = self._read_prompt(prompt)
         cache_salt = _checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
         self._check_vocabulary(params)
         self._check_logprobs(params)
-        if text is not None:
+        if text is None:
+            ids = given
+        elif ids is None:
             ids = self._encode(text, add_special_tokens)
+        else:
+            self._check_prompt_ids(ids)
         resolved = self._resolve(params, self._max_tokens(ids, params))
         children = self._fan_out(text, ids, resolved, cache_salt if own_salt is None else own_salt)
         if params.structured_outputs is not None:
-            grammar = self._structured_door().prepare(params, grammar)
+            grammar = self._structured_door().prepare(params, grammar, job)
             for child in children.children:
                 child.automaton, child.host_grammar = grammar.automaton, grammar.host_grammar
         return children
+
+    def as_text(self, text: str) -> str:
+        """``text`` such that the control tokens which it spells stay text."""
+        return text if self.tokenizer is None else self.tokenizer.control_texts.as_text(text)
 
     def close(self) -> None:
         """End the processes that compile grammars. Safe to call twice."""
@@ -199,13 +213,16 @@ class Door:
         """Text or token ids, and the salt, of any form of prompt; ids are checked here."""
         salt: object = None
         if isinstance(prompt, Mapping):
-            known = ("prompt", "prompt_token_ids", "cache_salt")
+            known = ("prompt", "prompt_token_ids", "cache_salt", "parse_special")
             for key in prompt:
                 if key not in known:
                     raise UnknownParameterError(str(key), known, "a prompt")
             if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
                 raise InvalidRequestError('a prompt needs either "prompt" or "prompt_token_ids"', "prompt")
             salt = prompt.get("cache_salt")
+            parse_special = prompt.get("parse_special", True)
+            if not isinstance(parse_special, bool):
+                raise InvalidRequestError(f"parse_special must be true or false, got {parse_special!r:.80}", "prompt")
             name = "prompt" if "prompt" in prompt else "prompt_token_ids"
             prompt = prompt[name]
             if (name == "prompt") != isinstance(prompt, str):
@@ -214,6 +231,8 @@ class Door:
                     f"got {type(prompt).__name__}",
                     name,
                 )
+            if not parse_special and isinstance(prompt, str):
+                prompt = self.as_text(prompt)
         if isinstance(prompt, str):
             return prompt, [], _checked_salt(salt)
         if not isinstance(prompt, (list, tuple)):
@@ -242,17 +261,9 @@ class Door:
             raise InvalidRequestError("skip_tokenizer_init is set: the prompt must be token ids, not text", "prompt")
         if not text:
             raise InvalidRequestError("the prompt is empty; give at least one character", "prompt")
-        most = self.info.max_model_len
-        head = text[: most * CHARS_A_TOKEN]
-        if len(head) < len(text):
-            length = len(self.tokenizer.encode(head, add_special_tokens=False))
-            if length > 2 * most:
-                raise InvalidRequestError(
-                    f"the first {len(head)} of the prompt's {len(text)} characters are {length} tokens, but at most "
-                    f"{most - 1} fit: max_model_len is {most}; shorten the prompt or raise max_model_len",
-                    "prompt",
-                )
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = encode_bounded(
+            self.tokenizer, text, self.info.max_model_len - 1, {"add_special_tokens": add_special_tokens}
+        )
         self._check_prompt_ids(ids)
         return ids
 
@@ -283,23 +294,21 @@ class Door:
     def _check_fits(self, num_tokens: int) -> None:
         limit = self.info.max_model_len
         if num_tokens >= limit:
-            raise InvalidRequestError(
-                f"the prompt has {num_tokens} tokens, but at most {limit - 1} fit: max_model_len is {limit} and at least "
-                f"one token has to be generated; shorten the prompt or raise max_model_len",
-                "prompt",
-            )
+            raise too_long(f"the prompt has {num_tokens} tokens", limit - 1)
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int:
         """max_tokens cut to the room that the prompt leaves."""
         limit = self.info.max_model_len
         room = limit - len(ids)
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        check_logprobs(params, most, params.n)
         if params.min_tokens > room:
             raise InvalidRequestError(
                 f"min_tokens={params.min_tokens} does not fit: the prompt has {len(ids)} tokens "
                 f"and max_model_len is {limit}",
                 "min_tokens",
             )
-        return room if params.max_tokens is None else min(params.max_tokens, room)
+        return most
 
     def _bad_words(self, words: Iterable[str]) -> list[list[int]]:
         """Token sequences of each word as it stands and, where that is a different word token, after a space."""
@@ -358,6 +367,27 @@ class Door:
             for i in range(params.n)
         ]
         return PreparedRequest(text, ids, params, str(number), children)
+
+
+def check_logprobs(params: SamplingParams, max_tokens: int, count: int, prompts: Sequence[int] = ()) -> None:
+    """Raises InvalidRequestError where a request keeps too many log-probabilities.
+
+    Args:
+        max_tokens: of each completion.
+        count: completions.
+        prompts: about how many tokens each of several prompts has.
+    """
+    each = len(params.logprob_token_ids or ()) or params.logprobs
+    asked = [("logprobs", 0 if each is None or count < 2 else count * max_tokens * (each + 1))]
+    if params.prompt_logprobs is not None and len(prompts) > 1:
+        asked.append(("prompt_logprobs", sum(prompts) * (params.prompt_logprobs + 1)))
+    for name, entries in asked:
+        if entries > MAX_LOGPROBS_OF_A_REQUEST:
+            raise InvalidRequestError(
+                f"{name}: {entries} log-probabilities may come of this, and one request may ask for "
+                f"{MAX_LOGPROBS_OF_A_REQUEST}; lower n, max_tokens or {name}, or send several requests",
+                name,
+            )
 
 
 def mix64(seed: int, number: int) -> int:

@@ -112,6 +112,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        parse_special: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; arguments as in ``generate`` and ``ChatOptions``."""
         talks = frontend.conversations(messages)
@@ -120,6 +121,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            parse_special=parse_special,
             template_kwargs=chat_template_kwargs or {},
         )
         texts = [self._chat.render(talk, options) for talk in talks]

@@ -7,13 +7,16 @@ only folders with neither go through transformers, which takes seconds to import
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
+from headway.api.control_text import ControlTexts, MarkedText
 from headway.api.gguf_tokenizer import build_tokenizer
 from headway.api.text_stream import (
     ByteLevelStream,
@@ -23,6 +26,7 @@ from headway.api.text_stream import (
     byte_of,
     decoder_parts,
 )
+from headway.api.token_bound import TokenBound, blank_eaters, token_bound
 from headway.core.errors import InvalidRequestError, ModelError
 from headway.weights.gguf_file import GgufHeader, end_token_ids, read_header
 from headway.weights.source import locate
@@ -32,6 +36,8 @@ LONG_CALL: Final = 4000
 TAIL: Final = 16
 """Ids of the prompt's end a stream needs as context: enough for any unfinished character and a word before it."""
 
+UNASSIGNED: Final = "\U0010fffd"
+"""A character that no vocabulary has."""
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 DEFAULT_TEMPLATE: Final = "default"
 TOOL_TEMPLATE: Final = "tool_use"
@@ -68,27 +74,42 @@ class Tokenizer:
         self.eos_token_id = self._id_of("eos_token")
         own = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids) or own
+        ends = {backend.id_to_token(i) for i in self.eos_token_ids} - {None}
+        unknown = backend.encode(UNASSIGNED, add_special_tokens=False).ids
+        self.control_ids = (self.special_ids | frozenset(self.eos_token_ids)) - frozenset(unknown)
+        """Ids that a text may not spell its way to, where it is to stay text; an unknown character may give its own."""
+        self.control_texts = ControlTexts(
+            {token.content for token in added.values() if token.special} | {str(end) for end in ends},
+            ignore_case=backend.normalizer is not None and "A" not in backend.normalizer.normalize_str("A"),
+        )
+        self._twins: dict[tuple[int, str], tokenizers.Tokenizer] = {}
+        self._twins_lock = threading.Lock()
         parts = decoder_parts(backend.decoder)
         self._is_byte_level = parts == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in parts
         self._alphabet = byte_alphabet()
         self._bytes_of: dict[int, bytes] = {}
         self._anchored = lru_cache(maxsize=65536)(self._anchored_text)
+        self._token_bound: list[TokenBound | None] = []
+        self.blank_eaters = blank_eaters(backend)
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``; special tokens written out in it are recognised, as in Hugging Face tokenizers.
+        """Ids of ``text``; special tokens written out in it are recognised, as in Hugging Face tokenizers, but for those
+        that a MarkedText marks.
 
         Args:
             add_special_tokens: add what the model wants around a prompt, such as a beginning-of-sequence token.
 
         Raises:
-            InvalidRequestError: the text is not valid Unicode (lone surrogates).
+            InvalidRequestError: the text is not valid Unicode (lone surrogates), or what is marked cannot stay text.
         """
         try:
+            if isinstance(text, MarkedText):
+                return self._encode_marked(text, add_special_tokens)
             if len(text) < LONG_CALL:
                 found = self.backend.encode(text, add_special_tokens=add_special_tokens)
             else:
@@ -97,6 +118,34 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"text is not valid Unicode: {error}") from error
         return ids
+
+    def _encode_marked(self, text: MarkedText, add_special_tokens: bool) -> list[int]:
+        """Marks go in the twin's first normalising step, behind the search for special tokens. Where a special token is looked
+        for after that, or the model has it among its pieces, marks are cut out before the model instead.
+        """
+        for twin in range(2):
+            found = self._twin(twin, text.mark).encode(text.marked, add_special_tokens=add_special_tokens)
+            ids: list[int] = found.ids
+            spans = zip(ids, found.offsets)
+            if not any(i in self.control_ids and text.mark in text.marked[a:b] for i, (a, b) in spans):
+                return ids
+        raise InvalidRequestError(
+            "a control token that the text spells cannot be kept as text with this model's tokenizer; leave it out, or set "
+            "parse_special: true"
+        )
+
+    def _twin(self, number: int, mark: str) -> tokenizers.Tokenizer:
+        """A tokenizer without marks; built when it is first needed (half a second), as most servers never need one."""
+        with self._twins_lock:
+            if (number, mark) not in self._twins:
+                twin = self._twins[number, mark] = tokenizers.Tokenizer.from_str(self.backend.to_str())
+                if number == 0:
+                    own, drop = twin.normalizer, normalizers.Replace(mark, "")
+                    twin.normalizer = drop if own is None else normalizers.Sequence([drop, own])
+                else:
+                    before, cut = twin.pre_tokenizer, pre_tokenizers.Split(mark, "removed")
+                    twin.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([cut, before])
+            return self._twins[number, mark]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``ids``. Unknown ids give nothing; bytes that are no UTF-8 give U+FFFD."""
@@ -139,6 +188,13 @@ class Tokenizer:
     def has_exact_bytes(self) -> bool:
         """Whether ``token_bytes`` is exact for every token; else parts of unknown characters come as U+FFFD."""
         return self._is_byte_level
+
+    @property
+    def token_bound(self) -> TokenBound | None:
+        """How many tokens a text has at least; None where that cannot be told. Found out once, in .2 s."""
+        if not self._token_bound:
+            self._token_bound.append(token_bound(self.backend))
+        return self._token_bound[0]
 
     def pick_template(self, has_tools: bool = False) -> str | None:
         """The chat template's source: for tools, the one made for them if there is one; None if the model has none."""

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from headway.api.async_llm import AsyncLLM
     from headway.core.params import SamplingParams
 
-HELP = "/reset begins a new conversation, /help shows this, Ctrl-C stops an answer, Ctrl-D (or /exit) leaves."
+HELP = """\
+/reset, /clear    begin a new conversation
+/system TEXT      begin a new one with this system message; without TEXT: show it
+/stats            figures of this conversation; /stats on and /stats off: a line after each answer
+/help             this
+/quit, /exit      leave; so does Ctrl-D
+Ctrl-C stops an answer. A line that begins with // is sent with one slash."""
+GREETING = "/help shows the commands, Ctrl-C stops an answer, /quit or Ctrl-D leaves."
 
 
 @with_options(sampling=True)
@@ -70,6 +77,10 @@ class Speaker(Protocol):
         """After a failed answer: raises if no other can be had."""
         ...
 
+    async def figures(self) -> list[str]:
+        """Lines about the engine, for ``/stats``; [] where it tells nothing."""
+        ...
+
 
 class LocalSpeaker:
     """An engine of our own."""
@@ -84,6 +95,15 @@ class LocalSpeaker:
     def check(self) -> None:
         self._llm.check_health()
 
+    async def figures(self) -> list[str]:
+        stats, info = await self._llm.stats(), self._llm.model_info
+        share = stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1)
+        return [
+            f"engine: {info.architecture} in {info.dtype} on {info.device}, context {info.max_model_len} tokens",
+            f"{stats.num_steps} steps, {stats.prompt_tokens} prompt tokens ({share:.0%} found in the prefix cache), "
+            f"{stats.generation_tokens} generated, {stats.kv_cache_usage:.0%} of the KV cache in use",
+        ]
+
 
 class Conversation:
     """Turns of one conversation. Answers go to stdout, everything else to stderr."""
@@ -91,30 +111,65 @@ class Conversation:
     def __init__(self, speaker: Speaker, system: str | None, stats: bool) -> None:
         self._speaker, self._system, self._stats = speaker, system, stats
         self.messages: list[dict[str, str]] = []
+        self._answers: list[Answer] = []
+        """Of this conversation; what was interrupted, too."""
         self.reset()
 
     def reset(self) -> None:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+        self._answers = []
 
     def run(self) -> None:
         """Read and answer until end of input."""
         if sys.stdin.isatty():
-            typer.echo(f"{self._speaker.name}. {HELP}", err=True)
+            typer.echo(f"{self._speaker.name}. {GREETING}", err=True)
         while True:
             try:
                 line = self._read()
             except KeyboardInterrupt:
-                typer.echo("\n(Ctrl-D leaves)", err=True)
+                typer.echo("\n(/quit or Ctrl-D leaves)", err=True)
                 continue
-            if line is None or line == "/exit":
+            if line is None or line in ("/quit", "/exit"):
                 return
-            if line == "/reset":
-                self.reset()
-                typer.echo("(new conversation)", err=True)
-            elif line.startswith("/"):
-                typer.echo(HELP, err=True)
+            if line.startswith("/") and not line.startswith("//"):
+                word, _, rest = line.partition(" ")
+                self._command(word, rest.strip())
             elif line:
-                self._answer(line)
+                self._answer(line.removeprefix("/") if line.startswith("//") else line)
+
+    def _command(self, word: str, rest: str) -> None:
+        """One line that begins with a slash."""
+        if word in ("/reset", "/clear") and not rest:
+            self.reset()
+            typer.echo("(new conversation)", err=True)
+        elif word == "/system" and rest:
+            self._system = rest
+            self.reset()
+            typer.echo("(new conversation with this system message)", err=True)
+        elif word == "/system":
+            typer.echo(f"(system message: {self._system or 'none'})", err=True)
+        elif word == "/stats" and rest in ("on", "off"):
+            self._stats = rest == "on"
+            typer.echo(f"(figures after each answer: {rest})", err=True)
+        elif word == "/stats" and not rest:
+            typer.echo("\n".join(self._figures()), err=True)
+        else:
+            if word != "/help":
+                typer.echo(f"(there is no command {word[:40]!r}{' with ' + repr(rest[:40]) if rest else ''})", err=True)
+            typer.echo(HELP, err=True)
+
+    def _figures(self) -> list[str]:
+        answers = self._answers
+        if answers:
+            tokens, seconds = sum(a.num_tokens for a in answers), sum(a.seconds for a in answers)
+            speed = tokens / max(seconds, 1e-9)
+            lines = [
+                f"this conversation: {len(answers)} answers, {tokens} tokens in {seconds:.2f} s ({speed:.2f} tok/s)",
+                f"last answer: {answers[-1].line()}",
+            ]
+        else:
+            lines = ["this conversation: no answer yet"]
+        return lines + asyncio.run(self._speaker.figures())
 
     def _read(self) -> str | None:
         if not sys.stdin.isatty():
@@ -143,5 +198,6 @@ class Conversation:
             return
         typer.echo()
         self.messages.append({"role": "assistant", "content": answer.texts[0]})
+        self._answers.append(answer)
         if self._stats:
             typer.echo(f"({answer.line()})", err=True)

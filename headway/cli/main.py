@@ -14,6 +14,7 @@ from headway.cli.errors import clean_errors, set_up_logging
 from headway.cli.generate import generate
 from headway.cli.serve import serve
 from headway.cli.syncs import syncs
+from headway.cli.tune import tune
 
 app = typer.Typer(
     name="headway",
@@ -47,6 +48,7 @@ app.command("generate")(clean_errors(generate))
 app.command("chat")(clean_errors(chat))
 app.add_typer(bench, name="bench")
 app.command("syncs")(syncs)
+app.command("tune")(clean_errors(tune))
 app.command("env")(clean_errors(env))
 
 

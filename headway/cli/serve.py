@@ -60,7 +60,7 @@ def serve(
     engine: EngineArgs,
     settings: ServerSettings,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API. /health answers at once, /ready when the model is loaded."""
+    """Serve a model over HTTP, as OpenAI's API. /live answers at once, /health when the model is loaded."""
     from headway.server import launch, logs
 
     keys = os.environ.get(KEYS_VARIABLE, "").split()
@@ -74,4 +74,4 @@ def serve(
 
         return AsyncLLM(**engine_kwargs(engine))
 
-    raise typer.Exit(launch.serve(load, settings))
+    raise typer.Exit(launch.serve(load, settings, engine.model))

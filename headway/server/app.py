@@ -19,8 +19,9 @@ from headway.server import metrics, openapi, page, protocol, tracing
 from headway.server.chat import chat
 from headway.server.completions import completions
 from headway.server.door import Door
-from headway.server.errors import ApiError, as_api_error
-from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.errors import ApiError, as_api_error, refuse
+from headway.server.health import shared_health
+from headway.server.lifecycle import ALIVE, Lifecycle, Phase
 from headway.server.metrics_source import shared_source
 from headway.server.responses import responses
 from headway.server.service import GONE, ClientGoneError, Service, log_error
@@ -62,7 +63,7 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
         try:
             yield
         finally:
-            service.templates.close()
+            await service.templates.close()
             if service.throughput is not None:
                 service.throughput.close()
             end_tracing()
@@ -113,6 +114,7 @@ def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[
 def _add_information(app: FastAPI, service: Service) -> None:
     """Routes that say what there is and how it is."""
     names, info = service.names, service.info
+    judge = shared_health(app, service.llm, service.lifecycle)
 
     def model(name: str) -> dict[str, Any]:
         return {
@@ -120,7 +122,7 @@ def _add_information(app: FastAPI, service: Service) -> None:
             "object": "model",
             "created": service.created,
             "owned_by": "headway",
-            "root": info.model,
+            "root": names[0],
             "parent": None,
             "max_model_len": info.max_model_len,
         }
@@ -134,15 +136,29 @@ def _add_information(app: FastAPI, service: Service) -> None:
         return JSONResponse(model(service.check_model(name)))
 
     async def health() -> Response:
-        """200 while the engine lives, and while it starts; needs no key."""
-        dead = service.llm.dead_error is not None or service.lifecycle.phase is Phase.DEAD
-        return JSONResponse({"status": "dead" if dead else "ok"}, status_code=503 if dead else 200)
+        """200 while requests are taken and the engine answers; needs no key."""
+        return await state()
 
     async def ready() -> Response:
-        """200 while requests are taken."""
-        dead = service.llm.dead_error is not None
-        phase = Phase.DEAD if dead else service.lifecycle.phase
-        return JSONResponse({"status": phase.value}, status_code=200 if phase is Phase.READY else 503)
+        """As /health."""
+        return await state()
+
+    async def state() -> Response:
+        found = await judge.state()
+        return JSONResponse({"status": found}, status_code=200 if found == Phase.READY.value else 503)
+
+    async def live() -> Response:
+        """200 while this process answers, whatever the engine does; needs no key."""
+        return JSONResponse(ALIVE)
+
+    async def embeddings() -> Response:
+        """Nobody's here."""
+        raise refuse(
+            f"{names[0]} generates text and makes no embeddings: use /v1/chat/completions or /v1/completions, "
+            "or ask a server that runs an embedding model",
+            "model",
+            "model_not_supported",
+        )
 
     async def version() -> Response:
         """Headway's version."""
@@ -153,9 +169,12 @@ def _add_information(app: FastAPI, service: Service) -> None:
         ("/v1/models/{name:path}", one_model),
         ("/health", health),
         ("/ready", ready),
+        ("/live", live),
         ("/version", version),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
+    for path in ("/v1/embeddings", "/embeddings"):
+        app.add_api_route(path, embeddings, methods=["POST"], include_in_schema=False)
 
 
 def _add_errors(app: FastAPI) -> None:

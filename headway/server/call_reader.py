@@ -83,13 +83,17 @@ class _Value:
 class CallReader:
     """Reads one object from its first character on. It is a call from the moment its name is known and its arguments begin.
 
+    Args:
+        names: an object that names any other function is no call; None: any name will do.
+
     Attributes:
         text: all that was read; kept until it is a call.
         is_open: there may be more of it.
         is_call: it has begun as a call, which cannot be taken back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str] | None = None) -> None:
+        self._names = names
         self.text = ""
         self.is_open = True
         self.is_call = False
@@ -192,6 +196,8 @@ class CallReader:
     def _end_string(self, literal: str) -> int:
         text = _decoded(literal)
         if text is None or (self._key != "name" and not _is_object(text)):
+            return self._wrong()
+        if self._key == "name" and self._names is not None and self._name is None and text not in self._names:
             return self._wrong()
         if self._name is None or not self._has_arguments:  # else it is a call already
             if self._key == "name":

@@ -20,7 +20,7 @@ from headway.server.sampling import sampling_params, structured
 from headway.server.service import Service, log_usage
 from headway.server.sse import Chunks, encode, respond
 from headway.server.tool_parsers import PlainParser, ToolParser
-from headway.server.tools import parser_form, tool_plan
+from headway.server.tools import tool_form, tool_plan
 
 ROLE = b'"delta":{"role":"assistant","content":""}'
 
@@ -107,12 +107,22 @@ class ChatJob:
         service.check_stream(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
-        self._plan = tool_plan(body, parser_form(service.settings.tool_call_parser, service.templates.tool_source))
+        answer = structured(body.structured_outputs, body.response_format)
+        self._plan = tool_plan(
+            body.tools,
+            body.tool_choice,
+            tool_form(service.settings.tool_call_parser, service.templates.tool_source),
+            single=body.parallel_tool_calls is False,
+            answer=answer,
+            answer_field="response_format" if body.structured_outputs is None else "structured_outputs",
+        )
+        if body.structured_outputs is not None and self._plan.mode in ("named", "required"):
+            raise refuse("structured_outputs and a forced call are two forms; give one of them", "structured_outputs")
         own: dict[str, Any] = {"max_tokens": max_tokens(body)}
         if body.logprobs:
             own["logprobs"] = body.top_logprobs or 0
         self._logprobs = bool(body.logprobs) or body.logprob_token_ids is not None
-        own["structured_outputs"] = self._plan.structured or structured(body.structured_outputs, body.response_format)
+        own["structured_outputs"] = self._plan.structured or answer
         form = "tools" if self._plan.structured is not None else "response_format"
         self._names = {
             "prompt": "messages",
@@ -122,7 +132,7 @@ class ChatJob:
         }
         with named(self._names):
             self._params = sampling_params(service.defaults, body, **own)
-        self._messages = for_template(body.messages)
+        self._messages = self._plan.messages(for_template(body.messages))
         self._usage = Usage()
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
 
@@ -131,10 +141,11 @@ class ChatJob:
         open_end = bool(body.continue_final_message)
         prompt = await self._service.templates.render(
             self._messages,
-            tools=self._plan.shown,
+            tools=self._plan.for_template,
             add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=open_end,
             extra=body.chat_template_kwargs,
+            parse_special=bool(body.parse_special),
         )
         outputs = self._service.generate(
             [prompt], self._params, salt=body.cache_salt, special=bool(body.add_special_tokens), final=final

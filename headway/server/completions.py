@@ -56,6 +56,9 @@ class CompletionJob:
         self._model = service.check_common(body)
         service.check_stream(body)
         self._prompts = prompts_of(body)
+        if body.parse_special is False and service.tokenizer is not None:
+            texts = service.tokenizer.control_texts
+            self._prompts = [texts.as_text(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
         self._echo = bool(body.echo)
         self._empty = body.max_tokens == 0
         if self._empty and not self._echo:

@@ -1,38 +1,108 @@
-"""uvicorn as this server wants it: no timers while idle, no signal handlers, headers bounded in size and in time."""
+"""uvicorn as this server wants it: no timers while idle, no signal handlers, requests bounded in size and in time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headway.server.accepting import Acceptor
 from headway.server.errors import ApiError
+from headway.server.logs import Seldom
 
 HEADER_SECONDS: Final = 30.0
 """How long a connection may take to send a whole request head, however it drips in."""
+REFUSED_SECONDS: Final = 5.0
+"""The same for a connection that will be refused."""
 MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_HEADER_LINES: Final = 256
+"""Lines are what reading a head costs: 64 KiB of empty headers would take as long as a hundred requests."""
+WRITE_SECONDS: Final = 60.0
+"""How long a client may leave its answers unread once the buffers are full."""
+FREE_CHUNKS: Final = 4096
+CHUNK_BYTES: Final = 64
+"""Pieces of a chunked body hold so many bytes on average, beyond the first ``FREE_CHUNKS``: each costs as much as 16 KiB."""
 KEEP_ALIVE_SECONDS: Final = 15
 WRITE_CHUNK: Final = "headway.write_chunk"
+CROWDED: Final = "headway.crowded"
+"""Whether the connection is one too many, in ``scope["state"]``."""
+TOO_LONG_HEAD: Final = (431, f"a request's head may have {MAX_HEADER_BYTES} bytes and {MAX_HEADER_LINES} lines")
+HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 NO_HTTP: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+    b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 )
+
+
+class BoundedH11(h11.Connection):
+    """Refuses what would take long to read: heads that are long or have very many lines, bodies in very many tiny chunks.
+
+    Attributes:
+        refusal: status and reason, where it is not just that the bytes are no HTTP.
+    """
+
+    refusal: tuple[int, str] | None = None
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+        self._chunks = self._body_bytes = 0
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError."""
+        if self.their_state is h11.IDLE:
+            self._check_head()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == TOO_LONG_HEAD[0]:
+                self.refusal = TOO_LONG_HEAD
+            raise
+        if isinstance(event, h11.Data):
+            self._chunks += 1
+            self._body_bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS and (self._chunks - FREE_CHUNKS) * CHUNK_BYTES > self._body_bytes:
+                self.refusal = 400, "the body comes in too many small chunks"
+                raise h11.RemoteProtocolError(self.refusal[1])
+        elif isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+        return event
+
+    def _check_head(self) -> None:
+        """h11 bounds a head that is not complete; this bounds one that came at once, before it is taken apart."""
+        received = self.trailing_data[0]
+        end = HEAD_END.search(received)
+        head = received if end is None else received[: end.start()]
+        if len(head) > MAX_HEADER_BYTES or head.count(b"\n") > MAX_HEADER_LINES:
+            self.refusal = TOO_LONG_HEAD
+            raise h11.RemoteProtocolError(TOO_LONG_HEAD[1], error_status_hint=TOO_LONG_HEAD[0])
 
 
 class Connection(H11Protocol):
     """HTTP/1.1 by h11, which bounds what it holds of a head; uvicorn lets a client take forever to send one.
 
     Applications find ``write_chunk`` in ``scope["state"][WRITE_CHUNK]``.
+
+    Args:
+        most: connections that may be open; one more is marked, for the application to refuse it.
+        seldom: is told of what is no HTTP.
     """
 
     _head: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, most: int, seldom: Seldom, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app_state = {**self.app_state, WRITE_CHUNK: self.write_chunk}
+        self.conn: BoundedH11 = BoundedH11()
+        self._most, self._seldom = most, seldom
+        self._head_seconds = HEADER_SECONDS
+        self.app_state = {**self.app_state, WRITE_CHUNK: self.write_chunk, CROWDED: False}
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a piece of a chunked body at once: an eighth of an event's cost lies in the layers this leaves out.
@@ -49,8 +119,12 @@ class Connection(H11Protocol):
         return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio's: a client has connected; the clock for its first head starts."""
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+        if len(self.connections) > self._most:
+            self.app_state[CROWDED] = True
+            self._head_seconds = REFUSED_SECONDS
+        self._head = self.loop.call_later(self._head_seconds, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; the clock for its head runs until all of the head is here."""
@@ -58,18 +132,37 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel()
         elif self._head is None and not self.transport.is_closing():
-            self._head = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+            self._head = self.loop.call_later(self._head_seconds, self._too_slow)
+
+    def pause_writing(self) -> None:
+        """The client does not read what it is sent: give it a while."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read enough for more."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; uvicorn does it in plain text. Behind an answer that has begun nothing can be said."""
+        self._seldom.warn("a request is no valid HTTP")
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            body = ApiError(400, "this is no valid HTTP/1.1 request", None, "http").json()
-            self.transport.write(NO_HTTP % (len(body), body))
+            status, why = self.conn.refusal or (400, "this is no valid HTTP/1.1 request")
+            body = ApiError(status, why, None, "http").json()
+            phrase = HTTPStatus(status).phrase.encode()
+            self.transport.write(NO_HTTP % (status, phrase, len(body), body))
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's: the connection is closed; no clock of it runs on."""
         self._cancel()
         super().connection_lost(exc)
+        if self._unread is not None:
+            self._unread.cancel()
 
     def _cancel(self) -> None:
         if self._head is not None:
@@ -85,9 +178,24 @@ class Connection(H11Protocol):
 class QuietServer(uvicorn.Server):
     """Waits for ``stop`` instead of looking ten times a second whether it is time to leave."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, most: int) -> None:
         super().__init__(config)
         self._leave = asyncio.Event()
+        self._most = most
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on ``sockets``, which are given always."""
+        config, state, seldom = self.config, self.server_state, Seldom()
+        lifespan_state: dict[str, Any] = {}
+
+        def make() -> Connection:
+            return Connection(config, state, lifespan_state, most=self._most, seldom=seldom)
+
+        self.servers = [
+            Acceptor(each, make, lambda: len(state.connections), self._most, config.ssl)  # type: ignore[misc]
+            for each in sockets or []
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,12 +211,12 @@ class QuietServer(uvicorn.Server):
         self._leave.set()
 
 
-def server(app: Any, **options: Any) -> QuietServer:
-    """A server for ``app``; ``options`` go to uvicorn's Config."""
+def server(app: Any, most: int, **options: Any) -> QuietServer:
+    """A server for ``app`` with at most ``most`` connections; ``options`` go to uvicorn's Config."""
     return QuietServer(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=Connection,  # made by our own startup
             ws="none",
             loop="none",  # ours runs already
             lifespan="off",
@@ -120,5 +228,6 @@ def server(app: Any, **options: Any) -> QuietServer:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=2,
             **options,
-        )
+        ),
+        most,
     )

@@ -1,4 +1,4 @@
-"""The outer door: every HTTP request passes here first. Deny by default: only /health needs no key."""
+"""The outer door: every HTTP request passes here first. Deny by default: only /health and /live need no key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ from headway.server.errors import ApiError, shutting_down
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 
-OPEN_PATH: Final = "/health"
+HEALTH_PATH: Final = "/health"
+LIVE_PATH: Final = "/live"
+OPEN_PATHS: Final = frozenset({HEALTH_PATH, LIVE_PATH})
 PAGE_PATH: Final = "/"
-PROBES: Final = frozenset({OPEN_PATH, "/ready", "/metrics"})
+FIGURES_PATH: Final = "/live/figures"
+PROBES: Final = frozenset({HEALTH_PATH, LIVE_PATH, FIGURES_PATH, "/ready", "/metrics"})
 """Asked every few seconds by machines: no log lines."""
+MAX_TARGET_BYTES: Final = 8192
+"""Of a path with its query; there is no longer one here."""
 RAW_SEND: Final = "headway.send"
 """Where the scope holds the server's own ``send``: streams skip the wrappers around it."""
 LOG_FIELDS: Final = "headway.log"
@@ -119,7 +124,10 @@ class Door:
             return ApiError(
                 400, "Content-Length and Transfer-Encoding contradict each other", None, "http", {"Connection": "close"}
             )
-        if scope["path"] == OPEN_PATH:
+        if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > MAX_TARGET_BYTES:
+            message = f"the path and its query are longer than {MAX_TARGET_BYTES} bytes; send long values in a body"
+            return ApiError(414, message, None, "http", {"Connection": "close"})
+        if scope["path"] in OPEN_PATHS:
             return None
         if self._hosts and _host_name(host) not in self._hosts:
             return ApiError(

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.errors import (
+    BusyError,
     EngineDeadError,
     InvalidRequestError,
     RequestFailedError,
@@ -90,9 +91,10 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
         raise InvalidRequestError(name + text[len(old) :] if text.startswith(old) else text, name) from error
 
 
-def shutting_down() -> ApiError:
-    """The answer while draining."""
-    return ApiError(503, "the server is shutting down; ask another one", None, "shutting_down", {"Retry-After": "1"})
+def shutting_down(cut: bool = False) -> ApiError:
+    """The answer while draining, and to a request that the drain has ended before its answer was complete."""
+    what = "the server is shutting down" + (" and has cut this answer short" if cut else "")
+    return ApiError(503, f"{what}; ask another one", None, "shutting_down", {"Retry-After": "1"})
 
 
 def as_api_error(error: BaseException) -> ApiError | None:
@@ -102,6 +104,8 @@ def as_api_error(error: BaseException) -> ApiError | None:
     if isinstance(error, InvalidRequestError):
         too_long = "max_model_len" in str(error) and error.parameter in ("prompt", "messages", "input")
         return refuse(str(error), error.parameter, "context_length_exceeded" if too_long else None)
+    if isinstance(error, BusyError):
+        return ApiError(503, str(error), None, "busy", {"Retry-After": "1"})
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error), None, "request_failed")
     if isinstance(error, EngineDeadError):

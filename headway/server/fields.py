@@ -62,7 +62,6 @@ REFUSED: Final = {
 """Field (or kind of content) -> what to do instead, for the error message."""
 
 ONLY_EMPTY: Final = {
-    "tools": "this route calls no tools; use /v1/chat/completions",
     "include": "nothing more can be included; leave it out",
 }
 """Fields of /v1/responses that only an empty list is taken for -> what to do instead."""

@@ -1,6 +1,6 @@
 """From a command line to a served model, and down again without losing anybody's answer.
 
-The port is bound before the model loads, so that a taken port is found at once and /health answers; until the model is
+The port is bound before the model loads, so that a taken port is found at once and /live answers; until the model is
 there, every other route says 503. SIGTERM or SIGINT begins to drain: new requests get 503, open ones finish. A dead engine
 answers its open requests with an error; then it is started again (``--restart``), or the server leaves with status 1.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
-import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sized
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse
@@ -22,11 +22,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import ConfigError, EngineDeadError
 from headway.core.log import logger
+from headway.server.accepting import room_for_connections
 from headway.server.app import build_app
-from headway.server.connection import server
-from headway.server.door import OPEN_PATH, Door
+from headway.server.connection import CROWDED, server
+from headway.server.door import HEALTH_PATH, LIVE_PATH, Door
 from headway.server.errors import ApiError
-from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.lifecycle import ALIVE, Lifecycle, Phase
+from headway.server.logs import Seldom
 from headway.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -40,19 +42,23 @@ RARELY: Final = (10_000, 10, 100)
 """Garbage collection: objects made per look at the youngest, such looks per look at the next older, and so on to all."""
 
 
-def serve(load: Callable[[], AsyncLLM], settings: ServerSettings) -> int:
+def serve(load: Callable[[], AsyncLLM], settings: ServerSettings, model: str = "the model") -> int:
     """Serve until a signal or the engine's end; the process's exit status.
 
     Args:
         load: makes the engine; runs in a thread while the port already answers, and again for every restart.
+        model: what it loads, for the log.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be had, or open files are too few.
         HeadwayError: what ``load`` raises the first time.
     """
-    _raise_file_limit()
+    room = room_for_connections(settings.max_connections)
     with _bind(settings) as listener:
-        return asyncio.run(Supervisor(load, settings).run(listener))
+        logger.info(
+            "loading %s; listening on %s, where /health says when it is ready", model, _address(listener, settings)
+        )
+        return asyncio.run(Supervisor(load, dataclasses.replace(settings, max_connections=room)).run(listener))
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
@@ -77,11 +83,11 @@ def _bind(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def _raise_file_limit() -> None:
-    """Each connection is an open file, and 1,024 of them is a common soft limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
+def _address(listener: socket.socket, settings: ServerSettings) -> str:
+    """What to type into a browser."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _set_aside() -> None:
@@ -103,26 +109,27 @@ class Supervisor:
         self._waiting = Door(self._not_ready, settings, self.lifecycle)
         self._refusing = Door(_too_many, settings, self.lifecycle)
         self._app: ASGIApp = self._waiting
-        self._connections: Sized = ()
-        self._crowded = False
+        self._seldom = Seldom()
         self._signals = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application: whatever stands behind the port now, for as many connections as there may be."""
-        crowded = len(self._connections) > self._settings.max_connections
-        if crowded and not self._crowded:
-            logger.warning("%d connections are open: refusing requests (--max-connections)", len(self._connections))
-        self._crowded = crowded
+        crowded = scope.get("state", {}).get(CROWDED, False) and scope["path"] != LIVE_PATH
+        if crowded:
+            most = self._settings.max_connections
+            self._seldom.warn(f"{most} connections are open: refusing requests of others (--max-connections)")
         await (self._refusing if crowded else self._app)(scope, receive, send)
 
     async def _not_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application while there is no engine."""
         phase = self.lifecycle.phase
-        if scope["path"] == OPEN_PATH:
-            status = 503 if phase is Phase.DEAD else 200
-            await JSONResponse({"status": phase.value}, status_code=status)(scope, receive, send)
+        if scope["path"] == LIVE_PATH:
+            await JSONResponse(ALIVE)(scope, receive, send)
+            return
+        if scope["path"] == HEALTH_PATH:
+            await JSONResponse({"status": phase.value}, status_code=503)(scope, receive, send)
             return
         loading = ApiError(503, "the model is loading; try again soon", None, "loading", {"Retry-After": "5"})
         dead = ApiError(503, "the engine has stopped", None, "engine_dead")
@@ -136,11 +143,11 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         http = server(
             self,
+            settings.max_connections,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
             backlog=BACKLOG,
         )
-        self._connections = http.server_state.connections
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             return await self._supervise(listener, serving)
@@ -221,12 +228,10 @@ class Supervisor:
         return await made
 
     def _announce(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if self._settings.ssl_certfile is None else "https"
-        shown = f"[{host}]" if ":" in host else host
-        logger.info("ready on %s://%s:%d", scheme, shown, port)
+        address = _address(listener, self._settings)
+        logger.info("ready on %s (a page to chat and to watch at /, the API at /v1)", address)
         if not self._settings.is_loopback and not self._settings.api_key:
-            logger.warning("anybody who can reach %s can use this server: set HEADWAY_API_KEY", shown)
+            logger.warning("anybody who can reach %s can use this server: set HEADWAY_API_KEY", address)
 
     async def _drain(self, llm: AsyncLLM) -> None:
         """Refuse what is new, let what runs finish within the time, then end the rest with errors."""

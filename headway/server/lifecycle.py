@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from typing import Final
 
 from headway.server.errors import ApiError, refuse
+
+ALIVE: Final = {"status": "alive"}
+"""What /live says, in every phase."""
 
 
 class Phase(Enum):
@@ -22,7 +26,7 @@ class Lifecycle:
 
     Attributes:
         phase: see ``Phase``.
-        num_requests: HTTP requests being answered, /health and its like left out.
+        num_requests: POST requests being answered.
         num_sequences: completions asked for and not yet finished.
         capacity: most of them at once; set when the model is loaded.
     """

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from headway.server.errors import refuse
-from headway.server.protocol import ChatMessage, InputItem, TextPart, Tool, ToolCall
+from headway.server.protocol import ChatMessage, FunctionCall, InputItem, TextPart, Tool, ToolCall
 
 MAX_TOOLS: Final = 128
 
@@ -61,17 +61,83 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 def input_messages(instructions: str | None, items: str | list[InputItem]) -> list[dict[str, Any]]:
-    """The input of /v1/responses as messages."""
-    head = [] if instructions is None else [{"role": "system", "content": instructions}]
+    """The input of /v1/responses as messages: calls in a row are one message of the assistant."""
+    messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(items, str):
-        return [*head, {"role": "user", "content": items}]
+        return [*messages, {"role": "user", "content": items}]
     if not items:
         raise refuse("input is empty; give at least one message", "input")
-    messages = []
     for i, item in enumerate(items):
-        role = "system" if item.role == "developer" else item.role
-        messages.append({"role": role, "content": text_of(item.content, f"input[{i}].content") or ""})
-    return [*head, *messages]
+        where = f"input[{i}]"
+        _check_item(item, where)
+        if item.type == "function_call":
+            function = FunctionCall(name=item.name or "", arguments=item.arguments or "")
+            call = _call(ToolCall(id=item.call_id or "", function=function), where)
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).append(call)
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item.type == "function_call_output":
+            text = text_of(item.output, f"{where}.output") or ""
+            messages.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
+        else:
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": text_of(item.content, f"{where}.content") or ""})
+    return messages
+
+
+ITEM_FIELDS: Final = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+
+
+def _check_item(item: InputItem, where: str) -> None:
+    own = ITEM_FIELDS[item.type]
+    for name in {name for fields in ITEM_FIELDS.values() for name in fields}:
+        given = getattr(item, name) is not None
+        if given and name not in own:
+            raise refuse(f"{where}.{name}: an item of type {item.type} has no such field", f"{where}.{name}")
+        if not given and name in own:
+            raise refuse(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")
+
+
+def with_tools(messages: list[dict[str, Any]], shown: list[dict[str, Any]] | None, ask: str) -> list[dict[str, Any]]:
+    """For templates that know no tools: the same conversation, with tools, calls and what came of them as text.
+
+    The tools stand before the first message, whoever wrote it: not all templates take a system message.
+
+    Args:
+        shown: of ``tools_for_template``; None: no tools now, but earlier turns may have calls.
+        ask: how to answer, behind the list of tools.
+    """
+    told = []
+    for message in messages:
+        rest = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+        if message.get("tool_calls"):
+            calls = [TOOL_CALL % _json(call["function"]) for call in message["tool_calls"]]
+            rest["content"] = "\n".join([*([rest["content"]] if rest["content"] else []), *calls])
+        elif message["role"] == "tool":
+            rest = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        told.append(rest)
+    if shown and told:
+        listed = "\n".join(_json(tool["function"]) for tool in shown)
+        told[0] = {**told[0], "content": f"You can call these functions:\n{listed}\n{ask}\n\n{told[0]['content']}"}
+    return told
+
+
+TOOL_CALL: Final = "<tool_call>\n%s\n</tool_call>"
+ASK_FREELY: Final = (
+    "To call one, answer with\n" + TOOL_CALL % '{"name": "the function", "arguments": {"its": "arguments"}}'
+)
+ASK_CALLS: Final = 'Answer with a list of calls: [{"name": "the function", "parameters": {"its": "arguments"}}]'
+ASK_ARGUMENTS: Final = "Answer with the arguments of a call of %s, as a JSON object."
+ASK_EITHER: Final = ASK_CALLS + ", or with a JSON object that answers the question."
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:

@@ -21,6 +21,7 @@ from headway.api.async_llm import AsyncLLM
 from headway.api.request_metrics import RequestMetrics
 from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats, ModelInfo
+from headway.server.health import shared_health
 from headway.server.metrics_source import served_name, shared_source
 
 PREFIX = "headway:"
@@ -84,10 +85,12 @@ REQUEST_HISTOGRAMS = (
 
 def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
     """Add ``GET /metrics``. It answers while the engine is dead too, with ``headway:engine_up 0``."""
-    source, name = shared_source(app, llm), served_name(llm, settings)
+    source, name, health = shared_source(app, llm), served_name(llm, settings), shared_health(app, llm)
 
     async def metrics(request: Request) -> Response:
-        figures = Figures(name, llm.model_info, llm.request_metrics, await source.read())
+        stats = await source.read()
+        up = stats is not None or (llm.dead_error is None and await health.answers())
+        figures = Figures(name, llm.model_info, llm.request_metrics, stats, up)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(figures)
         ProcessCollector(registry=registry)
@@ -103,14 +106,28 @@ class Figures(Collector):
     Args:
         model_name: value of the label every metric has.
         stats: None when the engine does not answer; its metrics are then left out.
+        up: whether it answers, or works and will; None: whether there are stats.
     """
 
-    def __init__(self, model_name: str, info: ModelInfo, requests: RequestMetrics, stats: EngineStats | None) -> None:
-        self._name, self._info, self._requests, self._stats = model_name, info, requests, stats
+    def __init__(
+        self,
+        model_name: str,
+        info: ModelInfo,
+        requests: RequestMetrics,
+        stats: EngineStats | None,
+        up: bool | None = None,
+    ) -> None:
+        self._name, self._info, self._requests, self._stats, self._up = (
+            model_name,
+            info,
+            requests,
+            stats,
+            stats is not None if up is None else up,
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Every metric with its samples."""
-        yield self._gauge("engine_up", "Whether the engine answers.", float(self._stats is not None))
+        yield self._gauge("engine_up", "Whether the engine answers.", float(self._up))
         yield self._about()
         yield self._by("request_success", "Requests ended, by reason.", "finished_reason", self._requests.finished)
         for metric, field, help_text in REQUEST_HISTOGRAMS:

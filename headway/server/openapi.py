@@ -38,10 +38,11 @@ STATUSES: Final = {
     404: "no such route or model",
     408: "the body took too long",
     413: "the body is too long",
+    414: "the path or its query is too long",
     415: "the body is not application/json",
     429: "the queue is full",
     500: "the request failed inside the server",
-    503: "not ready, draining, or the engine has stopped",
+    503: "not ready, draining, busy, or the engine has stopped",
     504: "the request took too long",
 }
 
@@ -54,7 +55,7 @@ def operation(kind: type[msgspec.Struct] | None = None, streams: bool = False) -
         streams: whether the answer may be a stream of events.
     """
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    codes = STATUSES if kind is not None else {c: STATUSES[c] for c in (401, 403, 404, 500, 503)}
+    codes = STATUSES if kind is not None else {c: STATUSES[c] for c in (401, 403, 404, 414, 500, 503)}
     answers: dict[int | str, dict[str, Any]] = {code: {"description": text, **error} for code, text in codes.items()}
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:

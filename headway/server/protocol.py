@@ -78,6 +78,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    parse_special: bool | None = None
     cache_salt: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1024})] | None = None
     structured_outputs: StructuredOutputs | None = None
     user: str | None = None
@@ -171,11 +172,39 @@ class FunctionName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
     """The one tool that must be called."""
 
     function: FunctionName
+
+    def name_of(self) -> str:
+        return self.function.name
+
+
+class ToolName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the tools, by its name."""
+
+    function: FunctionName
     type: Literal["function"] = "function"
+
+
+class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``auto``: some of these may be called; ``required``: one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolName]
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """Only some of the tools may be called."""
+
+    allowed_tools: Allowed
+
+    def names_of(self) -> list[str]:
+        return [tool.function.name for tool in self.allowed_tools.tools]
+
+    def mode_of(self) -> str:
+        return self.allowed_tools.mode
 
 
 class ChatRequest(PromptSampling, kw_only=True, forbid_unknown_fields=True):
@@ -187,7 +216,7 @@ class ChatRequest(PromptSampling, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, _range(0)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     add_generation_prompt: bool | None = None
@@ -196,14 +225,56 @@ class ChatRequest(PromptSampling, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message given to /v1/responses; ids and states of earlier answers are read and not used."""
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    type: Literal["message"] = "message"
+
+class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One item given to /v1/responses: a message, a call the model made, or what came of one.
+
+    Ids and states of earlier answers are read and not used. Which fields an item of each type has is checked in ``messages``.
+    """
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[TextPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[TextPart] | None = None
     id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: ItemStatus | None = None
+
+
+class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As Tool, with the function's fields on the same level."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesToolName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the tools, by its name."""
+
+    name: str
+    type: Literal["function"] = "function"
+
+
+class ResponsesNamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """The one tool that must be called."""
+
+    name: str
+
+
+class ResponsesAllowedTools(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """Only some of the tools may be called (``auto``), or one of them must be (``required``)."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ResponsesToolName]
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -229,7 +300,7 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses: text in, text out; nothing is stored."""
+    """POST /v1/responses: text and calls of functions; nothing is stored."""
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -238,8 +309,8 @@ class ResponsesRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
     parallel_tool_calls: bool | None = None
-    tools: Annotated[list[Any], Meta(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools | None = None
     include: Annotated[list[Any], Meta(max_length=0)] | None = None
     background: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -252,6 +323,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

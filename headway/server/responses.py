@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer form, text only; nothing is stored."""
+"""POST /v1/responses: OpenAI's newer form, text and calls of functions; nothing is stored."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ from headway.core.outputs import RequestOutput
 from headway.core.params import StructuredOutputsParams
 from headway.server.errors import ApiError, as_api_error, named, refuse
 from headway.server.messages import input_messages
-from headway.server.protocol import ResponsesRequest, TextOptions
+from headway.server.protocol import (
+    Allowed,
+    AllowedTools,
+    Function,
+    FunctionName,
+    NamedTool,
+    ResponsesAllowedTools,
+    ResponsesNamedTool,
+    ResponsesRequest,
+    ResponsesTool,
+    TextOptions,
+    Tool,
+    ToolName,
+)
 from headway.server.report import Usage, new_id
+from headway.server.response_items import OutputItems
 from headway.server.sampling import sampling_params, structured
 from headway.server.service import Service, log_usage
 from headway.server.sse import encode, respond
+from headway.server.tools import ToolChoice, tool_form, tool_plan
 
 
 async def responses(service: Service, request: Request) -> Response:
@@ -42,6 +57,25 @@ def text_form(text: TextOptions | None) -> StructuredOutputsParams | None:
     return StructuredOutputsParams(json_object=True)
 
 
+def chat_tools(tools: list[ResponsesTool] | None) -> list[Tool]:
+    """Tools in the form of chat completions."""
+    made = []
+    for tool in tools or []:
+        named = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
+        made.append(Tool(function=Function(**named)))
+    return made
+
+
+def chat_choice(choice: str | ResponsesNamedTool | ResponsesAllowedTools | None) -> ToolChoice:
+    """``tool_choice`` in the form of chat completions."""
+    if isinstance(choice, ResponsesNamedTool):
+        return NamedTool(function=FunctionName(name=choice.name))
+    if isinstance(choice, ResponsesAllowedTools):
+        names = [ToolName(function=FunctionName(name=tool.name)) for tool in choice.tools]
+        return AllowedTools(allowed_tools=Allowed(mode=choice.mode, tools=names))
+    return choice
+
+
 class ResponseJob:
     """One request, checked, and how its answer is written."""
 
@@ -56,46 +90,66 @@ class ResponseJob:
         form = text_form(body.text)
         if form is not None and body.structured_outputs is not None:
             raise refuse("give either structured_outputs or text.format, not both", "structured_outputs")
-        self._names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
-        if form is not None:
-            self._names["structured_outputs"] = "text.format"
         wanted = form or structured(body.structured_outputs, None)
+        field = "structured_outputs" if form is None else "text.format"
+        self._plan = tool_plan(
+            chat_tools(body.tools),
+            chat_choice(body.tool_choice),
+            tool_form(service.settings.tool_call_parser, service.templates.tool_source),
+            single=body.parallel_tool_calls is False,
+            answer=wanted,
+            answer_field=field,
+        )
+        if body.structured_outputs is not None and self._plan.mode in ("named", "required"):
+            raise refuse("structured_outputs and a forced call are two forms; give one of them", "structured_outputs")
+        self._names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        self._names["structured_outputs"] = field if self._plan.structured is None else "tools"
+        wanted = self._plan.structured or wanted
         with named(self._names):
             self._params = sampling_params(
                 service.defaults, body, n=1, max_tokens=body.max_output_tokens, structured_outputs=wanted
             )
-        self._messages = input_messages(body.instructions, body.input)
+        self._messages = self._plan.messages(input_messages(body.instructions, body.input))
         self._usage = Usage()
-        self._id, self._item, self._created = new_id("resp_"), new_id("msg_"), int(time.time())
+        self._id, self._created = new_id("resp_"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         with named(self._names):
-            prompt = await self._service.templates.render(self._messages, extra=self._body.chat_template_kwargs)
+            prompt = await self._service.templates.render(
+                self._messages,
+                tools=self._plan.for_template,
+                extra=self._body.chat_template_kwargs,
+                parse_special=bool(self._body.parse_special),
+            )
             salt = self._body.cache_salt
             outputs = self._service.generate([prompt], self._params, salt=salt, special=False, final=final)
             async for _, output in outputs:
                 self._usage.take(0, output)
                 yield output
 
+    def _items(self) -> OutputItems:
+        return OutputItems(self._plan.parser(), self._plan.single)
+
     async def whole(self) -> Response:
         """The answer in one piece."""
-        text, finish = "", None
+        items, finish = self._items(), None
         with self._service.room(1, 1):
             async for output in self._outputs(final=True):
-                text, finish = output.outputs[0].text, output.outputs[0].finish_reason
+                finish = output.outputs[0].finish_reason
+                for _ in (*items.take(output.outputs[0].text, True), *items.end(_status(finish))):
+                    pass
         self._log(finish)
-        return Response(encode(self._answer(_status(finish), text)), media_type="application/json")
+        return Response(encode(self._answer(_status(finish), items)), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Typed events with consecutive numbers; failures after the first are a ``response.failed`` event."""
         numbers = itertools.count()
 
-        def event(kind: str, **fields: Any) -> bytes:
+        def event(kind: str, fields: dict[str, Any]) -> bytes:
             data = encode({"type": kind, "sequence_number": next(numbers), **fields})
             return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
-        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        text, finish = "", None
+        items, finish = self._items(), None
         begun = False
         try:
             with self._service.room(1, 1):
@@ -103,48 +157,33 @@ class ResponseJob:
                     pieces = []
                     if not begun:
                         begun = True
-                        pieces = [
-                            event("response.created", response=self._answer("in_progress", None)),
-                            event("response.in_progress", response=self._answer("in_progress", None)),
-                            event(
-                                "response.output_item.added", output_index=0, item=self._message("in_progress", None)
-                            ),
-                            event("response.content_part.added", **place, part=_part("")),
-                        ]
+                        about = self._answer("in_progress", None)
+                        pieces = [event(f"response.{kind}", {"response": about}) for kind in ("created", "in_progress")]
                     for part in output.outputs:
                         finish = part.finish_reason or finish
-                        if part.text:
-                            text += part.text
-                            delta = event("response.output_text.delta", **place, delta=part.text, logprobs=[])
-                            pieces.append(delta)
+                        told = items.take(part.text, part.finish_reason is not None)
+                        pieces += [event(f"response.{kind}", fields) for kind, fields in told]
                     if pieces:
                         yield b"".join(pieces)
         except (HeadwayError, ApiError) as error:
             known = as_api_error(error)
             if not begun or known is None:
                 raise
-            failed = self._answer("failed", text) | {"error": {"code": "server_error", "message": str(known)}}
-            yield event("response.failed", response=failed)
+            for _ in items.end("incomplete"):
+                pass
+            failed = self._answer("failed", items) | {"error": {"code": "server_error", "message": str(known)}}
+            yield event("response.failed", {"response": failed})
             return
         status = _status(finish)
-        yield b"".join(
-            (
-                event("response.output_text.done", **place, text=text, logprobs=[]),
-                event("response.content_part.done", **place, part=_part(text)),
-                event("response.output_item.done", output_index=0, item=self._message(status, text)),
-                event(f"response.{status}", response=self._answer(status, text)),
-            )
-        )
+        last = [event(f"response.{kind}", fields) for kind, fields in items.end(status)]
+        yield b"".join([*last, event(f"response.{status}", {"response": self._answer(status, items)})])
         self._log(finish)
 
-    def _message(self, status: str, text: str | None) -> dict[str, Any]:
-        content = [] if text is None else [_part(text)]
-        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _answer(self, status: str, text: str | None) -> dict[str, Any]:
+    def _answer(self, status: str, items: OutputItems | None) -> dict[str, Any]:
+        """The response object; without ``items`` as it is before there is any output."""
         body = self._body
         usage = None
-        if text is not None:
+        if items is not None:
             usage = {
                 "input_tokens": self._usage.prompt_tokens,
                 # Clients' types want the second; writing to the cache is free here.
@@ -165,14 +204,14 @@ class ResponseJob:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": self._model,
-            "output": [] if text is None else [self._message(status, text)],
+            "output": [] if items is None else items.done,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": self._params.temperature,
             "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "tools": [_shown(tool) for tool in body.tools or []],
             "top_p": self._params.top_p,
             "truncation": "disabled",
             "usage": usage,
@@ -183,9 +222,11 @@ class ResponseJob:
         log_usage(self._scope, self._usage.prompt_tokens, self._usage.completion_tokens, finish)
 
 
+def _shown(tool: ResponsesTool) -> dict[str, Any]:
+    """A tool as clients' types want it back."""
+    return {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
+            "strict": bool(tool.strict)}  # fmt: skip
+
+
 def _status(finish: str | None) -> str:
     return "incomplete" if finish == "length" else "completed"
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

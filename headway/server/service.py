@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.types import Receive, Scope
 
-from headway.api.inputs import Prompt
-from headway.core.errors import InvalidRequestError, RequestFailedError
+from headway.api.inputs import Prompt, check_logprobs
+from headway.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
-from headway.server.errors import ApiError, refuse
-from headway.server.lifecycle import Lifecycle
+from headway.server.errors import ApiError, refuse, shutting_down
+from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.metrics_source import shown_name
 from headway.server.protocol import PromptSampling, ResponsesRequest, Sampling
 from headway.server.settings import ServerSettings
 from headway.server.templates import Templates
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 GONE: Final = "client_gone"
 NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
@@ -53,9 +55,9 @@ class Service:
         self.settings = settings
         self.lifecycle = lifecycle
         self.info = llm.model_info
-        self.names = settings.served_model_name or [self.info.model]
+        self.names = settings.served_model_name or [shown_name(self.info.model)]
         self.created = int(time.time())
-        self.body = Body(settings.max_body_bytes, settings.max_json_depth)
+        self.body = Body(settings.max_body_bytes, settings.max_json_depth, settings.max_bodies_bytes)
         self.defaults = llm.get_default_sampling_params()
         self.tokenizer = _tokenizer(llm)
         override = None if settings.chat_template is None else Path(settings.chat_template).read_text(encoding="utf-8")
@@ -72,14 +74,14 @@ class Service:
         """The name to show in the answer. Raises ApiError (404)."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
+        if name not in self.names and (self.settings.served_model_name or name != self.info.model):
             raise ApiError(
                 404,
                 f"the model {name[:200]!r} is not served here; served: {', '.join(self.names)}",
                 "model",
                 "model_not_found",
             )
-        return name
+        return name if name in self.names else self.names[0]
 
     def check_common(self, body: Sampling) -> str:
         """Checks of fields all generating routes have; returns the model's name to show."""
@@ -123,7 +125,25 @@ class Service:
         Raises:
             InvalidRequestError: before anything of any prompt was yielded.
             RequestFailedError: one failed inside the engine.
+            ApiError: the server's end has cut it short.
         """
+        try:
+            async with contextlib.aclosing(self._generate(prompts, params, salt, special, final)) as outputs:
+                async for each in outputs:
+                    yield each
+        except EngineDeadError:
+            if self.lifecycle.phase is Phase.DRAINING:
+                raise shutting_down(cut=True) from None
+            raise
+
+    async def _generate(
+        self, prompts: list[Prompt], params: SamplingParams, salt: str | None, special: bool, final: bool
+    ) -> Outputs:
+        most = self.info.max_model_len
+        lengths = [
+            min(len(prompt), most) for prompt in prompts
+        ]  # a text has about as many tokens as characters at most
+        check_logprobs(params, min(params.max_tokens or most, most), len(prompts) * params.n, lengths)
         options: dict[str, Any] = {"cache_salt": salt, "add_special_tokens": special}
         options |= {"only_final": True} if final else {"delta": True}
         sources = [self.llm.generate(prompt, params, **options) for prompt in prompts]
@@ -144,9 +164,6 @@ def _tokenizer(llm: AsyncLLM) -> Tokenizer | None:
         return llm.get_tokenizer()
     except InvalidRequestError:
         return None
-
-
-Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 def _check(output: RequestOutput) -> None:

@@ -20,8 +20,9 @@ class ServerSettings:
     Attributes:
         host: address to listen on; only this machine can reach the default.
         port: 0 takes any free port.
-        served_model_name: names clients may use, the first one is shown; default: the model as given to the engine.
-        api_key: accepted keys; every route but /health asks for one. Better: HEADWAY_API_KEY, as flags show in ps.
+        served_model_name: names clients may use, the first one is shown; default: the model as given to the engine, of a
+            folder or file its last part.
+        api_key: accepted keys; every route but /health and /live asks for one. Better: HEADWAY_API_KEY, as flags show in ps.
         allowed_origins: origins of web pages that may call this server (CORS), or "*"; none by default.
         allowed_hosts: Host headers accepted, or "*"; default: the loopback names where neither --host nor a key is set.
         chat_template: Jinja file used instead of the model's own template.
@@ -29,10 +30,11 @@ class ServerSettings:
         max_queue: sequences that may wait beyond those that run; one more is answered 429.
         max_sequences: most prompts times n in one request.
         max_body_bytes: longest request body.
+        max_bodies_bytes: bytes of all request bodies being received at once; more is answered 503. Short bodies do not count.
         max_json_depth: deepest nesting of a request body.
-        max_connections: connections open at once; one more is answered 503.
+        max_connections: connections open at once, fewer where the system allows too few open files; one more is answered 503.
         request_timeout: seconds one request may take; 0: no limit.
-        template_timeout: seconds a chat template may take for one request.
+        template_timeout: seconds of processor time a chat template may take for one request.
         shutdown_timeout: seconds that running requests get to finish after SIGTERM or SIGINT; a second signal cuts it short.
         restart: how often a dead engine is started again before the server gives up.
         log_format: "text" or "json", one object a line.
@@ -55,6 +57,7 @@ class ServerSettings:
     max_queue: int = 2048
     max_sequences: int = 256
     max_body_bytes: int = 16 * 2**20
+    max_bodies_bytes: int = 256 * 2**20
     max_json_depth: int = 32
     max_connections: int = 4096
     request_timeout: float = 0.0
@@ -75,6 +78,7 @@ class ServerSettings:
             ("max_queue", 0, 2**31),
             ("max_sequences", 1, 2**20),
             ("max_body_bytes", 1024, 2**31),
+            ("max_bodies_bytes", 0, 2**40),
             ("max_json_depth", 8, 64),
             ("max_connections", 1, 2**20),
             ("restart", 0, 10**6),

@@ -28,9 +28,13 @@ class HermesParser:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen models write it.
 
     What is not a call after all is content, tags included. White space around calls is dropped.
+
+    Args:
+        names: functions that may be called; a call of any other is content.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str] | None = None) -> None:
+        self._names = names
         self._held = ""
         self._before = ""
         """White space before the call that is being read."""
@@ -53,7 +57,7 @@ class HermesParser:
                 return
             yield from self._content(at)
             self._before, _, self._held = self._held.partition(OPEN)
-            self._reader = CallReader()
+            self._reader = CallReader(self._names)
 
     def _read(self, reader: CallReader) -> Iterator[Piece]:
         """Let the reader have what is held; it is gone when the call is over, or none."""
@@ -110,9 +114,11 @@ class JsonParser:
 
     Args:
         forced: the grammar allows nothing else; what is left unfinished at the end is content.
+        names: functions that may be called; a call of any other is content.
     """
 
-    def __init__(self, forced: bool = False) -> None:
+    def __init__(self, forced: bool = False, names: frozenset[str] | None = None) -> None:
+        self._names = names
         self._held = ""
         """What has come since the last call, up to the object being read."""
         self._reader: CallReader | None = None
@@ -151,7 +157,7 @@ class JsonParser:
         rest = text.lstrip("".join(BETWEEN))
         self._held += text[: len(text) - len(rest)]
         if rest.startswith("{"):
-            self._reader = CallReader()
+            self._reader = CallReader(self._names)
         return rest
 
     def _give_up(self, text: str) -> Iterator[Piece]:
@@ -184,6 +190,21 @@ class NamedParser:
 
     def finish(self) -> Iterator[Piece]:
         yield from ()
+
+
+class EitherParser:
+    """A list of calls, or an object that is the answer: the first character tells."""
+
+    def __init__(self) -> None:
+        self._parser: ToolParser | None = None
+
+    def push(self, text: str) -> Iterator[Piece]:
+        if self._parser is None and text:
+            self._parser = JsonParser(forced=True) if text[0] == "[" else PlainParser()
+        return iter(()) if self._parser is None else self._parser.push(text)
+
+    def finish(self) -> Iterator[Piece]:
+        return iter(()) if self._parser is None else self._parser.finish()
 
 
 class PlainParser:

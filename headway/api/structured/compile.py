@@ -58,9 +58,9 @@ def compile_task(task: Task) -> Outcome:
             reason = str(error)
         if task.kind != "json":
             return Outcome(refusal=reason, not_regular=reason)
-        return Outcome(host_grammar=from_schema(json.loads(task.text)), not_regular=reason)
+        return Outcome(host_grammar=from_schema(_read_json(task.text)), not_regular=reason)
     except RefusedError as error:
-        return Outcome(refusal=str(error) if reason is None else f"{error}; and {reason}", not_regular=reason)
+        return Outcome(refusal=str(error), not_regular=reason)
     except RecursionError:
         return Outcome(refusal="it is nested too deeply")
     except MemoryError:

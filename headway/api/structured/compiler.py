@@ -2,125 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import selectors
-import subprocess
-import sys
 import threading
-import time
-import weakref
 from collections import OrderedDict
+from collections.abc import Callable
+from time import monotonic
 
 import msgspec
 
+from headway.api.killable import Job, Pool, TooMuchError
 from headway.api.structured.compile import Outcome, Task
-from headway.api.structured.worker import HEADER
-from headway.core.errors import EngineDeadError, InvalidRequestError
+from headway.core.errors import InvalidRequestError
 from headway.core.params import StructuredOutputsParams
 
 MAX_SPEC_BYTES = 64 * 1024
 MAX_SECONDS = 10.0
+MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_WORKERS = 4
+LIMIT_SECONDS = 60.0
+"""How long it is remembered that a grammar went over a limit: a busy machine's verdict must not hold for good."""
 MAX_CACHED, MAX_CACHED_BYTES = 512, 64 * 1024 * 1024
 WHERE = "structured_outputs"
-
-
-class _Worker:
-    """One compiling process; it does one task at a time."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headway.api.structured.worker"],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-
-    def run(self, task: Task, seconds: float) -> Outcome | None:
-        """The outcome; None when it did not come in time or the process died: it is of no use any more."""
-        data = msgspec.msgpack.encode(task)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(HEADER.pack(len(data)) + data)
-            deadline = time.monotonic() + seconds
-            header = self._read(HEADER.size, deadline)
-            answer = None if header is None else self._read(HEADER.unpack(header)[0], deadline)
-            return None if answer is None else msgspec.msgpack.decode(answer, type=Outcome)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def _read(self, size: int, deadline: float) -> bytes | None:
-        assert self._process.stdout is not None
-        parts = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while len(parts) < size:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return None
-                part = os.read(self._process.stdout.fileno(), size - len(parts))
-                if not part:
-                    return None
-                parts += part
-        return parts
-
-    def stop(self) -> None:
-        """End its task from another thread: whoever waits for it gets None, and kills it."""
-        self._process.kill()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-
-class _Pool:
-    """Idle workers. Separate from the compiler, so that its end can be arranged without keeping that alive."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
-        self._room = threading.BoundedSemaphore(MAX_WORKERS)
-        self._closed = False
-
-    def run(self, task: Task, seconds: float) -> Outcome | None:
-        """Run the task on an idle or new worker; waits while all are busy. None: it took too much time or memory."""
-        with self._room:
-            with self._lock:
-                if self._closed:
-                    raise EngineDeadError("the engine is shut down")
-                worker = self._idle.pop() if self._idle else _Worker()
-                self._busy.add(worker)
-            outcome = None
-            try:
-                outcome = worker.run(task, seconds)
-            finally:
-                with self._lock:
-                    self._busy.discard(worker)
-                    keep = outcome is not None and not self._closed
-                    if keep:
-                        self._idle.append(worker)
-                if not keep:
-                    worker.kill()
-        if outcome is None and self._closed:
-            raise EngineDeadError("the engine is shut down")
-        return outcome
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            for worker in self._busy:
-                worker.stop()
-        for worker in idle:
-            worker.kill()
 
 
 class GrammarCompiler:
@@ -128,34 +30,46 @@ class GrammarCompiler:
 
     Args:
         usable: bytes that the vocabulary can spell.
-        seconds: how long one grammar may take.
+        seconds: processor time that one grammar may take.
+        clock: seconds, for how long verdicts are remembered.
     """
 
-    def __init__(self, usable: frozenset[int], seconds: float = MAX_SECONDS) -> None:
+    def __init__(
+        self, usable: frozenset[int], seconds: float = MAX_SECONDS, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._usable = bytes(sorted(usable))
-        self._seconds = seconds
-        self._pool = _Pool()
-        self._finalizer = weakref.finalize(self, self._pool.close)
+        self._clock = clock
+        self._pool = Pool(
+            "headway.api.structured.worker", b"", MAX_WORKERS, seconds, MAX_MEMORY_BYTES, "compiling a grammar"
+        )
         self._lock = threading.Lock()
         self._known: OrderedDict[Task, Outcome] = OrderedDict()
         self._known_bytes = 0
+        self._until: dict[Task, float] = {}
+        """When a verdict about a limit is forgotten."""
 
-    def compile(self, wanted: StructuredOutputsParams) -> Outcome:
+    def compile(self, wanted: StructuredOutputsParams, job: Job | None = None) -> Outcome:
         """``wanted`` as an automaton or as a grammar for the host's matcher; never a refusal.
+
+        Args:
+            job: by which another thread can give the work up.
 
         Raises:
             InvalidRequestError: it is wrong, not supported, or takes too much to compile.
+            BusyError: that could not be found out now.
             EngineDeadError: the compiler was closed.
         """
         task = make_task(wanted, self._usable)
         outcome = self._recall(task)
         if outcome is None:
-            outcome = self._pool.run(task, self._seconds)
-            if outcome is None:
-                outcome = Outcome(
-                    refusal=f"it takes over {self._seconds:g} s or too much memory to compile; simplify it"
-                )
-            self._remember(task, outcome)
+            until = None
+            try:
+                outcome = msgspec.msgpack.decode(self._pool.run(msgspec.msgpack.encode(task), job), type=Outcome)
+            except TooMuchError as error:
+                limit = f"over {self._pool.seconds:g} s of processor time" if error.time else "too much memory"
+                outcome = Outcome(refusal=f"it takes {limit} to compile; simplify it")
+                until = self._clock() + LIMIT_SECONDS
+            self._remember(task, outcome, until)
         return _served(task, outcome)
 
     def known(self, wanted: StructuredOutputsParams) -> Outcome | None:
@@ -167,21 +81,30 @@ class GrammarCompiler:
     def _recall(self, task: Task) -> Outcome | None:
         with self._lock:
             outcome = self._known.get(task)
+            if outcome is not None and self._clock() >= self._until.get(task, float("inf")):
+                self._forget(task)
+                return None
             if outcome is not None:
                 self._known.move_to_end(task)
             return outcome
 
-    def _remember(self, task: Task, outcome: Outcome) -> None:
+    def _remember(self, task: Task, outcome: Outcome, until: float | None) -> None:
         with self._lock:
             if task not in self._known:
                 self._known[task] = outcome
                 self._known_bytes += _size(task, outcome)
+                if until is not None:
+                    self._until[task] = until
             while len(self._known) > MAX_CACHED or self._known_bytes > MAX_CACHED_BYTES:
-                self._known_bytes -= _size(*self._known.popitem(last=False))
+                self._forget(next(iter(self._known)))
+
+    def _forget(self, task: Task) -> None:
+        self._known_bytes -= _size(task, self._known.pop(task))
+        self._until.pop(task, None)
 
     def close(self) -> None:
         """End the processes; whoever waits for one gets EngineDeadError. Safe to call twice."""
-        self._finalizer()
+        self._pool.close()
 
 
 def _served(task: Task, outcome: Outcome) -> Outcome:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headway.api.killable import Job
 from headway.api.structured.compile import Outcome
 from headway.api.structured.compiler import WHERE, GrammarCompiler
 from headway.core.automaton import Vocabulary
@@ -44,21 +45,23 @@ class StructuredDoor:
         wanted = params.structured_outputs
         return None if self._compiler is None or wanted is None else self._compiler.known(wanted)
 
-    def prepare(self, params: SamplingParams, known: Outcome | None = None) -> Outcome:
+    def prepare(self, params: SamplingParams, known: Outcome | None = None, job: Job | None = None) -> Outcome:
         """``params.structured_outputs``, compiled: an automaton or a grammar for the host's matcher.
 
         Args:
             known: of ``known``: nothing is compiled.
+            job: by which another thread can give the compiling up.
 
         Raises:
             InvalidRequestError: it cannot be served, alone or with the other parameters.
+            BusyError: it could not be compiled now.
         """
         wanted = params.structured_outputs
         assert wanted is not None
         if params.ignore_eos or not self._info.eos_token_ids:
             reason = "ignore_eos is set" if params.ignore_eos else "the model has no end-of-sequence token"
             raise InvalidRequestError(f"{WHERE} end with the end-of-sequence token, but {reason}", WHERE)
-        outcome = known or self._ready().compile(wanted)
+        outcome = known or self._ready().compile(wanted, job)
         automaton = outcome.automaton
         if params.min_tokens > 0 and automaton is not None and not automaton.can_go_on:
             raise InvalidRequestError(

@@ -1,66 +1,137 @@
-"""What no table holds, as a grammar for the matcher on the host: Lark grammars, any JSON object, recursive schemas."""
+"""What no table holds, as a grammar for the matcher on the host: Lark grammars, any JSON object, recursive schemas.
+
+Schemas become rules by the same description as automata (``json_schema``), so they promise the same.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from headway.api.structured.json_schema import KNOWN
+from headway.api.structured.json_schema import SchemaBuilder
+from headway.api.structured.keywords import NOTES
+from headway.api.structured.members import Member
+from headway.api.structured.nfa import At, NotRegularError, Pen
 from headway.api.structured.regex import RefusedError
+from headway.api.structured.rules import Drawn, Pattern, Rules, Symbol
+from headway.core.automaton import MATCHER_LIMITS
 
-MORE_KEYWORDS = frozenset(("multipleOf", "patternProperties", "minProperties", "maxProperties"))
-"""Keywords the matcher honours beyond those a table can hold. It ignores ones it never heard of, so they are refused here."""
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLES = ("items", "additionalProperties")
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MAX_PATTERN = MATCHER_LIMITS["max_lexer_states"] - 8000
+"""Most characters that one pattern may count off: on the way through it the matcher keeps a state for each."""
+_ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+
+
+class RulesBuilder(SchemaBuilder):
+    """Schemas as rules. What has structure is a rule, what has none is one regular expression."""
+
+    def __init__(self, pen: Rules, root: Any) -> None:
+        super().__init__(cast("Any", pen), root)  # what would need single characters is a leaf here
+        self._rules = pen
+        self._objects = 0
+
+    def build(self, entry: At, schema: Any) -> At:
+        """JSON that validates against ``schema``: for an object or array a rule, which all places with this schema share."""
+        if not isinstance(schema, dict) or not schema.keys() - NOTES or schema.keys() <= {"$ref"} | NOTES:
+            return super().build(entry, schema)
+        name = json.dumps({key: value for key, value in schema.items() if key not in NOTES})
+        return self._rules.rule(entry, name, lambda at: super(RulesBuilder, self).build(at, schema))
+
+    def _leaf(self, entry: At, write: Callable[[Pen, At], At]) -> At:
+        return self._rules.regex(entry, [_short(write(Pattern(), Drawn()))])
+
+    def _quoted(self, entry: At, demands: list[Callable[[Pen, At], At]]) -> At:
+        return self._rules.regex(entry, [f'"{_short(demand(Pattern(), Drawn()))}"' for demand in demands])
+
+    def _anything(self, entry: At) -> At:
+        return self._rules.rule(entry, "anything", lambda at: self._typed(at, _ANYTHING))
+
+    def _reference(self, entry: At, target: Any) -> At:
+        schema = self._resolve(target)
+        return self._rules.rule(entry, f"$ref {target}", lambda at: self.build(at, schema))
+
+    def _member_states(self, entry: At, members: list[Member], least: int, most: int | None, cap: int) -> At:
+        """A rule for each (member, how many came before it): what may follow from there on."""
+        self._objects += 1
+        name = f"members {self._objects} "
+        for number in range(len(members), -1, -1):
+            for count in range(min(number, cap) + 1):
+                after: list[At] = []
+                if number == len(members):
+                    after = [()] if count >= least else []
+                else:
+                    member = members[number]
+                    if most is None or count < most:
+                        target = f"{name}{number + 1} {min(count + 1, cap)}"
+                        after.append((*self._member((), member, count > 0), Symbol("rule", target)))
+                    if not member.required:
+                        after.append((Symbol("rule", f"{name}{number + 1} {count}"),))
+                self._rules.define(f"{name}{number} {count}", (Symbol("either", tuple(after)),))
+        return (*entry, Symbol("rule", f"{name}0 0"))
+
+
+def _short(pattern: Drawn) -> str:
+    """Raises RefusedError: the matcher would run out of states on the way through."""
+    if pattern.length > MAX_PATTERN:
+        raise RefusedError(
+            f"a text or pattern in it counts {pattern.length} characters, at most {MAX_PATTERN} fit; shorten it"
+        )
+    return pattern.text
 
 
 def from_schema(schema: Any) -> str:
-    """A grammar of the schema's JSON. Raises RefusedError when the matcher does not honour it whole."""
-    _check_keywords(schema, "#")
-    from llguidance import LLMatcher
-
-    return _checked(lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_STYLE))
+    """A grammar of the schema's JSON. Raises RefusedError when it cannot be honoured whole."""
+    rules = Rules()
+    try:
+        whole = RulesBuilder(rules, schema).build((), schema)
+    except NotRegularError as error:
+        raise RefusedError(str(error)) from None
+    return _checked(lambda: _lark(rules.lark(whole)))
 
 
 def from_lark(text: str) -> str:
     """A grammar in Lark's syntax. Raises RefusedError when it is not valid."""
+    return _checked(lambda: _lark(text))
+
+
+def _first_fault(grammar: str) -> str:
+    """What is wrong with a grammar, seen by starting a matcher with the engine's limits; "" if nothing is."""
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+    tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary()), n_vocab=257)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**MATCHER_LIMITS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return str(matcher.get_error()) if matcher.is_error() else ""
+
+
+class ByteVocabulary:
+    """A vocabulary of bytes."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def _lark(text: str) -> str:
     from llguidance import LLMatcher
 
-    return _checked(lambda: LLMatcher.grammar_from_lark(text))
+    return LLMatcher.grammar_from_lark(text)
 
 
 def _checked(make: Callable[[], str]) -> str:
-    from llguidance import LLMatcher
 
     try:
         grammar = make()
-        error = LLMatcher.validate_grammar(grammar)
+        error = _first_fault(grammar)
+    except RefusedError:
+        raise
     except BaseException as failure:  # the library's panics are no Exceptions
         error = str(failure) or type(failure).__name__
     if error:
         raise RefusedError(" ".join(error.split())[:300])
     return grammar
-
-
-def _check_keywords(schema: Any, where: str) -> None:
-    if isinstance(schema, bool):
-        return
-    if not isinstance(schema, dict):
-        raise RefusedError(f"{where}: a schema must be an object, true or false, got {schema!r:.80}")
-    unknown = sorted(schema.keys() - KNOWN - MORE_KEYWORDS)
-    if unknown:
-        raise RefusedError(f"{where}: the keyword {unknown[0]!r:.80} is not supported")
-    for keyword in _MAPS:
-        if isinstance(schema.get(keyword), dict):
-            for name, value in schema[keyword].items():
-                _check_keywords(value, f"{where}/{keyword}/{name}"[:200])
-    for keyword in _LISTS:
-        if isinstance(schema.get(keyword), list):
-            for i, value in enumerate(schema[keyword]):
-                _check_keywords(value, f"{where}/{keyword}/{i}"[:200])
-    for keyword in _SINGLES:
-        if keyword in schema:
-            _check_keywords(schema[keyword], f"{where}/{keyword}"[:200])

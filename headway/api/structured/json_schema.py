@@ -1,75 +1,37 @@
-"""JSON schemas as automata.
+"""JSON schemas as automata or, in ``host_grammar``, as context-free rules.
 
-Every text that the automaton accepts is JSON that validates; not every valid text is accepted: properties come in the
-schema's order, properties it does not name never come, and blanks are at most one, after a comma or a colon. A keyword that
-is not honoured raises, so none is ever ignored: ``NotRegularError`` where the host's matcher may do it.
+Every text that comes out is JSON that validates; not every valid text does: properties come in the schema's order, properties
+it does not name come only where it names none, and blanks are at most one, after a comma or a colon. A keyword that is not
+honoured raises, so none is ever ignored. ``NotRegularError`` says that rules may hold what no table does.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headway.api.structured import charset, regex
-from headway.api.structured.charset import CharSet
-from headway.api.structured.integers import MAX_DIGITS, between
-from headway.api.structured.nfa import Nfa, NotRegularError, Part
+from headway.api.structured import charset, merge, regex
+from headway.api.structured.bounds import ends, factor, whole_bounds
+from headway.api.structured.integers import MAX_DIGITS, between, multiples, number_pattern
+from headway.api.structured.json_texts import (
+    FORMATS,
+    NUMBER,
+    WHOLE,
+    as_json,
+    found_in_string,
+    free_text,
+    types_of,
+    write_in_string,
+)
+from headway.api.structured.keywords import KNOWN, NOTES, OWN_KEYWORDS, asked_types, check_disjoint
+from headway.api.structured.members import Member, members_of
+from headway.api.structured.nfa import At, NotRegularError, Part, Pen
 from headway.api.structured.regex import RefusedError
 
 MAX_DEPTH = 64
 MAX_REPEATS = 4096
-
-NOTES = frozenset(
-    [
-        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("$comment", "$schema", "$id", "$defs", "definitions", "$anchor"),
-    ]
-)
-"""Keywords that say nothing about the text."""
-OWN_KEYWORDS: dict[str, frozenset[str]] = {
-    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
-    "integer": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
-    "number": frozenset(),
-    "boolean": frozenset(),
-    "null": frozenset(),
-    "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
-    "object": frozenset(("properties", "required", "additionalProperties")),
-}
-KNOWN = NOTES | frozenset().union(*OWN_KEYWORDS.values()) | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
-
-_CONTROL: CharSet = charset.charset([(0, 0x1F)])
-_RAW: CharSet = charset.minus(charset.EVERY, charset.union(_CONTROL, charset.of('"\\')))
-_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-_HEX = "[0-9a-fA-F]"
-_UNICODE = rf"\\u(?:[0-9a-cA-CefEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"
-"""Escapes of everything but surrogates, which would have to come in pairs."""
-_FRACTION = rf"(?:\.[0-9]{{1,{MAX_DIGITS}}})?(?:[eE][+-]?[0-9]{{1,2}})?"
-_DAY = r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-_DATE, _TIME = rf"[1-9][0-9]{{3}}-{_DAY}", r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
-_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
-FORMATS = {
-    "date": _DATE,
-    "time": _TIME + _ZONE,
-    "date-time": f"{_DATE}T{_TIME}{_ZONE}",
-    "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
-    "ipv4": rf"(?:{_BYTE}\.){{3}}{_BYTE}",
-    "email": rf"[A-Za-z0-9_]+(?:[.+-][A-Za-z0-9_]+)*@{_LABEL}(?:\.{_LABEL})+",
-    "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
-}
-
-
-def write_in_string(nfa: Nfa, entry: int, chars: CharSet) -> int:
-    """One character of the set inside a JSON string: itself, or its short escape. Other control characters are left out."""
-    exit_ = nfa.chars(entry, charset.minus(chars, charset.complement(_RAW)))
-    for char, letter in _ESCAPES.items():
-        if any(low <= ord(char) <= high for low, high in chars):
-            nfa.join(nfa.text(entry, b"\\" + letter.encode()), exit_)
-    return exit_
+"""Most characters, items or properties that are counted: what has a higher limit ends here."""
 
 
 class SchemaBuilder:
@@ -79,12 +41,12 @@ class SchemaBuilder:
         root: the whole schema; ``$ref`` points into it.
     """
 
-    def __init__(self, nfa: Nfa, root: Any) -> None:
-        self._nfa, self._root = nfa, root
+    def __init__(self, pen: Pen, root: Any) -> None:
+        self._pen, self._root = pen, root
         self._following: list[str] = []
         self._depth = 0
 
-    def build(self, entry: int, schema: Any) -> int:
+    def build(self, entry: At, schema: Any) -> At:
         """JSON that validates against ``schema``."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -93,50 +55,63 @@ class SchemaBuilder:
         self._depth -= 1
         return exit_
 
-    def _build(self, entry: int, schema: Any) -> int:
+    def _build(self, entry: At, schema: Any) -> At:
         if schema is True or (isinstance(schema, dict) and not schema.keys() - NOTES):
-            raise NotRegularError("a place in it takes any JSON")
+            return self._anything(entry)
+        if schema is False:
+            raise RefusedError("a place in it takes nothing (false)")
         if not isinstance(schema, dict):
-            raise RefusedError(f"a schema must be an object or true, got {schema!r:.80}")
+            raise RefusedError(f"a schema must be an object, true or false, got {schema!r:.80}")
         unknown = sorted(schema.keys() - KNOWN)
         if unknown:
-            raise NotRegularError(f"no table holds the keyword {unknown[0]!r:.80}")
-        for keyword, build in self._special().items():
+            raise RefusedError(f"the keyword {unknown[0]!r:.80} is not supported")
+        if "allOf" in schema:
+            return self.build(entry, merge.flattened(schema, self._resolve))
+        others = schema.keys() - NOTES
+        if "$ref" in schema:
+            if others == {"$ref"}:
+                return self._reference(entry, schema["$ref"])
+            return self.build(entry, self._joined(schema))
+        for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                return build(entry, schema)
+                return self._any_of(entry, schema, keyword)
+        if "const" in schema or "enum" in schema:
+            return self._values(entry, schema)
         return self._typed(entry, schema)
 
-    def _special(self) -> dict[str, Callable[[int, dict[str, Any]], int]]:
-        return {
-            "$ref": self._reference,
-            "const": self._values,
-            "enum": self._values,
-            "anyOf": self._any_of,
-            "oneOf": self._any_of,
-            "allOf": self._all_of,
-        }
+    # -- what automata and rules do differently ---------------------------------------------------------------------
 
-    def _only(self, schema: dict[str, Any], *keywords: str) -> None:
-        """Raises when there is a keyword beside ``keywords`` that has a say."""
-        others = sorted(schema.keys() - NOTES - set(keywords))
-        if others:
-            raise NotRegularError(f"no table holds {keywords[0]!r} beside {others[0]!r:.80}")
+    def _leaf(self, entry: At, write: Callable[[Pen, At], At]) -> At:
+        """A part without structure of its own."""
+        return write(self._pen, entry)
 
-    # -- combinations ----------------------------------------------------------------------------------------------
+    def _anything(self, entry: At) -> At:
+        raise NotRegularError("a place in it takes any JSON")
 
-    def _reference(self, entry: int, schema: dict[str, Any]) -> int:
-        self._only(schema, "$ref")
-        target = schema["$ref"]
-        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
-            raise RefusedError(f"$ref {target!r:.80} does not point into the schema (#/...)")
+    def _quoted(self, entry: At, demands: list[Callable[[Pen, At], At]]) -> At:
+        """A string whose inside meets all demands."""
+        if len(demands) > 1:
+            raise NotRegularError("no table holds several demands on one string")
+
+        def write(pen: Pen, at: At) -> At:
+            return pen.text(demands[0](pen, pen.text(at, b'"')), b'"')
+
+        return self._leaf(entry, write)
+
+    def _reference(self, entry: At, target: Any) -> At:
+        schema = self._resolve(target)
         if target in self._following:
             raise NotRegularError(f"$ref {target!r:.80} leads back to itself")
         self._following.append(target)
-        exit_ = self.build(entry, self._resolve(target))
+        exit_ = self.build(entry, schema)
         self._following.pop()
         return exit_
 
-    def _resolve(self, target: str) -> Any:
+    # -- combinations ----------------------------------------------------------------------------------------------
+
+    def _resolve(self, target: Any) -> Any:
+        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+            raise RefusedError(f"$ref {target!r:.80} does not point into the schema (#/...)")
         place = self._root
         for name in target.split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
@@ -148,81 +123,52 @@ class SchemaBuilder:
                 raise RefusedError(f"$ref {target!r:.80} points to nothing")
         return place
 
-    def _values(self, entry: int, schema: dict[str, Any]) -> int:
-        keyword = "const" if "const" in schema else "enum"
-        self._only(schema, keyword, "type")
-        values = [schema["const"]] if keyword == "const" else schema["enum"]
-        if not isinstance(values, list) or not values:
-            raise RefusedError("enum must be a list of at least one value")
-        types = self._types(schema)
-        texts = {_dump(value) for value in values if types is None or _types_of(value) & set(types)}
-        if not texts:
-            raise RefusedError(f"no value of {keyword} is of the type asked for")
-        return self._nfa.either(entry, [partial(self._nfa.text, data=text) for text in sorted(texts)])
+    def _joined(self, schema: dict[str, Any]) -> Any:
+        """What stands beside a ``$ref``, merged into what that points to."""
+        rest = {name: value for name, value in schema.items() if name != "$ref" and name not in NOTES}
+        return merge.merged(self._resolve(schema["$ref"]), rest, self._resolve)
 
-    def _any_of(self, entry: int, schema: dict[str, Any]) -> int:
-        keyword = "anyOf" if "anyOf" in schema else "oneOf"
-        self._only(schema, keyword)
+    def _any_of(self, entry: At, schema: dict[str, Any], keyword: str) -> At:
         branches = schema[keyword]
         if not isinstance(branches, list) or not branches:
             raise RefusedError(f"{keyword} must be a list of at least one schema")
+        rest = {name: value for name, value in schema.items() if name != keyword and name not in NOTES}
         if keyword == "oneOf":
-            self._check_disjoint(branches)
-        return self._nfa.either(entry, [partial(self.build, schema=branch) for branch in branches])
+            check_disjoint(branches, self._resolve)
+        if rest:
+            branches = [merge.merged(rest, branch, self._resolve) for branch in branches]
+        branches = [branch for branch in branches if branch is not False]
+        if not branches:
+            raise RefusedError(f"nothing is left of {keyword}")
+        return self._pen.either(entry, [partial(self.build, schema=branch) for branch in branches])
 
-    def _check_disjoint(self, branches: list[Any]) -> None:
-        """oneOf means exactly one: types or values must tell the branches apart."""
-        seen: set[str] = set()
-        for branch in branches:
-            marks = self._marks(branch)
-            if marks is None or marks & seen:
-                raise NotRegularError("the branches of a oneOf may overlap; use anyOf")
-            seen |= marks
-
-    def _marks(self, schema: Any) -> set[str] | None:
-        """Names of disjoint sets of values that cover the schema's; None when unknown."""
-        if not isinstance(schema, dict):
-            return None
-        if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
-            plain = isinstance(values, list) and all(isinstance(v, str) for v in values)
-            return {f"string:{value}" for value in values} if plain else None
-        types = self._types(schema)
-        if types is None:
-            return None
-        return {"number" if name == "integer" else name for name in types}
-
-    def _all_of(self, entry: int, schema: dict[str, Any]) -> int:
-        self._only(schema, "allOf")
-        if not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1:
-            raise NotRegularError("no table holds an allOf of several schemas")
-        return self.build(entry, schema["allOf"][0])
+    def _values(self, entry: At, schema: dict[str, Any]) -> At:
+        keyword = "const" if "const" in schema else "enum"
+        others = sorted(schema.keys() - NOTES - {keyword, "type"})
+        if others:
+            raise RefusedError(
+                f"{others[0]!r:.80} beside {keyword!r} is not supported; leave out the values it excludes"
+            )
+        values = [schema["const"]] if keyword == "const" else schema["enum"]
+        if not isinstance(values, list) or not values:
+            raise RefusedError("enum must be a list of at least one value")
+        types = asked_types(schema)
+        texts = {as_json(value) for value in values if types is None or types_of(value) & set(types)}
+        if not texts:
+            raise RefusedError(f"no value of {keyword} is of the type asked for")
+        return self._leaf(entry, lambda pen, at: pen.either(at, [partial(pen.text, data=t) for t in sorted(texts)]))
 
     # -- types -----------------------------------------------------------------------------------------------------
 
-    def _types(self, schema: dict[str, Any]) -> list[str] | None:
-        """The types asked for; None when the keyword is absent."""
-        if "type" not in schema:
-            return None
-        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        for name in types:
-            if not isinstance(name, str) or name not in OWN_KEYWORDS:
-                raise RefusedError(f"type {name!r:.80} is none of {', '.join(OWN_KEYWORDS)}")
-        if not types:
-            raise RefusedError("type must name at least one type")
-        return types
-
-    def _typed(self, entry: int, schema: dict[str, Any]) -> int:
-        types = self._types(schema)
+    def _typed(self, entry: At, schema: dict[str, Any]) -> At:
+        """A keyword speaks of the values of one type only: without ``type`` all the other types are valid, too."""
+        types = asked_types(schema)
+        given = schema.keys() - NOTES
         if types is None:
-            given = schema.keys() - NOTES
             types = [name for name, own in OWN_KEYWORDS.items() if given & own]
-            if types != ["object"] and types != ["array"]:  # the others need their type, or any other would be valid
-                raise NotRegularError("a place in it names no type")
-        stray = sorted(schema.keys() - NOTES - {"type"} - frozenset().union(*(OWN_KEYWORDS[name] for name in types)))
-        if stray:
-            raise NotRegularError(f"no table holds {stray[0]!r} for type {' or '.join(types)}")
-        makers: dict[str, Callable[[int, dict[str, Any]], int]] = {
+            if types != ["object"] and types != ["array"]:
+                types = [name for name in OWN_KEYWORDS if name != "integer"]
+        makers: dict[str, Callable[[At, dict[str, Any]], At]] = {
             "string": self._string,
             "integer": self._integer,
             "number": self._number,
@@ -235,62 +181,63 @@ class SchemaBuilder:
         def part(name: str) -> Part:
             return lambda at: makers[name](at, schema)
 
-        return self._nfa.either(entry, [part(name) for name in dict.fromkeys(types)])
+        if len(types) == 1:
+            return makers[types[0]](entry, schema)
+        return self._pen.either(entry, [part(name) for name in dict.fromkeys(types)])
 
-    def _match(self, entry: int, pattern: str) -> int:
-        return regex.full_match(self._nfa, entry, pattern)
+    def _match(self, entry: At, pattern: str) -> At:
+        return self._leaf(entry, lambda pen, at: regex.full_match(pen, at, pattern))
 
-    def _string(self, entry: int, schema: dict[str, Any]) -> int:
-        nfa, given = self._nfa, [k for k in ("format", "pattern") if k in schema]
-        bounded = "minLength" in schema or "maxLength" in schema
-        if len(given) + bounded > 1:
-            raise NotRegularError(f"no table holds {given[0]!r} beside another demand on a string")
-        entry = nfa.text(entry, b'"')
+    def _string(self, entry: At, schema: dict[str, Any]) -> At:
+        demands: list[Callable[[Pen, At], At]] = []
         if "format" in schema:
             if schema["format"] not in FORMATS:
-                raise NotRegularError(f"format {schema['format']!r:.80} is none of {', '.join(FORMATS)}")
-            entry = self._match(entry, FORMATS[schema["format"]])
-        elif "pattern" in schema:
+                raise RefusedError(f"format {schema['format']!r:.80} is none of {', '.join(FORMATS)}")
+            demands.append(lambda pen, at: regex.full_match(pen, at, FORMATS[schema["format"]]))
+        if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
                 raise RefusedError("pattern must be text")
-            entry = regex.search(nfa, entry, schema["pattern"], write_in_string, charset.EVERY)
-        elif bounded:
+            demands.append(partial(found_in_string, pattern=schema["pattern"]))
+        if "minLength" in schema or "maxLength" in schema:
             least, most = self._counts(schema, "minLength", "maxLength")
-            entry = nfa.repeat(entry, lambda at: write_in_string(nfa, at, charset.EVERY), least, most)
-        else:
-            entry = nfa.repeat(entry, self._free_char, 0, None)
-        return nfa.text(entry, b'"')
+            char = charset.EVERY
+            demands.append(lambda pen, at: pen.repeat(at, lambda start: write_in_string(pen, start, char), least, most))
+        return self._quoted(entry, demands or [free_text])
 
-    def _free_char(self, entry: int) -> int:
-        exit_ = write_in_string(self._nfa, entry, charset.EVERY)
-        for pattern in (r"\\/", _UNICODE):
-            self._nfa.join(self._match(entry, pattern), exit_)
-        return exit_
-
-    def _integer(self, entry: int, schema: dict[str, Any]) -> int:
-        low, high = _bounds(schema)
+    def _integer(self, entry: At, schema: dict[str, Any]) -> At:
+        low, high = whole_bounds(schema)
+        if "multipleOf" in schema:
+            found = multiples(factor(schema["multipleOf"]), low, high)
+            if not found:
+                raise RefusedError("no multiple lies between minimum and maximum")
+            return self._leaf(entry, lambda pen, at: pen.either(at, [partial(pen.text, data=b"%d" % n) for n in found]))
         if low is None and high is None:
-            return self._match(entry, rf"-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})")
+            return self._match(entry, WHOLE)
         limit = 10**MAX_DIGITS - 1
         low, high = max(-limit if low is None else low, -limit), min(limit if high is None else high, limit)
         if low > high:
             raise RefusedError("no integer lies between minimum and maximum")
-        parts: list[Part] = []
+        parts = []
         for sign, least, most in ((b"-", max(1, -high), -low), (b"", max(0, low), high)):
-            for digits in between(least, most) if least <= most else ():
-                parts.append(partial(self._digits, sign=sign, digits=digits))
-        return self._nfa.either(entry, parts)
+            parts += [(sign, digits) for digits in between(least, most)] if least <= most else []
 
-    def _digits(self, entry: int, sign: bytes, digits: list[tuple[int, int]]) -> int:
-        entry = self._nfa.text(entry, sign)
-        for low, high in digits:
-            entry = self._nfa.chars(entry, ((0x30 + low, 0x30 + high),))
-        return entry
+        def write(pen: Pen, at: At) -> At:
+            return pen.either(at, [partial(_digits, pen, sign=sign, digits=digits) for sign, digits in parts])
 
-    def _number(self, entry: int, schema: dict[str, Any]) -> int:
-        return self._match(entry, rf"-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}}){_FRACTION}")
+        return self._leaf(entry, write)
 
-    def _array(self, entry: int, schema: dict[str, Any]) -> int:
+    def _number(self, entry: At, schema: dict[str, Any]) -> At:
+        if "multipleOf" in schema:
+            return self._integer(entry, schema)
+        low, high = ends(schema, "minimum", "exclusiveMinimum", max), ends(schema, "maximum", "exclusiveMaximum", min)
+        if low[0] is None and high[0] is None:
+            return self._match(entry, NUMBER)
+        pattern = number_pattern(*low, *high)
+        if not pattern:
+            raise RefusedError("no number that can be written lies between minimum and maximum")
+        return self._match(entry, pattern)
+
+    def _array(self, entry: At, schema: dict[str, Any]) -> At:
         prefix, items = schema.get("prefixItems", []), schema.get("items", True)
         if not isinstance(prefix, list):
             raise RefusedError("prefixItems must be a list of schemas")
@@ -299,77 +246,91 @@ class SchemaBuilder:
             most = len(prefix) if most is None else min(most, len(prefix))
         if most is not None and least > most:
             raise RefusedError("no array has minItems items: maxItems or prefixItems leave room for fewer")
-        entry = self._nfa.text(entry, b"[")
-        exit_ = self._nfa.state()
-        count = 0
-        while count < len(prefix) and (most is None or count < most):
-            if count >= least:
-                self._nfa.join(entry, exit_)
-            entry = self.build(self._comma(entry, count > 0), prefix[count])
-            count += 1
-        self._nfa.join(self._more_items(entry, items, count, max(least - count, 0), most), exit_)
-        return self._nfa.text(exit_, b"]")
+        prefix = prefix[: len(prefix) if most is None else most]
+        entry = self._pen.text(entry, b"[")
+        return self._pen.text(self._items(entry, prefix, items, 0, least, most), b"]")
 
-    def _more_items(self, entry: int, items: Any, count: int, least: int, most: int | None) -> int:
-        """Behind ``count`` items of the prefix, at least ``least`` more and ``most`` in all."""
+    def _items(self, entry: At, prefix: list[Any], items: Any, count: int, least: int, most: int | None) -> At:
+        """Behind ``count`` items: at least ``least`` and at most ``most`` in all."""
         if most is not None and count >= most:
             return entry
-        exit_ = self._nfa.state()
-        if not least:
-            self._nfa.join(entry, exit_)
-        first = self.build(self._comma(entry, count > 0), items)
-        left = None if most is None else most - count - 1
 
-        def another(at: int) -> int:
-            return self.build(self._comma(at, True), items)
+        def more(at: At) -> At:
+            at = self._comma(at, count > 0)
+            if count < len(prefix):
+                return self._items(self.build(at, prefix[count]), prefix, items, count + 1, least, most)
+            left = None if most is None else most - count - 1
+            at = self.build(at, items)
+            if left == 0:
+                return at
+            another: Part = lambda start: self.build(self._comma(start, True), items)  # noqa: E731
+            return self._pen.repeat(at, another, max(least - count - 1, 0), left)
 
-        self._nfa.join(self._nfa.repeat(first, another, max(least - 1, 0), left), exit_)
-        return exit_
+        return more(entry) if count < least else self._pen.either(entry, [lambda at: at, more])
 
-    def _object(self, entry: int, schema: dict[str, Any]) -> int:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        others = schema.get("additionalProperties", True)
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise RefusedError("properties must be an object and required a list")
-        missing = [name for name in required if name not in properties]
-        if missing:
-            raise NotRegularError(f"the required property {missing[0]!r:.80} is not among the properties")
-        entry = self._nfa.text(entry, b"{")
-        if not properties and others is not False:
-            return self._nfa.text(self._map(entry, others), b"}")
-        empty, filled = entry, self._nfa.state()
-        for name, value in properties.items():
-            start = self._nfa.state()
-            self._nfa.join(empty, start)
-            self._nfa.join(self._comma(filled, True), start)
-            end = self.build(self._colon(self._nfa.text(start, _dump(name))), value)
-            before, filled = filled, self._nfa.state()
-            self._nfa.join(end, filled)
-            empty_before, empty = empty, self._nfa.state()
-            if name not in required:
-                self._nfa.join(before, filled)
-                self._nfa.join(empty_before, empty)
-        exit_ = self._nfa.state()
-        self._nfa.join(empty, exit_)
-        self._nfa.join(filled, exit_)
-        return self._nfa.text(exit_, b"}")
+    def _object(self, entry: At, schema: dict[str, Any]) -> At:
+        least, most = self._counts(schema, "minProperties", "maxProperties")
+        found = members_of(schema, least, most)
+        entry = self._pen.text(entry, b"{")
+        if found.values is not None:
+            return self._pen.text(self._map(entry, found.pattern, found.values, least, most), b"}")
+        return self._pen.text(self._members(entry, found.members, least, most), b"}")
 
-    def _map(self, entry: int, values: Any) -> int:
-        """Any names, values of one schema."""
+    def _members(self, entry: At, members: list[Member], least: int, most: int | None) -> At:
+        """Named members in their order. Where numbers of members are limited, they are counted."""
+        required = sum(member.required for member in members)
+        if least <= required and (most is None or most >= len(members)):
+            return self._member_states(entry, members, 0, None, 1)
+        most = len(members) if most is None else min(most, len(members))
+        if len(members) * most > MAX_REPEATS:
+            raise RefusedError("so many properties cannot be counted; leave minProperties or maxProperties out")
+        return self._member_states(entry, members, least, most, max(most, 1))
 
-        def pair(at: int) -> int:
-            return self.build(self._colon(self._string(at, {})), values)
+    def _member_states(self, entry: At, members: list[Member], least: int, most: int | None, cap: int) -> At:
+        """An automaton whose states are (member, how many came before it, up to ``cap``)."""
+        states: dict[int, At] = {0: entry}
+        for member in members:
+            after: dict[int, list[At]] = {}
+            for count, state in states.items():
+                if not member.required:
+                    after.setdefault(count, []).append(state)
+                if most is None or count < most:
+                    after.setdefault(min(count + 1, cap), []).append(self._member(state, member, count > 0))
+            states = {count: self._meet(ends) for count, ends in after.items()}
+        ends = [state for count, state in states.items() if count >= least]
+        if not ends:
+            raise RefusedError("minProperties, maxProperties and required cannot hold together")
+        return self._meet(ends)
 
-        exit_ = self._nfa.state()
-        self._nfa.join(entry, exit_)
-        more = self._nfa.repeat(pair(entry), lambda at: pair(self._comma(at, True)), 0, None)
-        self._nfa.join(more, exit_)
-        return exit_
+    def _meet(self, ends: list[At]) -> At:
+        """Where several ways come together."""
+        parts: list[Part] = [partial(_at, end) for end in ends]
+        return self._pen.either(ends[0], parts)
 
-    def _comma(self, entry: int, wanted: bool) -> int:
+    def _member(self, entry: At, member: Member, comma: bool) -> At:
+        name = as_json(member.name)
+        entry = self._leaf(self._comma(entry, comma), lambda pen, at: pen.text(at, name))
+        return self.build(self._colon(entry), member.value)
+
+    def _map(self, entry: At, pattern: str | None, values: Any, least: int, most: int | None) -> At:
+        """Names that the pattern is found in, or any; values of one schema."""
+        if most == 0:
+            return entry
+        key: Callable[[Pen, At], At] = free_text if pattern is None else partial(found_in_string, pattern=pattern)
+
+        def pair(at: At) -> At:
+            return self.build(self._colon(self._quoted(at, [key])), values)
+
+        def some(at: At) -> At:
+            left = None if most is None else most - 1
+            return self._pen.repeat(pair(at), lambda start: pair(self._comma(start, True)), 0, left)
+
+        return some(entry) if least else self._pen.either(entry, [lambda at: at, some])
+
+    def _comma(self, entry: At, wanted: bool) -> At:
         return self._match(entry, ", ?") if wanted else entry
 
-    def _colon(self, entry: int) -> int:
+    def _colon(self, entry: At) -> At:
         return self._match(entry, ": ?")
 
     def _counts(self, schema: dict[str, Any], low: str, high: str) -> tuple[int, int | None]:
@@ -379,36 +340,17 @@ class SchemaBuilder:
                 raise RefusedError(f"{name} must be an integer >= 0, got {value!r:.80}")
         if most is not None and least > most:
             raise RefusedError(f"{low} is more than {high}")
-        if max(least, most or 0) > MAX_REPEATS:
-            raise NotRegularError(f"{low} or {high} is over {MAX_REPEATS}")
-        return least, most
+        if least > MAX_REPEATS:
+            raise RefusedError(f"{low} is over {MAX_REPEATS}")
+        return least, None if most is None else min(most, MAX_REPEATS)
 
 
-def _bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Lowest and highest integer that the bounds leave."""
-    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-        value = schema.get(name, 0)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise RefusedError(f"{name} must be a number, got {value!r:.80}")
-    lows = [math.ceil(schema["minimum"])] if "minimum" in schema else []
-    lows += [math.floor(schema["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in schema else []
-    highs = [math.floor(schema["maximum"])] if "maximum" in schema else []
-    highs += [math.ceil(schema["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in schema else []
-    return max(lows, default=None), min(highs, default=None)
+def _at(end: At, _: At) -> At:
+    return end
 
 
-def _dump(value: Any) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (UnicodeEncodeError, ValueError):
-        raise RefusedError(f"{value!r:.80} cannot be written as JSON text") from None
-
-
-def _types_of(value: Any) -> set[str]:
-    """Names of the types that a value is of."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, (int, float)):
-        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
-    names = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return {names[type(value)]}
+def _digits(pen: Pen, entry: At, sign: bytes, digits: list[tuple[int, int]]) -> At:
+    entry = pen.text(entry, sign)
+    for low, high in digits:
+        entry = pen.chars(entry, ((0x30 + low, 0x30 + high),))
+    return entry

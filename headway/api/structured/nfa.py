@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from headway.api.structured import charset
 from headway.api.structured.charset import CharSet, Range
@@ -16,7 +17,21 @@ from headway.core.automaton import MAX_STATES, MAX_TOKEN_BYTES, MAX_TRANSITIONS,
 
 MAX_NFA_STATES = 60_000
 
-Part = Callable[[int], int]
+At = Any
+"""Where the next part begins: a state of an automaton, or what a writer of ``rules`` has written so far."""
+Part = Callable[[At], At]
+
+
+class Pen(Protocol):
+    """What automata and regular expressions have in common: they are written part by part."""
+
+    def text(self, entry: At, data: bytes) -> At: ...
+
+    def chars(self, entry: At, chars: CharSet) -> At: ...
+
+    def either(self, entry: At, parts: Iterable[Part]) -> At: ...
+
+    def repeat(self, entry: At, part: Part, least: int, most: int | None) -> At: ...
 
 
 class NotRegularError(Exception):

@@ -16,11 +16,11 @@ from typing import Any
 
 from headway.api.structured import charset
 from headway.api.structured.charset import CharSet
-from headway.api.structured.nfa import Nfa
+from headway.api.structured.nfa import At, Pen
 
 MAX_DEPTH = 100
 
-CharPart = Callable[[Nfa, int, CharSet], int]
+CharPart = Callable[[Pen, At, CharSet], At]
 """How one character of a set is written: as itself, or inside a JSON string."""
 
 
@@ -51,7 +51,7 @@ _LACKING = {
 _NO_FLAGS_BUT = re.IGNORECASE | re.DOTALL | re.VERBOSE | re.UNICODE
 
 
-def plain(nfa: Nfa, entry: int, chars: CharSet) -> int:
+def plain(nfa: Pen, entry: At, chars: CharSet) -> At:
     """A character as its own UTF-8."""
     return nfa.chars(entry, chars)
 
@@ -75,23 +75,23 @@ def _check_flags(flags: int) -> None:
         raise RefusedError("the pattern uses a flag other than i, s and x, which are supported")
 
 
-def full_match(nfa: Nfa, entry: int, pattern: str) -> int:
+def full_match(nfa: Pen, entry: At, pattern: str) -> At:
     """Add the texts that ``pattern`` matches as a whole."""
     tree = parse(pattern)
     return _Builder(nfa, plain).sequence(entry, list(tree), tree.state.flags, True, True)
 
 
-def search(nfa: Nfa, entry: int, pattern: str, write: CharPart, any_char: CharSet) -> int:
+def search(nfa: Pen, entry: At, pattern: str, write: CharPart, any_char: CharSet) -> At:
     """Add the texts in which ``pattern`` is found somewhere, as JSON schemas mean it."""
     tree = parse(pattern)
     builder, flags = _Builder(nfa, write), tree.state.flags
     items = list(tree)
     branches = items[0][1][1] if len(items) == 1 and items[0][0] is _constants.BRANCH else [items]
 
-    def anything(at: int) -> int:
+    def anything(at: At) -> At:
         return nfa.repeat(at, lambda start: write(nfa, start, any_char), 0, None)
 
-    def branch(at: int, parts: list[Any]) -> int:
+    def branch(at: At, parts: list[Any]) -> At:
         begins = bool(parts) and parts[0][0] is _constants.AT and parts[0][1] in _BEGINNINGS
         ends = bool(parts) and parts[-1][0] is _constants.AT and parts[-1][1] in _ENDS
         at = builder.sequence(at if begins else anything(at), parts, flags, begins, ends)
@@ -103,11 +103,11 @@ def search(nfa: Nfa, entry: int, pattern: str, write: CharPart, any_char: CharSe
 class _Builder:
     """Walks a syntax tree. ``first`` and ``last``: nothing of the text comes before, or after."""
 
-    def __init__(self, nfa: Nfa, write: CharPart) -> None:
+    def __init__(self, nfa: Pen, write: CharPart) -> None:
         self._nfa, self._write = nfa, write
         self._depth = 0
 
-    def sequence(self, entry: int, items: list[Any], flags: int, first: bool, last: bool) -> int:
+    def sequence(self, entry: At, items: list[Any], flags: int, first: bool, last: bool) -> At:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise RefusedError("the pattern is nested too deeply")
@@ -118,7 +118,7 @@ class _Builder:
         self._depth -= 1
         return entry
 
-    def _item(self, entry: int, kind: Any, value: Any, flags: int, first: bool, last: bool) -> int:
+    def _item(self, entry: At, kind: Any, value: Any, flags: int, first: bool, last: bool) -> At:
         if kind in (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY):
             return self._write(self._nfa, entry, _chars(kind, value, flags))
         if kind is _constants.SUBPATTERN:
@@ -134,7 +134,7 @@ class _Builder:
             least, most, items = value
             endless = most is _constants.MAXREPEAT
 
-            def part(at: int) -> int:
+            def part(at: At) -> At:
                 return self.sequence(at, list(items), flags, first and most == 1, last and most == 1)
 
             return self._nfa.repeat(entry, part, least, None if endless else most)

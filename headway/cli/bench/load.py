@@ -202,19 +202,27 @@ def quieten() -> None:
     gc.disable()
 
 
-async def run(plan: Plan, begin: float | None = None, on_done: Callable[[], None] = lambda: None) -> LoadResult:
+async def run(
+    plan: Plan,
+    begin: float | None = None,
+    on_done: Callable[[], None] = lambda: None,
+    stop: asyncio.Event | None = None,
+) -> LoadResult:
     """Send everything. Failures are recorded, not raised.
 
     Args:
         begin: ``perf_counter`` time from which ``at`` counts; None: as soon as all is ready.
         on_done: called whenever a request ends.
+        stop: when it is set, open requests are given up; the result holds those that have ended.
     """
     client = HttpClient(Address.parse(plan.url), plan.headers)
     gate = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency is not None else contextlib.nullcontext()
-    tasks = []
+    tasks: list[asyncio.Task[Record]] = []
     quieten()
-    try:
-        cpu, begin = process_time(), perf_counter() if begin is None else begin
+    cpu = process_time()
+    begin = perf_counter() if begin is None else begin
+
+    async def send_all() -> None:
         for planned in plan.requests:
             delay = begin + planned.at - perf_counter()
             if delay > 0:
@@ -223,13 +231,27 @@ async def run(plan: Plan, begin: float | None = None, on_done: Callable[[], None
             task = asyncio.ensure_future(_send(client, plan, planned, record, gate))
             task.add_done_callback(lambda _: on_done())
             tasks.append(task)
-        records = list(await asyncio.gather(*tasks))
+        await asyncio.gather(*tasks)
+
+    stopped = asyncio.ensure_future(stop.wait() if stop is not None else asyncio.Event().wait())
+    sending = asyncio.ensure_future(send_all())
+    try:
+        await asyncio.wait({sending, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+        records = [task.result() for task in tasks if task.done()]
         return LoadResult(begin, records, process_time() - cpu)
     finally:
         gc.enable()
-        for task in tasks:
-            task.cancel()
+        on_done = _nothing
+        for each in (stopped, sending, *tasks):
+            each.cancel()
+        await asyncio.gather(stopped, sending, *tasks, return_exceptions=True)
         await client.close()
+
+
+def _nothing() -> None:
+    """What ends after the run is nobody's progress."""
 
 
 async def _send(client: HttpClient, plan: Plan, planned: Planned, record: Record, gate: Any) -> Record:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import math
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +30,7 @@ from headway.core.errors import ConfigError, RequestFailedError
 
 RETRY_SECONDS: Final = 0.5
 SPARE_FILES: Final = 64
+LINE_SECONDS: Final = 5.0
 
 
 @clean_errors
@@ -38,8 +41,15 @@ def serve(args: ServeArgs) -> None:
     typer.echo(metrics.block(found, settings_of(args)))
     for note in metrics.warnings(found, args.num_workers):
         typer.echo(f"headway: {note}", err=True)
+    ended = found["completed"] + found["failed"]
+    if ended < args.num_prompts:
+        typer.echo(
+            f"headway: interrupted: these are the {ended} of {args.num_prompts} requests that had ended", err=True
+        )
     if args.save_result or args.append_result:
         typer.echo(f"wrote {save(args, found)}", err=True)
+    if ended < args.num_prompts:
+        raise typer.Exit(130)
     if found["failed"]:
         raise typer.Exit(1)
 
@@ -52,7 +62,7 @@ def settings_of(args: ServeArgs) -> metrics.Settings:
 
 
 async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
-    """Run it all: the server's readiness, warm-up, load, figures.
+    """Run it all: the server's readiness, warm-up, load, figures. Ctrl-C during the load ends it with what has come so far.
 
     Args:
         show: progress on stderr.
@@ -99,9 +109,10 @@ def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult)
     }
     if args.ramp_up_strategy is not None:
         found |= {name: getattr(args, name) for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")}
-    found |= metrics.figures(result.records, [item.num_tokens for item in items], result.begin, settings_of(args))
+    sizes = [item.num_tokens for item in items]
+    found |= metrics.figures(result.records, sizes, result.begin, settings_of(args))
     if args.save_detailed:
-        found["detailed"] = metrics.detailed(result.records, [item.num_tokens for item in items])
+        found["detailed"] = metrics.detailed(result.records, sizes)
     found["client_cpu_seconds"] = result.cpu_seconds
     found["client_busy"] = result.cpu_seconds / max(found["duration"] * args.num_workers, 1e-9)
     return found
@@ -160,26 +171,79 @@ def _plan(args: ServeArgs, requests: list[Planned], max_concurrency: int | None)
 
 
 async def _run_load(args: ServeArgs, planned: list[Planned], show: bool) -> LoadResult:
-    with _progress(len(planned), show) as advance:
+    with _progress(len(planned), show) as advance, _interruptible() as stop:
         if args.num_workers == 1:
-            return await run(_plan(args, planned, args.max_concurrency), on_done=advance)
+            return await run(_plan(args, planned, args.max_concurrency), on_done=advance, stop=stop)
         count = min(args.num_workers, len(planned))
         total = args.max_concurrency
         shares = [None if total is None else total // count + (i < total % count) for i in range(count)]
         plans = [_plan(args, planned[i::count], share) for i, share in enumerate(shares)]
-        return await run_workers(plans, advance)
+        return await run_workers(plans, advance, stop)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[asyncio.Event]:
+    """An event that the first Ctrl-C sets; the second interrupts as ever."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
 def _progress(total: int, show: bool) -> Iterator[Callable[[], None]]:
-    """A bar over finished requests, on a terminal."""
-    if not show or not sys.stderr.isatty():
+    """A bar over finished requests on a terminal, elsewhere a line now and then."""
+    if not show:
         yield lambda: None
+        return
+    if not sys.stderr.isatty():
+        yield Lines(total).advance
         return
     from tqdm import tqdm
 
     with tqdm(total=total, dynamic_ncols=True) as bar:
         yield lambda: bar.update() and None
+
+
+class Lines:
+    """Progress for a pipe or a file: a line when a tenth more has ended, and at most every five seconds one for less.
+
+    Args:
+        total: requests.
+        write: takes the lines.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        write: Callable[[str], object] = lambda line: typer.echo(line, err=True),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._total, self._write, self._clock = total, write, clock
+        self._done = self._told = 0
+        self._begin = self._last = clock()
+
+    def advance(self) -> None:
+        """One more request has ended."""
+        self._done += 1
+        now = self._clock()
+        tenth = self._done * 10 // self._total > self._told * 10 // self._total
+        if tenth or now - self._last >= LINE_SECONDS:
+            self._write(f"{self._done} of {self._total} requests after {now - self._begin:.1f} s")
+            self._told, self._last = self._done, now
 
 
 def _allow_sockets(count: int) -> None:

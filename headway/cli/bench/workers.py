@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import sys
 from collections.abc import Callable
@@ -17,8 +18,12 @@ START_DELAY = 0.2
 """Seconds between the last process's being ready and the start, so that all have read it."""
 
 
-async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> LoadResult:
+async def run_workers(plans: list[Plan], on_done: Callable[[], None], stop: asyncio.Event) -> LoadResult:
     """Run each plan in a process of its own, all from the same moment.
+
+    Args:
+        on_done: called whenever a request ends.
+        stop: when it is set, open requests are given up; the result holds those that have ended.
 
     Raises:
         HeadwayError: a process died.
@@ -43,7 +48,11 @@ async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> LoadRes
         for child in children:
             assert child.stdin is not None
             child.stdin.write(struct.pack("<d", begin))
-        results = await asyncio.gather(*(_collect(child, on_done) for child in children))
+        stopping = asyncio.ensure_future(_stop(children, stop))
+        try:
+            results = await asyncio.gather(*(_collect(child, on_done) for child in children))
+        finally:
+            stopping.cancel()
     finally:
         for child in children:
             if child.returncode is None:
@@ -51,6 +60,13 @@ async def run_workers(plans: list[Plan], on_done: Callable[[], None]) -> LoadRes
             await child.wait()
     records = sorted((record for result in results for record in result.records), key=lambda record: record.index)
     return LoadResult(begin, records, sum(result.cpu_seconds for result in results))
+
+
+async def _stop(children: list[asyncio.subprocess.Process], stop: asyncio.Event) -> None:
+    await stop.wait()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
 
 
 async def _collect(child: asyncio.subprocess.Process, on_done: Callable[[], None]) -> LoadResult:

@@ -1,9 +1,9 @@
-"""The page at ``/``: chat with the model beside live figures of the engine. And ``GET /live``, which feeds it.
+"""The page at ``/``: chat with the model beside live figures of the engine. And ``GET /live/figures``, which feeds it.
 
-The page is one HTML document put together from the four files in this folder: no build step, no request to anywhere but
+The page is one HTML document put together from the files in this folder: no build step, no request to anywhere but
 this server, and a Content-Security-Policy under which nothing else could run or be loaded. It holds no data, so it may be
-given to browsers without a key; ``/live`` and the chat ask for one where the server does. The browser asks ``/live`` once a
-second while the page is in view; no history is kept on this side, so a page nobody looks at costs nothing.
+given to browsers without a key; ``/live/figures`` and the chat ask for one where the server does. The browser asks for
+figures once a second while the page is in view; no history is kept on this side, so a page nobody looks at costs nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headway import __version__
 from headway.api.async_llm import AsyncLLM
 from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats, ModelInfo
+from headway.server.door import FIGURES_PATH
 from headway.server.metrics_source import served_name, shared_source
 
 
@@ -33,7 +34,7 @@ class Requests(msgspec.Struct):
 
 
 class Live(msgspec.Struct):
-    """The answer of ``GET /live``. Counters count from the start; the page takes differences.
+    """The answer of ``GET /live/figures``. Counters count from the start; the page takes differences.
 
     Attributes:
         now: this server's monotonic clock in seconds.
@@ -49,8 +50,9 @@ class Live(msgspec.Struct):
 
 
 def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
-    """Add ``GET /`` and ``GET /live``."""
+    """Add ``GET /`` and ``GET /live/figures``."""
     source, name = shared_source(app, llm), served_name(llm, settings)
+    info = msgspec.structs.replace(llm.model_info, model=name)
     html, policy = assemble()
     headers = {
         "Content-Security-Policy": policy,
@@ -66,22 +68,21 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
     async def live() -> Response:
         stats, kept = await source.read(), llm.request_metrics
         requests = Requests(kept.first_token, kept.next_token, kept.finished)
-        answer = Live(name, __version__, time.monotonic(), llm.model_info, stats, requests)
+        answer = Live(name, __version__, time.monotonic(), info, stats, requests)
         return Response(
             msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
         )
 
     app.add_api_route("/", page, methods=["GET"], response_class=HTMLResponse, include_in_schema=False)
-    app.add_api_route("/live", live, methods=["GET"], response_class=Response, summary="Figures for the live page")
+    app.add_api_route(FIGURES_PATH, live, methods=["GET"], response_class=Response, summary="Figures for the live page")
 
 
 def assemble() -> tuple[str, str]:
     """The document, and the policy that allows its one script and its one style sheet by their hashes and nothing else."""
     folder = files(__package__)
-    style, chat, live, html = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "chat.js", "live.js", "index.html")
-    )
-    script = f'"use strict";\n(() => {{\n{chat}{live}}})();\n'
+    names = ("page.css", "chat.js", "markdown.js", "live.js", "index.html")
+    style, chat, markdown, live, html = ((folder / name).read_text(encoding="utf-8") for name in names)
+    script = f'"use strict";\n(() => {{\n{chat}{markdown}{live}}})();\n'
     policy = "; ".join(
         (
             "default-src 'none'",

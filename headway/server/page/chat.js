@@ -1,4 +1,4 @@
-// Chat with the model over the OpenAI interface. Whatever the model says is shown as text, never as markup.
+// Chat with the model over the OpenAI interface. Whatever the model says becomes elements in markdown.js alone.
 const $ = id => document.getElementById(id);
 const el = (parent, tag, cls, text) => {
   const made = document.createElement(tag);
@@ -10,6 +10,7 @@ const el = (parent, tag, cls, text) => {
 const shared = { model: null, key: sessionStorage.getItem("headway-key") || "", authorised: true };
 const headers = extra => shared.key ? { ...extra, Authorization: "Bearer " + shared.key } : { ...extra };
 
+const touch = matchMedia("(pointer: coarse)");
 const talk = []; // {role, content}, as the next request will send it
 let running = null; // AbortController of the answer under way
 
@@ -18,10 +19,9 @@ function pinned(log) { return log.scrollHeight - log.scrollTop - log.clientHeigh
 function addTurn(role, text) {
   const log = $("log"), turn = el(log, "article", "turn " + role);
   turn.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  const body = el(turn, "div", "text");
-  body.append(document.createTextNode(text));
+  const body = el(turn, "div", role === "user" ? "text" : "text said", text);
   log.scrollTop = log.scrollHeight;
-  return { turn, body, node: body.firstChild };
+  return { turn, body };
 }
 
 function numberOf(id) {
@@ -32,7 +32,7 @@ function numberOf(id) {
 function requestBody() {
   const system = $("system").value.trim();
   const body = {
-    model: shared.model,
+    model: shared.model || undefined, // not known yet: the server has but one
     messages: system ? [{ role: "system", content: system }, ...talk] : [...talk],
     stream: true,
     stream_options: { include_usage: true },
@@ -75,19 +75,20 @@ function setRunning(controller) {
 async function answer() {
   const controller = new AbortController(), started = performance.now(), log = $("log");
   const shown = addTurn("assistant", "");
-  const seen = { text: "", pending: "", first: null, last: null, chunks: 0, tokens: null, reason: null, problem: null };
+  const seen = { text: "", first: null, last: null, chunks: 0, tokens: null, reason: null, problem: null };
   let frame = 0;
   const flush = () => {
     frame = 0;
     const follow = pinned(log);
-    shown.node.appendData(seen.pending);
-    seen.pending = "";
+    drawMarkdown(shown.body, seen.text);
     if (follow) log.scrollTop = log.scrollHeight;
   };
   shown.body.classList.add("writing");
   document.querySelectorAll(".again").forEach(button => button.remove());
   setRunning(controller);
   try {
+    // Sent before the first figures came: a moment later the model's name is known, and if not, the server has but one.
+    if (shared.model === null) await Promise.race([poll(), new Promise(done => { setTimeout(done, 1000); })]);
     const response = await fetch("v1/chat/completions", {
       method: "POST", signal: controller.signal, headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(requestBody()),
     });
@@ -105,7 +106,6 @@ async function answer() {
       seen.first ??= seen.last;
       seen.chunks += 1;
       seen.text += piece;
-      seen.pending += piece;
       frame ||= requestAnimationFrame(flush);
     }
   } catch (error) {
@@ -118,7 +118,7 @@ async function answer() {
   setRunning(null);
   if (seen.text) talk.push({ role: "assistant", content: seen.text });
   describe(shown.turn, seen, started);
-  $("prompt").focus();
+  if (!touch.matches) $("prompt").focus(); // on a phone that would raise the keyboard over the answer
 }
 
 function describe(turn, seen, started) {
@@ -151,7 +151,7 @@ function describe(turn, seen, started) {
 
 function send(text) {
   const message = text.trim();
-  if (!message || running || shared.model === null) return;
+  if (!message || running) return;
   $("welcome").hidden = true;
   talk.push({ role: "user", content: message });
   addTurn("user", message);
@@ -180,7 +180,7 @@ function askForKey() {
 $("form").addEventListener("submit", event => { event.preventDefault(); send($("prompt").value); });
 $("prompt").addEventListener("input", grow);
 $("prompt").addEventListener("keydown", event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send($("prompt").value); }
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch.matches) { event.preventDefault(); send($("prompt").value); }
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape" && running) running.abort(); });
 $("stop").onclick = () => running && running.abort();

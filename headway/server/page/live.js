@@ -1,5 +1,5 @@
 // Live figures: one small request a second while the page is visible, none otherwise. What is kept lives here only.
-const KEPT = 120, FEWEST = 30, PERIOD = 1000;
+const KEPT = 120, FEWEST = 30, PERIOD = 1000, PATIENCE = 10000;
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const fixed = (value, digits) => Number.isFinite(value) ? value.toFixed(digits) : "–";
 const count = value => !Number.isFinite(value) ? "–" : value >= 1e6 ? fixed(value / 1e6, 2) + "M" : value >= 1e4 ? fixed(value / 1e3, 1) + "k" : fixed(value, value < 10 && value % 1 ? 1 : 0);
@@ -12,15 +12,16 @@ const CHARTS = [
   { title: "Time to first token", show: seconds, series: [["mean", "ttft"], ["p99", "ttft99"]], dots: true },
   { title: "Between tokens", show: seconds, series: [["mean", "itl"], ["p99", "itl99"]] },
   { title: "KV cache", show: percent, series: [["in use", "kv"], ["prefix hits", "hits"]], top: 1 },
-  { title: "Busy", show: percent, series: [["device", "busy"], ["host", "host"]], top: 1 },
-  { title: "Headway", show: seconds, series: [["mean", "lead"]] },
+  { title: "Busy", show: percent, series: [["device", "busy"], ["host", "host"]], top: 1, clock: true },
+  { title: "Headway", show: seconds, series: [["mean", "lead"]], clock: true },
   { title: "Rows a step", show: count, series: [["mean", "rows"]] },
 ];
-const TILES = [["generated", "tokens/s", count], ["ttft", "to first token", seconds], ["itl", "between tokens", seconds], ["busy", "device busy", percent]];
+const TILES = [["generated", "tokens/s", count], ["ttft", "to first token", seconds], ["itl", "between tokens", seconds], ["busy", "device busy", percent, true], ["kv", "KV cache in use", percent, false]];
+// true: only where the device has a clock; false: only where it has none.
 const points = [];
-let last = null, timer = 0, asking = false, hover = null;
+let last = null, timer = 0, asking = null, hover = null;
 
-// -- numbers from two answers of /live -----------------------------------------------------------------------------
+// -- numbers from two answers of /live/figures -----------------------------------------------------------------------------
 
 const sum = list => list.reduce((a, b) => a + b, 0);
 const delta = (now, before) => now[1].map((n, i) => n - (before[1][i] || 0));
@@ -133,7 +134,8 @@ function drawSteps() {
   ctx.textBaseline = "middle";
   ctx.fillStyle = css("--soft");
   ctx.fillText("host", 4, 44);
-  ctx.fillText("device", 4, 92);
+  const clocked = document.body.dataset.clock === "yes";
+  if (clocked) ctx.fillText("device", 4, 92);
   if (!steps.length) return;
   const zero = steps[0].begun, begin = step => (step.begun - zero) * 1e6;
   const ends = step => Math.max(begin(step) + step.waitAt + step.wait + step.apply, step.busy === null ? 0 : begin(step) + step.submitted + step.lead + step.busy);
@@ -198,39 +200,45 @@ function take(now) {
   document.title = `${now.model} · Headway`;
   if (!e) { last = null; status("down", "the engine does not answer"); return; }
   if (last && e.num_steps < last.engine.num_steps) { last = null; points.length = 0; } // another engine
+  if (last && now.now - last.now > KEPT) { last = null; points.length = 0; } // long out of view: what was is no part of the picture
+  if (last) for (let missed = Math.round((now.now - last.now) * 1000 / PERIOD); missed > 1; missed -= 1) points.push({}); // a point is a second
   points.push(sample(now, last));
-  if (points.length > KEPT) points.shift();
+  points.splice(0, points.length - KEPT);
+  document.body.dataset.clock = e.has_device_clock ? "yes" : "no";
   last = now;
   if ($("hold").getAttribute("aria-pressed") === "false") shared.steps = e.recent_steps.map(step => Object.fromEntries(STEP.map((name, i) => [name, step[i]])));
   const open = e.num_running + e.num_waiting;
   status(open ? "busy" : "up", open ? `${open} open request${open === 1 ? "" : "s"}` : "ready");
   $("steps-note").textContent = noteSteps();
-  const recent = key => { for (let i = points.length - 1; i >= 0; i -= 1) if (Number.isFinite(points[i][key])) return points[i][key]; return NaN; };
-  TILES.forEach(([key, , show], i) => { $("tiles").children[i].firstChild.textContent = show(key === "generated" ? points[points.length - 1][key] : recent(key)); });
+  const recent = key => { for (let i = points.length - 1; i >= Math.max(0, points.length - FEWEST); i -= 1) if (Number.isFinite(points[i][key])) return points[i][key]; return NaN; };
+  TILES.forEach(([key, , show], i) => { $("tiles").children[i].firstChild.textContent = show(key === "generated" || key === "kv" ? points[points.length - 1][key] : recent(key)); });
+  for (const [field, name] of [["temperature", "temperature"], ["top_p", "top_p"]]) $(field).placeholder = `${info.generation_defaults[name] ?? 1} (model's)`;
   document.documentElement.dataset.samples = String(points.length);
 }
 
-async function poll() {
-  clearTimeout(timer);
-  if (document.visibilityState !== "visible" || asking) return;
-  asking = true;
+async function ask() {
   try {
-    if (shared.authorised) {
-      const response = await fetch("live", { headers: headers({}), cache: "no-store" });
-      if (response.status === 401) { status("down", "an API key is needed"); askForKey(); }
-      else if (response.ok) { take(await response.json()); draw(); }
-      else status("down", `the server says ${response.status}`);
-    }
-  } catch { status("down", "the server does not answer"); }
-  asking = false;
-  timer = setTimeout(poll, PERIOD);
+    const response = await fetch("live/figures", { headers: headers({}), cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    if (response.status === 401) { status("down", "an API key is needed"); askForKey(); }
+    else if (response.ok) { take(await response.json()); draw(); }
+    else status("down", `the server says ${response.status}`);
+  } catch (error) { status("down", error.name === "TimeoutError" ? "the server answers slowly" : "the server does not answer"); }
+}
+
+// Asks now, unless a question is open; the promise of its answer.
+function poll() {
+  clearTimeout(timer);
+  if (document.visibilityState !== "visible") return Promise.resolve();
+  asking ??= (shared.authorised ? ask() : Promise.resolve()).then(() => { asking = null; clearTimeout(timer); timer = setTimeout(poll, PERIOD); });
+  return asking;
 }
 
 // -- building ------------------------------------------------------------------------------------------------------
 
-for (const [, label] of TILES) { const tile = el($("tiles"), "div", "tile"); el(tile, "b", "", "–"); el(tile, "span", "", label); }
+const clockClass = clock => clock === undefined ? "" : clock ? " clocked" : " clockless";
+for (const [, label, , clock] of TILES) { const tile = el($("tiles"), "div", "tile" + clockClass(clock)); el(tile, "b", "", "–"); el(tile, "span", "", label); }
 for (const chart of CHARTS) {
-  const card = el($("charts"), "div", "card"), head = el(card, "div", "head");
+  const card = el($("charts"), "div", "card" + clockClass(chart.clock)), head = el(card, "div", "head");
   el(head, "h3", "", chart.title);
   const now = el(head, "span", "now");
   chart.values = chart.series.map(([label], i) => { el(now, "i", `s${i}`); now.append(label + " "); return el(now, "span", "", "–"); });

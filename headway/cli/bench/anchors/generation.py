@@ -28,6 +28,11 @@ def itl_name(rows: int) -> str:
     return f"itl_ms_greedy_bs{rows}"
 
 
+def short_name(rows: int) -> str:
+    """Time per greedy step of ``rows`` rows at the shorter lengths that features are measured at."""
+    return f"itl_ms_short_bs{rows}"
+
+
 def variant_name(feature: str, rows: int) -> str:
     """Time per step with a feature on all rows; "plain" is none."""
     return f"itl_ms_{feature}_bs{rows}"
@@ -41,7 +46,7 @@ def cost_name(feature: str, rows: int) -> str:
 def announce(bench: Bench) -> list[str]:
     """The figures of this module."""
     scale, table = bench.scale, bench.table
-    itl = [itl_name(rows) for rows in scale.rows]
+    itl = [name(rows) for name in (itl_name, *([] if bench.full else [short_name])) for rows in scale.rows]
     features = list(FEATURES) if bench.full else []
     variants = [variant_name(name, scale.variant_rows) for name in ("plain", *features)] if features else []
     costs = [cost_name(name, scale.variant_rows) for name in features]
@@ -78,6 +83,12 @@ def _steps(bench: Bench, llm: LLM, run: int) -> None:
         if table.wants(name):
             with table.measuring([name]):
                 table.add(name, greedy_step_ms(bench, llm, rows, run))
+        name = short_name(rows)
+        if not bench.full and table.wants(name):
+            with table.measuring([name]):
+                _warm(bench, llm, rows, {})
+                lengths = (scale.variant_short, scale.variant_long)
+                table.add(name, step_ms(llm, rows, scale.row_prompt, lengths, [{}], rows + run))
 
 
 def greedy_step_ms(bench: Bench, llm: LLM, rows: int, run: int) -> float:

@@ -24,7 +24,7 @@ from headway.syncs.driver import blocking
 
 if TYPE_CHECKING:
     from headway.engine.core import EngineCore
-    from headway.models.config import DecoderConfig
+    from headway.models.interface import ModelSpec
 
 FIGURES: Final = {
     "busy_pct": ("%", "higher"),
@@ -253,27 +253,21 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
 
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
     """Bytes a decode step must read: all weights, and keys and values of ``rows`` sequences of ``length``, in 16 bits."""
-    from headway.models.config import decoder_config
+    from headway.models.load import describe
     from headway.weights import open_checkpoint
 
-    config = decoder_config(open_checkpoint(str(bench.folder), load_format="dummy").config)
-    return 2.0 * num_weights(config) + rows * length * kv_bytes_per_token(config)
+    spec = describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
+    return 2.0 * num_weights(spec) + rows * length * kv_bytes_per_token(spec)
 
 
-def kv_bytes_per_token(config: DecoderConfig) -> int:
+def kv_bytes_per_token(spec: ModelSpec) -> int:
     """Of a token's keys and values in all layers, in 16 bits."""
-    from headway.models.config import kv_spec
-
-    spec = kv_spec(config)
-    return 4 * int(spec["num_layers"]) * int(spec["num_kv_heads"]) * int(spec["head_dim"])
+    return 2 * spec.cache.elements_per_token()
 
 
-def num_weights(config: DecoderConfig) -> int:
-    """Elements of the matrices that every step reads whole: of all layers, and of the output head."""
-    width, heads = config.hidden_size, config.num_heads * config.head_dim
-    attention = width * (heads + 2 * config.num_kv_heads * config.head_dim) + heads * width
-    layer = attention + 3 * width * config.intermediate_size
-    return config.num_layers * layer + width * config.vocab_size
+def num_weights(spec: ModelSpec) -> int:
+    """Elements of the parameters that every step reads whole: of all layers, and of the output head."""
+    return spec.layer_weights + spec.head_weights
 
 
 class Recorder:

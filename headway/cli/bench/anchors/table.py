@@ -178,13 +178,14 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         ours, anchor, met = row["ours"], row["anchor"], {True: "yes", False: "no", None: ""}[row["met"]]
         ratio = f"{ours / anchor:.2f}" if ours is not None and anchor else ""
-        shown = _number(ours) if ours is not None else f"**{row['status']}**: {row['note']}"
-        cells = [row["name"].partition(".")[2], row["unit"], _number(row["floor"]), shown, _number(anchor), ratio]
-        lines.append("| " + " | ".join([*cells, _number(row["goal"]), met]) + " |")
+        shown = number(ours) if ours is not None else f"**{row['status']}**: {row['note']}"
+        cells = [row["name"].partition(".")[2], row["unit"], number(row["floor"]), shown, number(anchor), ratio]
+        lines.append("| " + " | ".join([*cells, number(row["goal"]), met]) + " |")
     return lines
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Four digits, or whole thousands; nothing for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

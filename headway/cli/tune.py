@@ -1,0 +1,55 @@
+"""``headway tune``: measures the linear layers of a model on this machine's card."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+DEFAULT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file, hub name, or the built-in smollm2.")],
+    rows: Annotated[list[int] | None, typer.Option("--rows", help="Numbers of decoding rows; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time for all of it, compilation included.")] = 300.0,
+    most: Annotated[int, typer.Option(help="Tiles of an operation that are tried for a number of rows.")] = 12,
+) -> None:
+    """Find the fastest forms and tiles for MODEL's linear layers on this card, and keep them for later starts."""
+    import torch
+
+    from headway.core.errors import ConfigError
+    from headway.kernels.hopper import runs_gluon
+    from headway.kernels.linear_forms.shapes import decoder_shape
+    from headway.weights import open_checkpoint
+
+    try:
+        shape = decoder_shape(open_checkpoint(model, load_format="dummy").config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not torch.cuda.is_available():
+        raise ConfigError("headway tune measures on a GPU, and torch sees none here; without one nothing is tuned")
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not runs_gluon(device):
+        raise ConfigError(
+            "headway tune chooses among kernels for Hopper GPUs; this card runs F.linear and the kernels in plain Triton, "
+            "for which there is nothing to choose"
+        )
+    from headway.kernels.compiler_process import CompilerProcess
+    from headway.kernels.linear_forms.card import card_of
+    from headway.kernels.linear_forms.search import Search
+    from headway.kernels.linear_forms.table import save_tuned
+    from headway.kernels.linear_forms.winners import head_entries, layer_entries
+
+    compiler = CompilerProcess()
+    try:
+        search = Search(device, compiler, most=most, until=time.monotonic() + seconds, say=typer.echo)
+        with torch.inference_mode():
+            found = search.run(shape, sorted(set(rows or DEFAULT_ROWS)))
+    finally:
+        compiler.close()
+    for line in found.failed:
+        typer.echo(f"left out: {line}")
+    path = save_tuned(card_of(device), layer_entries(shape, found.layers) | head_entries(shape, found.heads))
+    typer.echo(f"written to {path}")
