@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 
 # Before torch, tokenizers or the hub client is imported by any test.
+# A process that shares the machine with another (pytest-xdist, which inherits what its parent set) computes with one thread:
+# two that spin wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# torch's threads spin between operations: beside other processes, tests that compare with transformers took five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

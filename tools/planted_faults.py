@@ -3,14 +3,22 @@
     python tools/planted_faults.py                        all of tests/planted/faults.toml
     python tools/planted_faults.py NAME [NAME ...]        some of them
     python tools/planted_faults.py --faults FILE          a catalogue that somebody else wrote
+    python tools/planted_faults.py --batch NAME           a batch held out: tests/planted/batches/NAME.toml
     python tools/planted_faults.py --baseline             only the checks on the tree as it is
     python tools/planted_faults.py --json OUT --markdown docs/planted-faults.md
     python tools/planted_faults.py --from OUT [OUT ...] --markdown docs/planted-faults.md     write the page, run nothing
 
 The checks run on a copy without a fault first: where one fails there, its failures would say nothing, and no fault is tried.
 A fault is one line replaced by another. The check that is meant to catch it runs first, then the others in the catalogue's
-order until one fails. It counts as caught when a check fails, and as caught as meant when the failure is of the kind the
-catalogue expects. A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
+order, then the whole test folders of the floor it is in, until one fails: "caught" means what CI sees. It counts as caught when
+a check fails, and as caught as meant when the failure is of the kind the catalogue expects.
+
+A batch is a catalogue of faults that nobody wrote tests for (``tools/draw_faults.py`` draws some). Its first outcomes are kept
+beside it, in NAME.json, and never overwritten: a second run takes up where the first was ended, and a third does nothing.
+``--again`` tries a batch anew, for what is caught now. Its faults start with the folders of their floor. ``--budget`` ends a
+fault's checks after so many seconds; what was not caught by then counts as missed.
+
+ A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
 table those of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when
 all were caught, 1 when some were missed, 2 when a fault does not fit its file or the clean tree fails.
 """
@@ -25,6 +33,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +43,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CATALOGUE = ROOT / "tests" / "planted" / "faults.toml"
+BATCHES = ROOT / "tests" / "planted" / "batches"
 CHECK_SECONDS = 600
 """A fault may make the engine turn for ever; a check that takes this long counts as failed."""
 _RAISED = re.compile(r"^(?:E\s+)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed))\b(.*)$", re.MULTILINE)
@@ -41,6 +51,28 @@ _TOLD = re.compile(r"^E\s+(.*)$", re.MULTILINE)
 _TEST = re.compile(r"^FAILED (\S+)|^again: python -m (tests\.sim\.replay \d+)", re.MULTILINE)
 
 Checks = Mapping[str, Sequence[str]]
+
+_PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "-m", "not slow and not soak and not gpu")
+_SAMPLING = ("tests/engine/test_sampling_oracle.py", "tests/sim/test_sampling_oracle.py", "tests/sim/test_costs.py")
+_DOOR = tuple(f"tests/api/test_{name}.py" for name in ("limits", "inputs", "async_llm", "stop_edges"))
+_ENGINE = ("tests/engine/test_naive.py", "tests/engine/test_depths.py", "tests/engine")
+FOLDERS: Mapping[str, Sequence[Sequence[str]]] = {
+    "core": [(*_DOOR, "tests/api"), ("tests/scheduler", "tests/state"), _SAMPLING[:1], ("tests/server",), _ENGINE],
+    "scheduler": [("tests/scheduler",), ("tests/sim/test_costs.py",), _ENGINE, ("tests/sim",)],
+    "device": [("tests/device",), ("tests/sim/test_costs.py", "tests/sim"), ("tests/engine/test_metrics.py",)],
+    "weights": [("tests/weights",), ("tests/models",)],
+    "kernels": [_SAMPLING, ("tests/kernels/test_bit_equality.py", "tests/kernels"), ("tests/sim",)],
+    "state": [("tests/state",), _SAMPLING, _ENGINE],
+    "sampling": [_SAMPLING, _ENGINE, ("tests/sim",)],
+    "models": [("tests/models",), _ENGINE],
+    "runner": [("tests/runner",), _SAMPLING, _ENGINE, ("tests/sim",)],
+    "engine": [_ENGINE, ("tests/sim/test_costs.py", "tests/sim"), ("tests/api",)],
+    "api": [(*_DOOR, "tests/api"), _SAMPLING[:1], ("tests/server",)],
+    "server": [("tests/server/test_door.py", "tests/server/test_chat.py", "tests/server"), ("tests/cli",)],
+    "cli": [("tests/cli",)],
+    "syncs": [("tests/syncs",)],
+}  # fmt: skip
+"""The tests that a change on a floor concerns, in groups, those first that are likely to tell soonest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +88,7 @@ class Fault:
         uncaught: why no check can catch it, for a fault that is known to slip through.
         round: "grown" for faults that the tests were written with; else the round in which it was held out.
         first: for held-out faults, what their first run gave, before any test was added: "caught" or "missed".
+        cure: for held-out faults that nothing caught, what was done about their class.
     """
 
     name: str
@@ -68,6 +101,7 @@ class Fault:
     uncaught: str = ""
     round: str = "grown"
     first: str = ""
+    cure: str = ""
 
     def planted(self, text: str) -> str:
         """``text`` with the fault. Raises ValueError unless exactly one line fits."""
@@ -99,6 +133,9 @@ class Outcome:
     seconds: float
 
 
+Batch = tuple[str, list[Fault], dict[str, Outcome], dict[str, Outcome]]
+
+
 def load(path: Path = CATALOGUE) -> tuple[list[Fault], Checks]:
     """Faults, and the checks by name.
 
@@ -106,7 +143,8 @@ def load(path: Path = CATALOGUE) -> tuple[list[Fault], Checks]:
         ValueError: a fault names a check that is not there.
     """
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    faults = [Fault(**(each | {"expect": tuple(each.get("expect", ()))})) for each in data["fault"]]
+    shared = {"round": data.get("round", "grown")}
+    faults = [Fault(**(shared | each | {"expect": tuple(each.get("expect", ()))})) for each in data["fault"]]
     checks: Checks = data.get("checks") or load()[1]
     for fault in faults:
         if fault.check and fault.check not in checks:
@@ -114,11 +152,26 @@ def load(path: Path = CATALOGUE) -> tuple[list[Fault], Checks]:
     return faults, checks
 
 
-def ordered(fault: Fault, checks: Checks) -> Iterator[tuple[str, Sequence[str]]]:
-    """All checks, the one that is meant to catch it first."""
+def folders(fault: Fault) -> Iterator[tuple[str, Sequence[str]]]:
+    """The whole test folders that a change of the fault's file concerns, as checks."""
+    parts = Path(fault.file).parts
+    others = [(f"tests/{parts[1]}",), _SAMPLING, _ENGINE, ("tests/sim",)]
+    for group in FOLDERS.get(parts[1], others) if parts[0] == "headway" else ():
+        found = [part for part in group if (ROOT / part).exists()]
+        if found:
+            yield found[-1], (*_PYTEST, *found)
+
+
+def ordered(fault: Fault, checks: Checks, folders_first: bool = False) -> Iterator[tuple[str, Sequence[str]]]:
+    """All checks, the one that is meant to catch it first, then the folders; those first for a fault that none is meant for."""
+    if folders_first and not fault.check:
+        yield from folders(fault)
+        yield from checks.items()
+        return
     first = fault.check or next(iter(checks))
     yield first, checks[first]
     yield from ((name, check) for name, check in checks.items() if name != first)
+    yield from folders(fault)
 
 
 def run_check(folder: Path, check: Sequence[str]) -> str | None:
@@ -158,8 +211,31 @@ def clean_tree_fails(checks: Checks) -> str | None:
     return None
 
 
-def try_fault(fault: Fault, checks: Checks) -> Outcome:
-    """Plant one fault in a fresh copy and run the checks until one fails."""
+class CleanTree:
+    """Whether what failed with a fault passes without one; asked once for each test, when it first fails."""
+
+    def __init__(self, known: Checks) -> None:
+        self._passes = dict.fromkeys(known, True)  # main has run these
+        self._lock = threading.Lock()
+
+    def passes(self, name: str, check: Sequence[str], output: str) -> bool:
+        """Run the test that failed according to ``output``, or else the whole check, on a fresh copy, unless that was done."""
+        if name in self._passes:
+            return True
+        test = next(
+            (first.partition("[")[0] for first, _ in _TEST.findall(output) if first), ""
+        )  # an id may hold spaces
+        asked = (*_PYTEST, test) if test else check
+        with self._lock:
+            if asked[-1] not in self._passes:
+                self._passes[asked[-1]] = clean_tree_fails({name: asked}) is None
+                if not self._passes[asked[-1]]:
+                    print(f"{asked[-1]} fails on the clean tree: it says nothing", flush=True)
+            return self._passes[asked[-1]]
+
+
+def try_fault(fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = False, budget: float = 1e9) -> Outcome:
+    """Plant one fault in a fresh copy and run the checks until one fails, or until ``budget`` seconds are over."""
     start = time.monotonic()
     output, caught_by = None, ""
     with tempfile.TemporaryDirectory(prefix="planted-") as place:
@@ -167,11 +243,14 @@ def try_fault(fault: Fault, checks: Checks) -> Outcome:
         copy_tree(folder)
         target = folder / fault.file
         target.write_text(fault.planted(target.read_text(encoding="utf-8")), encoding="utf-8")
-        for name, check in ordered(fault, checks):
+        for name, check in ordered(fault, checks, held_out):
+            if time.monotonic() - start > budget:
+                break
             output = run_check(folder, check)
-            if output is not None:
+            if output is not None and clean.passes(name, check, output):
                 caught_by = name
                 break
+            output = None
     seconds = time.monotonic() - start
     if output is None:
         return Outcome(fault.name, False, False, "", "", "missed", seconds)
@@ -183,7 +262,9 @@ def try_fault(fault: Fault, checks: Checks) -> Outcome:
     return Outcome(fault.name, True, not fault.expect or bool(wanted), caught_by, test, error, seconds)
 
 
-def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Checks) -> str:
+def page(
+    faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Checks, batches: Sequence[Batch] = ()
+) -> str:
     """docs/planted-faults.md."""
     ran = [fault for fault in faults if fault.name in outcomes]
     caught = [fault for fault in ran if outcomes[fault.name].caught]
@@ -200,6 +281,7 @@ def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Check
         "```",
         "",
         *_rounds(ran, outcomes),
+        *(f"| {_batch_row(batch)} |" for batch in batches),
         "",
         "| check | `python -m` |",
         "|---|---|",
@@ -215,7 +297,63 @@ def page(faults: Sequence[Fault], outcomes: Mapping[str, Outcome], checks: Check
         error = outcome.error.replace("|", "\\|").replace("`", "'")
         error = re.sub(r"/\S*/(?=tests/|headway/)", "", error)
         lines.append(f"| {fault.name} | {where} | {fault.what} | {outcome.check} | {error} |".replace("{", "&#123;"))
-    return "\n".join(lines) + "\n"
+    waiting = ", ".join(f"`{fault.name}`" for fault in faults if fault.name not in outcomes)
+    lines += ["", f"Not run since they were added: {waiting}."] if waiting and batches else []
+    return "\n".join(lines + [line for batch in batches for line in _batch_section(*batch)]) + "\n"
+
+
+def _outcomes(path: Path) -> dict[str, Outcome]:
+    """By fault; none where there is no such file."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return {each["fault"]: Outcome(**each) for each in known}
+
+
+def _batches() -> list[Batch]:
+    """Batches that have run: name, faults, first outcomes, later outcomes of what was missed."""
+    found = []
+    for path in sorted(BATCHES.glob("*.toml")):
+        faults, first = load(path)[0], _outcomes(path.with_suffix(".json"))
+        if first:
+            found.append((path.stem, faults, first, _outcomes(path.with_suffix(".now.json"))))
+    return found
+
+
+def _batch_row(batch: Batch) -> str:
+    _, faults, first, later = batch
+    at_first = sum(outcome.caught for outcome in first.values())
+    now = sum(first[name].caught or (name in later and later[name].caught) for name in first)
+    return f"held out, {faults[0].round} | {len(first)} | {at_first} of {len(first)} | {now}"
+
+
+def _batch_section(
+    name: str, faults: Sequence[Fault], first: Mapping[str, Outcome], later: Mapping[str, Outcome]
+) -> list[str]:
+    """What became of a batch at its first run, and what was done about what nothing caught."""
+    at_first = sum(outcome.caught for outcome in first.values())
+    lines = [
+        "",
+        f"## Held out, {faults[0].round}",
+        "",
+        f"`tests/planted/batches/{name}.toml`, run once with `--batch {name}`:",
+    ]
+    if len(first) < len(faults):
+        lines[-1] += f" {len(first)} of its {len(faults)} faults have had their first run so far."
+    lines += [f"**{at_first} of {len(first)} caught at their first run.**"]
+    if at_first < len(first):
+        lines += ["What was not, and what was done about it:", ""]
+        lines += ["| fault | where | mistake | cure | caught now by |", "|---|---|---|---|---|"]
+    for fault in faults:
+        if fault.name in first and not first[fault.name].caught:
+            by = later[fault.name].check if fault.name in later and later[fault.name].caught else "nothing"
+            lines.append(
+                f"| {fault.name} | `{fault.file.removeprefix('headway/')}` | {fault.what} | {fault.cure} | {by} |"
+            )
+    lines += ["", "| caught | where | mistake | by |", "|---|---|---|---|"]
+    for fault in faults:
+        if fault.name in first and first[fault.name].caught:
+            by = first[fault.name].test or first[fault.name].check
+            lines.append(f"| {fault.name} | `{fault.file.removeprefix('headway/')}` | {fault.what} | `{by[:110]}` |")
+    return lines
 
 
 def _rounds(ran: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -231,10 +369,11 @@ def _rounds(ran: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> list[str]:
     return lines
 
 
-def run_all(faults: Sequence[Fault], checks: Checks, jobs: int) -> Iterator[Outcome]:
+def run_all(faults: Sequence[Fault], checks: Checks, jobs: int, held_out: bool, budget: float) -> Iterator[Outcome]:
     """Try every fault, and say how it went."""
+    clean = CleanTree({} if held_out else checks)
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(lambda fault: try_fault(fault, checks), faults):
+        for outcome in pool.map(lambda fault: try_fault(fault, checks, clean, held_out, budget), faults):
             word = "caught" if outcome.as_meant else "caught, not as meant" if outcome.caught else "MISSED"
             print(
                 f"{outcome.fault:32} {word:20} {outcome.seconds:5.0f} s  {outcome.check:10} {outcome.error}", flush=True
@@ -247,6 +386,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Count the planted faults that the tests catch.")
     parser.add_argument("names", nargs="*", help="faults to plant; all when none is named")
     parser.add_argument("--faults", type=Path, default=CATALOGUE, help="another catalogue")
+    parser.add_argument("--batch", help="a batch held out, by name; its first outcomes are kept")
+    parser.add_argument("--again", action="store_true", help="try a batch anew; its first outcomes stay")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which a fault's checks end")
     parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each fault")
@@ -258,6 +400,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     options = parsed(arguments)
+    held_out = options.batch is not None
+    if held_out:
+        options.faults = BATCHES / f"{options.batch}.toml"
+        options.json = options.json or (None if options.again else options.faults.with_suffix(".json"))
     try:
         faults, checks = load(options.faults)
         unknown = set(options.names) - {fault.name for fault in faults}
@@ -268,24 +414,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(error)
         return 2
-    if not options.known:
+    if not options.known and not held_out:  # of a batch, checks are tried on the clean tree when they fail
         failed = clean_tree_fails(checks)
         print(failed or "the clean tree passes", flush=True)
         if failed or options.baseline:
             return 2 if failed else 0
     if options.names:
-        faults = [fault for fault in faults if fault.name in options.names]
+        faults = [next(fault for fault in faults if fault.name == name) for name in options.names]
     outcomes: dict[str, Outcome] = {}
+    if held_out and not options.again and options.json.exists():
+        outcomes = {each["fault"]: Outcome(**each) for each in json.loads(options.json.read_text(encoding="utf-8"))}
     if options.known:
         for path in options.known:
             outcomes |= {each["fault"]: Outcome(**each) for each in json.loads(path.read_text(encoding="utf-8"))}
     else:
-        for outcome in run_all(faults, checks, options.jobs):
+        left = [fault for fault in faults if fault.name not in outcomes]
+        for outcome in run_all(left, checks, options.jobs, held_out, options.budget):
             outcomes[outcome.fault] = outcome
             if options.json:
                 options.json.write_text(json.dumps([asdict(each) for each in outcomes.values()], indent=1) + "\n")
     if options.markdown:
-        options.markdown.write_text(page(faults, outcomes, checks), encoding="utf-8")
+        batches = _batches() if options.faults == CATALOGUE else []
+        options.markdown.write_text(page(faults, outcomes, checks, batches), encoding="utf-8")
     ran = [outcomes[fault.name] for fault in faults if fault.name in outcomes]
     caught = sum(outcome.caught for outcome in ran)
     print(f"{caught} of {len(ran)} caught, {sum(outcome.as_meant for outcome in ran)} as meant")

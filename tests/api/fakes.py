@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway.api import frontend
+from headway.api.control_text import ControlTexts
 from headway.api.text_stream import ByteLevelStream
 from headway.core.config import EngineArgs
 from headway.engine.client import EngineClient, InprocClient, ThreadClient
@@ -29,6 +30,7 @@ class ByteTokenizer:
         self.vocab_size = len(self.table)
         self.special_ids = frozenset([fake_core.EOS])
         self.special_tokens: dict[str, str] = {}
+        self.control_texts = ControlTexts(())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [1, *text.encode()] if add_special_tokens else list(text.encode())

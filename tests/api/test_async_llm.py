@@ -15,7 +15,7 @@ import pytest
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, RequestOutput, SamplingParams, UnknownParameterError
 from headway.api.async_llm import WOKEN_AT_ONCE
 from headway.api.frontend import ChatOptions
-from headway.api.inputs import LONG_TEXT_CHARS
+from headway.api.long_texts import LONG_TEXT_CHARS
 from headway.api.structured.compile import Outcome
 from headway.core.params import StructuredOutputsParams
 from headway.engine.client import ThreadClient
@@ -30,13 +30,29 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.install(monkeypatch)
 
 
+STUCK_SECONDS = 60
+"""A test here takes a second."""
+
+
+def ours() -> set[threading.Thread]:
+    """Threads of engines and front ends. Servers that other modules of this process keep for the session have some, too."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("headway")}
+
+
 def run(body: Callable[[AsyncLLM], Awaitable[None]], **engine_args: Any) -> None:
+    before = ours()
+
     async def main() -> None:
         async with AsyncLLM("fake", **engine_args) as llm:
-            await body(llm)
+            try:
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await body(llm)
+            except TimeoutError:  # say so, instead of running into pytest's own limit
+                waiting = [request.request_id for request in llm._processor.requests()]
+                raise AssertionError(f"nobody was woken; open requests: {waiting}") from None
 
     asyncio.run(main())
-    assert not [t for t in threading.enumerate() if t.name.startswith("headway")]
+    assert ours() <= before
 
 
 def core(llm: AsyncLLM) -> fake_core.FakeCore:
@@ -131,6 +147,45 @@ def test_updates_that_come_together_wake_no_more_consumers_in_one_turn() -> None
                 await asyncio.sleep(0)
         assert [after - before for before, after in pairwise(woken)] == [WOKEN_AT_ONCE] * 3 + [0]
         hub._events.clear()
+
+    run(body, multiprocess=False)
+
+
+def test_a_stream_that_wants_only_the_end_is_woken_once() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        woken: list[bool] = []
+        wake = llm._hub.wake
+
+        def noted(request: Any) -> None:
+            woken.append(request.finished)
+            wake(request)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llm._hub, "wake", noted)
+            outputs = [each async for each in llm.generate("a", seeded(max_tokens=60), only_final=True)]
+            assert len(outputs) == 1 and outputs[0].finished and woken == [True]
+            woken.clear()
+            async for _ in llm.generate("a", ENDLESS):
+                if len(woken) > 1:  # others are woken as it grows
+                    break
+
+    run(body, multiprocess=False)
+
+
+def test_a_request_leaves_no_wish_behind_for_another_at_its_address() -> None:
+    async def body(llm: AsyncLLM) -> None:
+        for final in (True, False):
+            await last(llm, "a", seeded(max_tokens=3), only_final=final)
+            with pytest.raises(InvalidRequestError):
+                await last(llm, "", seeded(), only_final=final)
+        stream = llm.generate("a", ENDLESS, "x", only_final=True)
+        ended = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await llm.abort("x")
+        assert (await ended).outputs[0].finish_reason == "abort"
+        await stream.aclose()  # type: ignore[attr-defined]
+        hub = llm._hub
+        assert not hub._quiet and not hub._events and not hub._news
 
     run(body, multiprocess=False)
 
@@ -346,12 +401,13 @@ def test_one_engine_serves_one_loop_after_another() -> None:
 
 
 def test_letting_go_of_it_stops_the_engine() -> None:
+    before = ours()
     llm = AsyncLLM("fake", multiprocess=False)
     engine = core(llm)
     del llm
     gc.collect()
     assert engine.is_shut_down
-    assert not [t for t in threading.enumerate() if t.name.startswith("headway")]
+    assert ours() <= before
 
 
 def test_unknown_engine_arguments() -> None:

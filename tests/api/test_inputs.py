@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from headway.api.inputs import CHARS_A_TOKEN, Door, default_params, mix64, params_list, prompt_list
+from headway.api.inputs import Door, default_params, mix64, params_list, prompt_list
+from headway.api.long_texts import MIN_WINDOW
 from headway.core.errors import InvalidRequestError, UnknownParameterError
 from headway.core.params import SamplingParams
 from tests.api.fakes import ByteTokenizer
@@ -89,7 +90,7 @@ def test_of_a_text_that_is_far_too_long_only_the_head_is_tokenised() -> None:
         InvalidRequestError, match=r"100000 characters .* at most 31 fit: max_model_len is 32"
     ) as caught:
         careful.prepare("x" * 100_000, SamplingParams())
-    assert caught.value.parameter == "prompt" and tokenizer.longest <= 32 * CHARS_A_TOKEN
+    assert caught.value.parameter == "prompt" and tokenizer.longest <= MIN_WINDOW
     text = "_" * 100_000 + "x"  # many characters, few tokens
     assert careful.prepare(text, SamplingParams()).prompt_token_ids == [1, ord("x")]
 

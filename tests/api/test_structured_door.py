@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from headway.api import killable
 from headway.api.inputs import Door
+from headway.api.killable import Job, Pool, TooMuchError
 from headway.api.structured import compiler
 from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.door import vocabulary_of
 from headway.api.tokenizer import from_gguf
 from headway.core.automaton import Automaton, Vocabulary
-from headway.core.errors import EngineDeadError, InvalidRequestError
+from headway.core.errors import BusyError, EngineDeadError, InvalidRequestError
 from headway.core.params import SamplingParams, StructuredOutputsParams
+from headway.core.processes import processor_seconds
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
 from tests.engine.fake_core import model_info
 
@@ -84,35 +90,103 @@ def test_the_memory_of_what_was_compiled_is_bounded(grammars: GrammarCompiler, m
     assert grammars._known_bytes <= 100
 
 
+BOMB = "(?:[ab]*a){9}(?:[ab]{0,9}b){300}"
+"""Minutes of determinising."""
+
+
 def test_a_grammar_that_takes_too_long_is_killed_alone() -> None:
-    made = GrammarCompiler(EVERY, seconds=0.0)
+    now = [0.0]
+    made = GrammarCompiler(EVERY, seconds=0.3, clock=lambda: now[0])
     try:
-        assert "compile" in refusal(made, regex="a+")
+        assert "0.3 s of processor time" in refusal(made, regex=BOMB)
         assert not made._pool._idle, "its process is gone"
-        made._seconds = 60.0
+        made._pool.seconds = 60.0
         assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
+        run, made._pool.run = made._pool.run, None  # type: ignore[method-assign,assignment]
+        assert "0.3 s" in refusal(made, regex=BOMB), "remembered"
+        made._pool.run = run  # type: ignore[method-assign]
+        now[0] = compiler.LIMIT_SECONDS
+        assert made.known(StructuredOutputsParams(regex=BOMB)) is None, "not for long: the machine may have been busy"
+        assert made.known(StructuredOutputsParams(regex="b+")) is not None
     finally:
         made.close()
 
 
-def test_a_bomb_costs_its_own_time_only() -> None:
-    made = GrammarCompiler(EVERY, seconds=0.3)
+class Meddler(threading.Thread):
+    """Sends a signal to the first ``count`` processes that get a job."""
+
+    def __init__(self, pool: Pool, number: signal.Signals, count: int) -> None:
+        super().__init__()
+        self.pool, self.number, self.count = pool, number, count
+        self.start()
+
+    def run(self) -> None:
+        seen: set[int] = set()
+        while len(seen) < self.count:
+            for child in list(self.pool._busy):
+                if child.process.pid not in seen and (processor_seconds(child.process.pid) or 0) > 0.01:
+                    seen.add(child.process.pid)
+                    os.kill(child.process.pid, self.number)
+            os.sched_yield()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads processor times")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_process_is_not_the_grammars_fault(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(killable, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(killable, "TICK_SECONDS", 0.1)
+    made = GrammarCompiler(EVERY)
+    slow = StructuredOutputsParams(regex="(a|b)*a(a|b){11}")
     try:
-        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}")
-        assert "0.3 s" in refusal(made, regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"), "remembered"
-        made._seconds = 60.0
-        assert automaton(made, StructuredOutputsParams(regex="b+")).accepts(b"b")
+        meddler = Meddler(made._pool, number, 2)
+        with pytest.raises(BusyError, match="try again"):
+            made.compile(slow)
+        meddler.join()
+        assert made.known(slow) is None, "nothing is remembered"
+        meddler = Meddler(made._pool, number, 1)
+        assert made.compile(slow).automaton is not None, "tried once more"
+        meddler.join()
     finally:
         made.close()
 
 
-def test_a_process_that_dies_costs_one_request(grammars: GrammarCompiler) -> None:
+def test_a_job_that_crashes_its_process_twice_is_at_fault() -> None:
+    pool = Pool("tests.api.crashing_child", b"", 1, 0.3, 2**32, "crashing")
+    try:
+        with pytest.raises(TooMuchError) as caught:
+            pool.run(b"crash")
+        assert not caught.value.time
+        assert pool.run(b"fine") == b"fine"
+        with pytest.raises(TooMuchError) as caught:
+            pool.run(b"spin", keep=False)
+        assert caught.value.time
+        assert pool.run(b"fine") == b"fine"
+    finally:
+        pool.close()
+
+
+def test_a_job_that_nobody_wants_any_more_ends() -> None:
+    made = GrammarCompiler(EVERY, seconds=3600.0)
+    job = Job()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            bomb = pool.submit(made.compile, StructuredOutputsParams(regex=BOMB), job)
+            while not made._pool._busy:
+                os.sched_yield()
+            job.give_up()
+            with pytest.raises(BusyError):
+                bomb.result(60)
+        assert not made._pool._busy
+    finally:
+        made.close()
+
+
+def test_a_process_that_died_idle_costs_nothing(grammars: GrammarCompiler) -> None:
     grammars.compile(StructuredOutputsParams(regex="a+"))
     [worker] = grammars._pool._idle
-    worker._process.kill()
-    worker._process.wait()
-    assert "compile" in refusal(grammars, regex="b+")
-    assert automaton(grammars, StructuredOutputsParams(regex="c+")).accepts(b"c")
+    worker.process.kill()
+    worker.process.wait()
+    assert automaton(grammars, StructuredOutputsParams(regex="b{7}")).accepts(b"b" * 7)
 
 
 def test_no_process_outlives_its_compiler() -> None:
@@ -121,13 +195,13 @@ def test_no_process_outlives_its_compiler() -> None:
     [worker] = made._pool._idle
     made.close()
     made.close()
-    assert worker._process.poll() is not None
+    assert worker.process.poll() is not None
 
 
 def test_closing_does_not_wait_for_what_is_being_compiled() -> None:
     made = GrammarCompiler(EVERY, seconds=3600.0)
     with ThreadPoolExecutor(1) as pool:
-        bomb = pool.submit(made.compile, StructuredOutputsParams(regex="(?:[ab]*a){9}(?:[ab]{0,9}b){300}"))
+        bomb = pool.submit(made.compile, StructuredOutputsParams(regex=BOMB))
         while not made._pool._busy:
             os.sched_yield()
         made.close()

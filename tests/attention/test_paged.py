@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.attention.paged import PagedAttention
-from headway.state.batch import StepBatch
+from headway.state.batch import GroupBatch, StepBatch
 
 H, KH, D, BS, LEN = 6, 2, 12, 8, 21
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,22 +72,23 @@ def test_a_sequence_in_chunks_equals_dense_attention(window: int, soft_cap: floa
     found, start = [], 0
     for size in (6, 1, 1, 13):
         positions = list(range(start, start + size))
+        kv_slots = ints([blocks[p // BS] * BS + p % BS for p in positions])
+        group = GroupBatch(ints([0, 0, 0, *blocks]).view(2, 3), kv_slots, ints([start + size]))
         batch = StepBatch(
             input_ids=ints([0] * size),
             positions=ints(positions),
-            kv_slots=ints([blocks[p // BS] * BS + p % BS for p in positions]),
             query_start=ints([0, size]),
             seq_lens=ints([start + size]),
             row_slots=ints([1]),
             logit_indices=ints([size - 1]),
-            block_tables=ints([0, 0, 0, *blocks]).view(2, 3),
+            groups=(group,),
             arrivals=ints([0] * KH).view(1, KH),
             num_decode_rows=int(size == 1),
             max_query_len=size,
             max_seq_len_bound=24,
         )
         step = qkv[start : start + size].to(DEVICE)
-        found.append(layer(step, batch, k_cache, v_cache, cos_sin.to(DEVICE), on_device[0], on_device[1], EPS).cpu())
+        found.append(layer(step, batch, (k_cache, v_cache), cos_sin.to(DEVICE), on_device[0], on_device[1], EPS).cpu())
         start += size
 
     torch.testing.assert_close(torch.cat(found), dense(qkv, layer, cos_sin, norms), atol=1e-4, rtol=1e-4)

@@ -38,6 +38,7 @@ class Answer:
         parts: of the body, each a chunk when ``framing`` is "chunked" ("length" and "close" are the other two).
         cut: bytes of the whole answer after which the connection is dropped.
         borders: seed of the pieces in which the bytes are written; None: all at once.
+        holds: the last byte never comes.
     """
 
     parts: list[bytes] = field(default_factory=lambda: completion(3))
@@ -45,6 +46,7 @@ class Answer:
     framing: str = "chunked"
     cut: int | None = None
     borders: int | None = None
+    holds: bool = False
 
     def raw(self) -> bytes:
         head = f"HTTP/1.1 {self.status} Fine\r\nContent-Type: text/event-stream\r\n"
@@ -93,7 +95,7 @@ class FakeServer:
         self.requests.append(request)
         self.headers.append(headers)
         answer = self._answer(request)
-        raw = answer.raw()[: answer.cut]
+        raw = answer.raw()[: -1 if answer.holds else answer.cut]
         rng = random.Random(answer.borders)
         while raw and answer.borders is not None:
             size = rng.choice((1, 2, 3, 7, 30))
@@ -103,6 +105,8 @@ class FakeServer:
             await asyncio.sleep(0)
         writer.write(raw)
         await writer.drain()
+        if answer.holds:
+            await reader.read()  # until the client leaves
         return answer.cut is None and answer.framing != "close" and not self._hang_up
 
 

@@ -128,6 +128,26 @@ def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr.count("tok/s") == 3
 
 
+@pytest.mark.parametrize("leave", ["/quit", "/exit"])
+def test_commands_of_a_chat(monkeypatch: pytest.MonkeyPatch, leave: str) -> None:
+    seen: list[list[str]] = []
+    render = frontend.ChatRenderer.render
+
+    def spy(self: frontend.ChatRenderer, messages: Any, options: Any) -> Any:
+        seen.append([message["content"] for message in messages])
+        return render(self, messages, options)
+
+    monkeypatch.setattr(frontend.ChatRenderer, "render", spy)
+    typed = f"/stats\nhi\n/stats\n/system be\n/system\nnew\n/stats off\n//x\n/clear\nlast\n/nonsense\n{leave}\nnever\n"
+    result = invoke("chat", "fake", "--max-tokens", "2", *SEED, stdin=typed)
+    assert result.exit_code == 0, result.output
+    assert seen == [["hi"], ["be", "new"], ["be", "new", "?@", "/x"], ["be", "last"]]
+    said = result.stderr
+    assert said.index("no answer yet") < said.index("1 answers, 2 tokens") < said.index("(system message: be)")
+    assert "generated" in said and said.count("(2 tokens in") == 2, "figures after answers until they were turned off"
+    assert "no command '/nonsense'" in said
+
+
 def test_an_interrupt_stops_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     follow = streaming.stream_answer

@@ -326,4 +326,4 @@ def test_probes_ask_and_believe_the_answer(listener: tuple[int, list[tuple[str, 
     [container] = pod()["containers"]
     assert run_probe(container["readinessProbe"]["exec"]["command"][2], port) == 0
     assert asked == [("/ready", "Bearer one")]
-    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/live"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.config import EngineArgs
+from headway.core.config import USUAL_THRESHOLDS, EngineArgs
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import MakeEngine, drain
@@ -45,7 +45,8 @@ def make_engine(tiny_model: Path) -> Iterator[MakeEngine]:
             "block_size": 8,
             "run_ahead": 0,
         }
-        core = build_engine(EngineArgs(**(args | overrides)), progress=False)
+        thresholds = overrides.pop("thresholds", USUAL_THRESHOLDS)
+        core = build_engine(EngineArgs(**(args | overrides)), progress=False, thresholds=thresholds)
         core.learn(VOCABULARY)
         made.append(core)
         return core

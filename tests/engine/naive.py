@@ -28,6 +28,10 @@ class NaiveLlama:
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """[n, V] for n tokens."""
+        return self.hidden(tokens) @ self._tensors["lm_head.weight"].T
+
+    def hidden(self, tokens: list[int]) -> torch.Tensor:
+        """[n, HIDDEN] after the final norm."""
         tensors = self._tensors
         x = tensors["model.embed_tokens.weight"][torch.tensor(tokens)]
         for layer in range(LAYERS):
@@ -37,7 +41,7 @@ class NaiveLlama:
             y = _norm(x, weights["post_attention_layernorm.weight"])
             gate, up = y @ weights["mlp.gate_proj.weight"].T, y @ weights["mlp.up_proj.weight"].T
             x = x + (F.silu(gate) * up) @ weights["mlp.down_proj.weight"].T
-        return _norm(x, tensors["model.norm.weight"]) @ tensors["lm_head.weight"].T
+        return _norm(x, tensors["model.norm.weight"])
 
     def answer(self, request: AddRequest) -> Answer:
         """What the engine must say about a greedy request."""

@@ -100,8 +100,8 @@ def test_boot_errors_are_raised_as_they_are(kind: type[InprocClient] | type[Thre
         kind(EngineArgs(model="bug"), FACTORY)
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "headway-engine"]
+def engine_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "headway-engine"}
 
 
 def wait_until_idle(client: ThreadClient) -> None:
@@ -111,6 +111,7 @@ def wait_until_idle(client: ThreadClient) -> None:
 
 
 def test_the_thread_sleeps_while_idle_and_ends_with_the_client() -> None:
+    before = engine_threads()  # of servers that other modules of this process keep for the session
     client = ThreadClient(EngineArgs(model="fake"), FACTORY)
     client.add([request("a", 1)])
     drain(client, 1)
@@ -120,7 +121,7 @@ def test_the_thread_sleeps_while_idle_and_ends_with_the_client() -> None:
     assert client.stats().num_steps == steps
     del client
     gc.collect()
-    assert not engine_threads()
+    assert engine_threads() <= before
 
 
 def test_close_wakes_a_blocked_poll() -> None:

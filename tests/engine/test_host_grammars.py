@@ -142,10 +142,25 @@ def test_an_abort_at_any_time_leaves_nothing(make_engine: MakeEngine) -> None:
         for _ in range(moment):
             core.step()
         core.abort("gone")
-        while core.has_work():
+        for _ in range(200):
+            if not core.has_work():
+                break
             assert not [update for update in core.step() if update.request_id == "gone"]
+        assert not core.has_work(), f"work is left after an abort at turn {moment}"
         assert "gone" not in core._grammars
     core.check_integrity()
+
+
+def test_a_name_that_is_used_again_has_a_matcher_of_its_own(make_engine: MakeEngine) -> None:
+    """The first one's mask may still be on its way."""
+    core = make_engine(run_ahead=2)
+    for moment in range(6):
+        core.add(request("x", [1, 2, 3], host_grammar="start: /[0-9]{1,9}/", max_tokens=9))
+        for _ in range(moment):
+            core.step()
+        core.abort("x")
+        [answer] = run(core, [request("x", [1, 2, 3], host_grammar="start: /[a-c]{1,9}/", max_tokens=9)]).values()
+        assert answer.error is None and {*text_of(answer)} <= {*"abc"}, (moment, answer.error)
 
 
 def refused(core: EngineCore, made: AddRequest) -> str:

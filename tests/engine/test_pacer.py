@@ -154,7 +154,9 @@ def test_an_engine_is_as_deep_as_its_steps_are_short(
         block_size=8, kv_cache_memory_bytes=1 << 20,
     )  # fmt: skip
     core = build_engine(args, progress=False, device=device)
-    core._runner._results[:, :, 0] = 1  # what the device would write: every row samples token 0 and goes on
+    core._runner.executor.body.results[:, :, 0] = (
+        1  # what the device would write: every row samples token 0 and goes on
+    )
     core.add(request("a", [5, 6, 7], max_tokens=250, ignore_eos=True))
     for _ in range(20):
         core.step()

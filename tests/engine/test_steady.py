@@ -27,7 +27,9 @@ def core(tiny_model: Path) -> Iterator[EngineCore]:
         block_size=256, kv_cache_memory_bytes=1 << 24, run_ahead=1,
     )  # fmt: skip
     core = build_engine(args, progress=False, device=PacedDevice(1.0))
-    core._runner._results[:, :, 0] = 1  # what the device would write: every row samples token 0 and goes on
+    core._runner.executor.body.results[:, :, 0] = (
+        1  # what the device would write: every row samples token 0 and goes on
+    )
     yield core
     core.shutdown()
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from headway.cli.bench.anchors.context import MODELS
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
-from headway.engine.warm_up import PhaseTimes
-from headway.models.config import decoder_config
-from headway.models.registry import model_class
+from headway.engine.warm_up import PhaseTimes, hidden_from
+from headway.models.load import describe
 from headway.weights import open_checkpoint
 from tests.engine.paced_device import PacedDevice
 from tests.kernels.compiler_process import run_module
@@ -84,7 +82,7 @@ def test_graphs_of_steps_with_prompts_can_be_switched_off(
 def test_a_step_whose_launches_are_hidden_is_not_padded_by_much(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.models.decoder.FLOPS", 0.0)  # a device that takes for ever
+    monkeypatch.setattr("headway.engine.warm_up.FLOPS", 0.0)  # a device that takes for ever
     args = EngineArgs(model=str(tiny_model), dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 24)
     core = build_engine(args, progress=False, device=PacedDevice(1.0))
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -100,7 +98,5 @@ def test_a_step_whose_launches_are_hidden_is_not_padded_by_much(
 
 @pytest.mark.parametrize(("shape", "least", "most"), [("qwen3_06b", 8192, 20_000), ("llama_8b", 1024, 1536)])
 def test_small_models_are_bound_by_launches_and_large_ones_are_not(shape: str, least: int, most: int) -> None:
-    config = decoder_config(open_checkpoint(str(MODELS / shape), load_format="dummy").config)
-    nowhere = torch.device("meta")
-    model = model_class(config.architecture)(config, dtype=torch.bfloat16, device=nowhere, max_model_len=64)
-    assert least < model.launches_hidden_from() < most
+    spec = describe(open_checkpoint(str(MODELS / shape), load_format="dummy").config)
+    assert least < hidden_from(spec) < most

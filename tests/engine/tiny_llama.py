@@ -35,9 +35,13 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def save_tiny_llama(folder: Path) -> None:
-    """Write config.json and model.safetensors, with weights large enough that outputs vary."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def save_tiny_llama(folder: Path, **changes: Any) -> None:
+    """Write config.json and model.safetensors, with weights large enough that outputs vary.
+
+    Args:
+        changes: of fields of config.json that no weight depends on.
+    """
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int, scale: float = 0.3) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
 
-NUM_PROMPTS, NUM_TOKENS = 50, 64
+FEW_TOPICS, NUM_TOKENS = 4, 48
 TOPICS = [
     "rain",
     "prime numbers",
@@ -43,42 +45,80 @@ def gguf_file() -> Path:
     return next(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
 
 
-def prompts() -> list[str]:
-    return [form.format(topic) for topic in TOPICS for form in FORMS][:NUM_PROMPTS]
+def prompts(form: str, topics: int) -> list[str]:
+    return [form.format(topic) for topic in TOPICS[:topics]]
+
+
+class Transformers:
+    """The same weights in transformers."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        file = gguf_file()
+        self._tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        self._model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+        self._tokenizer.padding_side, self._tokenizer.pad_token = "left", self._tokenizer.eos_token
+        self._known: dict[tuple[str, ...], tuple[list[list[int]], list[list[int]]]] = {}
+
+    def answers(self, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """(prompt ids, generated ids); computed once."""
+        if tuple(texts) not in self._known:
+            batch = self._tokenizer(texts, return_tensors="pt", padding=True)
+            length = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS}
+            with torch.inference_mode():
+                out = self._model.generate(**batch, do_sample=False, **length)
+            ids = [self._tokenizer(text)["input_ids"] for text in texts]
+            self._known[tuple(texts)] = ids, out[:, batch["input_ids"].shape[1] :].tolist()
+        return self._known[tuple(texts)]
 
 
 @pytest.fixture(scope="module")
-def expected() -> tuple[list[list[int]], list[list[int]]]:
-    """(prompt ids, generated ids) by transformers."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    file = gguf_file()
-    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
-    batch = tokenizer(prompts(), return_tensors="pt", padding=True)
-    with torch.inference_mode():
-        out = model.generate(**batch, do_sample=False, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS)
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts()]
-    return ids, out[:, batch["input_ids"].shape[1] :].tolist()
+def transformers() -> Transformers:
+    return Transformers()
 
 
-@pytest.mark.parametrize(
-    ("run_ahead", "overrides"),
-    [
-        (0, {}),
-        (2, {"max_num_batched_tokens": 64, "max_num_seqs": 16, "kv_cache_memory_bytes": 40 * 16 * 30 * 2 * 3 * 64 * 4}),
-    ],
-    ids=["plain", "overlapped, chunked prefill, few blocks"],
-)
-def test_greedy_tokens_equal_transformers(
-    expected: tuple[list[list[int]], list[list[int]]], run_ahead: int, overrides: dict[str, Any]
-) -> None:
-    prompt_ids, wanted = expected
-    args = EngineArgs(
-        model="smollm2", dtype="float32", max_model_len=256, run_ahead=run_ahead, device="cpu", **overrides
-    )
-    core = build_engine(args, progress=False)
+def blocks(count: int) -> dict[str, Any]:
+    """A pool of so many blocks of 16 tokens."""
+    return {"max_num_batched_tokens": 64, "max_num_seqs": 16, "kv_cache_memory_bytes": count * 16 * 30 * 2 * 3 * 64 * 4}
+
+
+Engines = dict[str, EngineCore]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    """Loaded once each: "plain", and "overlapped" with prompts in chunks and few blocks."""
+    gguf_file()
+    made: Engines = {}
+    for name, run_ahead, overrides in (("plain", 0, {}), ("overlapped", 2, blocks(14))):
+        args = EngineArgs(
+            model="smollm2", dtype="float32", max_model_len=128, run_ahead=run_ahead, device="cpu", **overrides
+        )
+        made[name] = build_engine(args, progress=False)
+    yield made
+    for core in made.values():
+        core.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["plain", "overlapped"])
+@pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
+def test_greedy_tokens_equal_transformers(transformers: Transformers, engines: Engines, form: str, engine: str) -> None:
+    core = engines[engine]
+    compare(core, transformers, prompts(form, FEW_TOPICS))
+    if engine == "overlapped":
+        assert core.stats().num_preemptions > 0, "the pool was meant to be too small"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["plain", "overlapped"])
+def test_all_topics_at_once(transformers: Transformers, engines: Engines, engine: str) -> None:
+    compare(engines[engine], transformers, [text for form in FORMS for text in prompts(form, len(TOPICS))])
+
+
+def compare(core: EngineCore, transformers: Transformers, texts: list[str]) -> None:
+    """The engine's tokens are transformers'."""
+    prompt_ids, wanted = transformers.answers(texts)
     eos = core.info.eos_token_ids
     for i, ids in enumerate(prompt_ids):
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, detokenize=False)
@@ -89,7 +129,5 @@ def test_greedy_tokens_equal_transformers(
             assert update.error is None, update.error
             got[update.request_id] += update.new_token_ids
     wrong = [i for i, tokens in enumerate(wanted) if got[str(i)] != tokens]
-    assert not wrong, f"{len(wrong)} of {len(wanted)} prompts differ, first: {prompts()[wrong[0]]!r}"
-    if overrides:
-        assert core.stats().num_preemptions > 0, "the pool was meant to be too small"
+    assert not wrong, f"{len(wrong)} of {len(wanted)} prompts differ, first: {texts[wrong[0]]!r}"
     core.check_integrity()

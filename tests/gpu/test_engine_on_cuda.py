@@ -177,7 +177,7 @@ def test_waits_are_counted_in_production(tiny_model: Path, monkeypatch: pytest.M
 
     def careless(plan: Any) -> Any:
         torch.cuda.synchronize()
-        core._runner._packed[:1].tolist()
+        core._runner.executor.body.packed[:1].tolist()
         return launch(plan)
 
     monkeypatch.setattr(core._runner, "launch", careless)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from headway.core.messages import AddRequest
-from headway.runner.graphs import DecodeGraphs, Shape
+from headway.runner.graphs import DecodeGraphs
+from headway.runner.launch import LaunchShape
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from tests.engine.harness import request
 from tests.engine.test_depths import close
@@ -52,7 +53,7 @@ def test_grammars_give_the_tokens_of_the_cpu(
     replayed: list[Variant] = []
     replay = DecodeGraphs.replay
 
-    def watched(self: DecodeGraphs, shape: Shape, variant: Variant) -> Any:
+    def watched(self: DecodeGraphs, shape: LaunchShape, variant: Variant) -> Any:
         replayed.append(variant)
         return replay(self, shape, variant)
 

@@ -33,6 +33,7 @@ MUTATING_METHODS = {"append", "extend", "insert", "remove", "pop", "popitem", "c
 MUTATING_METHODS |= {"discard", "appendleft", "popleft", "sort", "reverse"}
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
+ARCHITECTURES = {"hopper"}  # headway/kernels/<op>/<architecture>: kernels that only such cards run
 KERNEL_TESTING = "headway/kernels/testing.py"  # helpers of kernel tests and benchmarks; the engine does not import them
 
 Rule = Callable[[Source], Iterator[Violation]]
@@ -68,11 +69,17 @@ def parameter_count(source: Source) -> Iterator[Violation]:
             yield Violation(source.path, function.lineno, message)
 
 
+def _in_an_operation(source: Source) -> bool:
+    """In headway/kernels/<op>, or in the folder there for one architecture of cards."""
+    architecture = len(source.parts) == 5 and source.parts[3] in ARCHITECTURES
+    return source.floor == "kernels" and (len(source.parts) == 4 or architecture)
+
+
 def triton_only_in_kernels(source: Source) -> Iterator[Violation]:
     """Kernels live in headway/kernels/<op> (their tests in tests/kernels); everything else runs without Triton."""
     definition = source.parts[-1] in ("__init__.py", "reference.py")
     shared = source.parts[-1].startswith("triton_")
-    inside = source.floor == "kernels" and (len(source.parts) == 4 or shared) and not definition
+    inside = (_in_an_operation(source) or (source.floor == "kernels" and shared)) and not definition
     if inside or source.path == KERNEL_TESTING or source.parts[:2] == ("tests", "kernels"):
         return
     for module, line in imported_modules(source.tree):
@@ -161,7 +168,7 @@ def docstrings(source: Source) -> Iterator[Violation]:
         return
     if source.text.strip() and not ast.get_docstring(source.tree):
         yield Violation(source.path, 1, "no module docstring")
-    if source.floor == "kernels" and len(source.parts) == 4 and source.parts[-1] != "__init__.py":
+    if _in_an_operation(source) and source.parts[-1] != "__init__.py":
         return
     for node in source.tree.body:
         if isinstance(node, Function | ast.ClassDef) and _needs_docstring(node):

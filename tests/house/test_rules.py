@@ -8,6 +8,7 @@ from tests.house import rules
 from tests.house.source import snippet
 
 KERNEL = "headway/kernels/example/triton.py"
+HOPPER_KERNEL = "headway/kernels/example/hopper/triton.py"
 REFERENCE = "headway/kernels/example/reference.py"
 LONG = "def f() -> None:\n" + "    pass\n" * 80
 WIDE = "def f(" + ", ".join(f"a{i}" for i in range(13)) + "): ..."
@@ -27,6 +28,8 @@ WORD = "FIX" + "ME"
         (rules.triton_only_in_kernels, "from triton import language as tl", "headway/runner/example.py"),
         (rules.triton_only_in_kernels, "def f():\n    import triton.language as tl", REFERENCE),
         (rules.triton_only_in_kernels, "import triton", "headway/kernels/example/__init__.py"),
+        (rules.triton_only_in_kernels, "import triton", "headway/kernels/example/hopper/__init__.py"),
+        (rules.triton_only_in_kernels, "import triton", "headway/kernels/example/other/example.py"),
         (rules.triton_only_in_kernels, "import triton", "headway/kernels/registry.py"),
         (rules.unsafe_loading, "import pickle", "headway/weights/example.py"),
         (rules.unsafe_loading, "from cloudpickle import loads", "headway/weights/example.py"),
@@ -50,6 +53,7 @@ WORD = "FIX" + "ME"
         (rules.docstrings, '"""M."""\ndef f(): ...', "headway/runner/example.py"),
         (rules.docstrings, '"""M."""\nclass A: ...', "headway/runner/example.py"),
         (rules.docstrings, '"""M."""\ndef example(): ...', "headway/kernels/example/__init__.py"),
+        (rules.docstrings, '"""M."""\ndef example(): ...', "headway/kernels/example/other/example.py"),
         (
             rules.docstrings,
             '"""M."""\nclass A:\n    """A."""\n    def f(self):\n' + "        x = 1\n" * 4,
@@ -87,6 +91,7 @@ def test_rule_catches(rule: rules.Rule, text: str, path: str) -> None:
         (rules.parameter_count, "class A:\n    " + WIDE.replace("a7", "self"), "headway/runner/example.py"),
         (rules.parameter_count, WIDE, KERNEL),
         (rules.triton_only_in_kernels, "import triton", KERNEL),
+        (rules.triton_only_in_kernels, "import triton", HOPPER_KERNEL),
         (rules.triton_only_in_kernels, "import triton", "headway/kernels/triton_math.py"),
         (rules.triton_only_in_kernels, "import tritonclient", "headway/runner/example.py"),
         (rules.unsafe_loading, "model.eval()\nsafetensors.torch.load(b)", "headway/weights/example.py"),
@@ -100,6 +105,7 @@ def test_rule_catches(rule: rules.Rule, text: str, path: str) -> None:
         (rules.docstrings, "X = 1", "tests/runner/test_example.py"),
         (rules.docstrings, '"""M."""\ndef example(): ...', REFERENCE),
         (rules.docstrings, '"""M."""\ndef example(): ...', KERNEL),
+        (rules.docstrings, '"""M."""\ndef example(): ...', HOPPER_KERNEL),
         (rules.host_reads, "n = x.item()  # host: a CPU tensor, made two lines above", "headway/runner/example.py"),
         (rules.host_reads, "# host: weights load on the host\nn = x.item()", "headway/weights/example.py"),
         (rules.host_reads, "n = x.item()", "headway/device/example.py"),

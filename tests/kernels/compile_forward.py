@@ -21,11 +21,11 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from headway.core.ints import next_power_of_2
+from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
+from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.mid_linear.triton import mid_add_kernel, mid_linear_kernel
-from headway.kernels.mid_linear.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.paged_attention.early_decode import WARP_KEYS, early_tile
 from headway.kernels.paged_attention.overlap import (
     MAX_REGISTERS,
@@ -47,10 +47,10 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
+from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
+from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
 from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, NARROW, STAGES, UNEVEN, WIDE
-from headway.kernels.wide_linear.triton import add_kernel, gate_up_kernel
-from headway.kernels.wide_linear.triton_gate_up import gate_up_pairs_kernel
-from headway.kernels.wide_linear.triton_qkv import qkv_kernel
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -249,8 +249,7 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "RING": tile.ring(inputs),
         "BIAS": False,
     }
-    squares = 32 if kind == "mid_gate_up" else 0
-    ours = {"SQUARES": squares, "SILU": silu, "MORE": tile.widths()[1]}
+    ours = {"PARTS": 32 if kind == "mid_gate_up" else 0, "SILU": silu, "MORE": tile.widths()[1]}
     constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else ours
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
     kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
@@ -280,7 +279,7 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
 
 def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:
     """Decode products with a copying warp; ``cluster``: programs that sum parts of K, 0 for products that are stored."""
-    tile = MidTile(wide, 64, 1, stages, stages, 4, cluster=max(cluster, 1), copier=True)
+    tile = MidTile(wide, 64, 1, stages, stages, 4, cluster=max(cluster, 1), producer=True)
     options, parts = {"num_warps": 4, "maxnreg": 128 if wide <= 128 else 255}, 2 if silu else 1
     assert tile.fits(4096)
     types = {**TYPES, "x_desc": described(64, 64), "weight_desc": described(parts, wide // parts, 64)}
@@ -289,7 +288,7 @@ def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -
     if cluster:
         compile_typed(f"thin add {wide}", thin_add_kernel, {**fixed, "CLUSTER": cluster}, types, options)
     else:
-        constants = {**fixed, "SQUARES": 64, "SILU": silu}
+        constants = {**fixed, "PARTS": 64, "SILU": silu}
         compile_typed(f"thin {wide}", thin_linear_kernel, constants, types, options)
 
 

@@ -23,6 +23,7 @@ from headway.kernels.sample.triton_finish import finish_kernel
 from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
 from headway.kernels.slot_advance.triton import slot_advance_kernel
+from headway.kernels.step_unpack.triton import step_unpack_kernel
 from tests.kernels.compile_forward import assemble
 
 VOCAB, ROWS = 151936, 64
@@ -33,7 +34,7 @@ REALS = (
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
     "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
-    "kept_width", "packed_size",
+    "kept_width", "packed_size", "max_rows", "max_tokens", "num_drafts", "offset", "kv_stride",
 )  # fmt: skip
 
 
@@ -115,7 +116,20 @@ def main() -> None:
             () if grammar else ("grammar_on", "grammar_info", "grammar_state", "grammar_table", "vocabulary")
         )
         advance = {**absent, "CLASS_INTS": CLASS_INTS, "STOPS": 64, "GRAMMAR": grammar}
-        compile_kernel(f"advance grammar={grammar}", slot_advance_kernel, "", advance, 1)
+        no_drafts = dict.fromkeys(("drafts", "next_slots", "offset"))
+        compile_kernel(
+            f"advance grammar={grammar}", slot_advance_kernel, "", {**advance, **no_drafts, "OUTCOMES": 1}, 1
+        )
+        compile_kernel(f"advance a run, grammar={grammar}", slot_advance_kernel, "", {**advance, "OUTCOMES": 5}, 1)
+    size = {"BLOCK_SIZE": 16, "BLOCK": 32, "GROUPS": 1}
+    compile_kernel(
+        "unpack",
+        step_unpack_kernel,
+        "",
+        {**size, "num_tokens": None, "drafts": None, "num_drafts": None, "WIDTH": 1},
+        4,
+    )
+    compile_kernel("unpack drafts", step_unpack_kernel, "", {**size, "GROUPS": 2, "WIDTH": 5}, 4)
     for logits in ("*bf16", "*fp32"):
         mask = {"CLASS_INTS": CLASS_INTS, "BLOCK": BLOCK, "RECORD_INTS": RECORD_INTS, "RECORDS": RECORDS, "ROWS": 256}
         compile_kernel(f"grammar mask {logits}", grammar_mask_kernel, logits, mask, WARPS, maxnreg=REGISTERS)

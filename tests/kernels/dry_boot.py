@@ -23,12 +23,15 @@ from triton.runtime.driver import driver
 
 import headway.models.load
 from headway.core.config import EngineArgs
+from headway.core.plan import Bound
 from headway.device.cpu import CpuDevice
 from headway.engine.boot import build_engine
 from headway.kernels.registry import Op
 from headway.kernels.sample import RANDOM
 from headway.kernels.skinny_linear.tiles import fused_rows
-from headway.runner.runner import ModelRunner
+from headway.models.layers.forms import Rules
+from headway.runner.launch import LaunchShape
+from headway.runner.step_body import StepBody
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import Variant
 from tests.kernels.no_gpu import NoDriver
@@ -98,30 +101,26 @@ def patches(recorder: Recorder) -> list[AbstractContextManager[Any]]:
         patch("headway.kernels.paged_attention.launch.num_sms", lambda device: 132),
         patch("headway.kernels.paged_attention.early_decode.num_sms", lambda device: 132),
         patch("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: True),
-        patch("headway.models.decoder.fusing", lambda device, dtype: fused_rows),
+        patch("headway.models.decoder.rules_for", lambda device, dtype: Rules(few=fused_rows)),
         patch.object(Op, "__call__", lambda self, *args: self.implementation("cuda")(*args)),
         patch.object(headway.models.load, "_fill_randomly", lambda model, seed: None),
     ]
 
 
-def steps(runner: ModelRunner) -> None:
+def steps(body: StepBody) -> None:
     """Steps of sizes that no graph is for, and every mixture of sampling features."""
     for tokens, rows, decode_rows in SIZES:
-        batch = runner._buffers.unpack(
-            runner._packed, num_tokens=tokens, num_rows=rows, num_decode_rows=decode_rows,
-            max_query_len=tokens - decode_rows, max_seq_len_bound=4000,
-        )  # fmt: skip
-        runner._model(replace(batch, max_seq_len_bound=500), runner._kv)  # no row is split
-        runner.row_logits(batch, runner._model(batch, runner._kv))
-        logits = runner._model.logits(runner._model(batch, runner._kv, only_rows=True))
-        for edits, flags, logprobs in product(
-            range(runner.every_edit + 1), (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)
-        ):
-            runner.sample_and_advance(batch, logits, Variant(edits, flags, logprobs))
-        ids, slots = (runner._packed[at : at + rows] for at in (4097, 8195))  # as a step's lists: aligned to nothing
+        batch = body.unpack(LaunchShape(tokens, rows, decode_rows, tokens - decode_rows), Bound(4000))
+        body.forward(replace(batch, max_seq_len_bound=500), only_rows=False)  # no row is split
+        body.row_logits(batch, body.forward(batch, only_rows=False))
+        logits = body.logits(body.forward(batch, only_rows=True))
+        every_edit = range(body.sampler.every_edit + 1)
+        for edits, flags, logprobs in product(every_edit, (0, RANDOM, FILTERED, ALL_PATHS), (-1, 3, 20)):
+            body.back(batch, logits, Variant(edits, flags, logprobs))
+        ids, slots = (body.packed[at : at + rows] for at in (4097, 8195))  # as a step's lists: aligned to nothing
         for entries in (1, 9, 100):
-            runner._sampler.logprobs.gather_prompt(logits, ids, slots, entries)
-        runner._sampler.penalties.rebuild(slots, runner.config.max_model_len)
+            body.sampler.logprobs.gather_prompt(logits, ids, slots, entries)
+        body.sampler.penalties.rebuild(slots, body.config.max_model_len)
 
 
 def main(broken: str = "", kv_cache_dtype: str = "auto") -> None:
@@ -137,7 +136,7 @@ def main(broken: str = "", kv_cache_dtype: str = "auto") -> None:
         try:
             core = build_engine(args, progress=False, device=NoDevice())
             with torch.inference_mode():
-                steps(core._runner)
+                steps(core._runner.executor.body)
         except RuntimeError as error:
             told = {"error": [str(error), *getattr(error, "__notes__", [])]}
     print(json.dumps({"compiled": recorder.compiled, "launched": len(recorder.launched), **told}))

@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 
-from headway.kernels.mid_linear import triton as module
+from headway.kernels.mid_linear.hopper import triton as module
 
-HELPERS = ("buffers", "weight_rows", "copy_weights", "multiply", "meet", "meet_all", "store_columns", "store_sum")
+HELPERS = (
+    "buffers", "weight_rows", "copy_weights", "multiply", "multiply_run", "meet", "meet_all", "load_squares", "store_columns",
+    "store_sum",
+)  # fmt: skip
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
 
@@ -174,6 +177,8 @@ class Program:
     def store(self, pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
         if not self.inputs_ready:
             raise RaceError("a store before the kernel before has ended")
+        if any(buffer.state == "copying" for buffer in self.buffers):
+            raise RaceError("results pass through shared memory that is still copied to")
         at, value, mask = torch.broadcast_tensors(torch.as_tensor(pointer.at), value, mask)
         pointer.flat[at[mask]] = value[mask]
 
@@ -231,7 +236,7 @@ class Program:
             "gl": gl, "async_copy": copies, "fence_async_shared": self.fence, "warpgroup_mma": self.multiply,
             "warpgroup_mma_wait": self.wait_products, "gdc_wait": self.gdc_wait, "gdc_launch_dependents": lambda: None,
             "copy_layout": lambda *_: None, "store_layout": lambda *_: None, "product_layout": lambda *_: None,
-            "squares_layout": lambda *_: None, "least": min, "power_of_2": lambda n: 1 << (n - 1).bit_length(),
+            "squares_layout": lambda *_: None, "least": min,
             "chunk_start": module.chunk_start.fn, "LOG2E": module.LOG2E.value, "ROOM_PAD": module.ROOM_PAD.value,
             "cluster_buffer": self.make_room, "cluster_wait": self.meet_others, "open_mailbox": self.open_mailbox,
             "place_in": lambda rank, at: rank * Cluster.REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,

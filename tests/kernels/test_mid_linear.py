@@ -3,21 +3,23 @@ interpreter runs Gluon)."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
+from headway.kernels.linear_forms.card import H200
+from headway.kernels.linear_forms.table import shipped
 from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import (
     BUCKETS,
-    LEAST_ROWS,
     MAX_ROWS,
-    TABLE,
     Kind,
     MidTile,
+    measured_tiles,
     mid_rows,
     row_bucket,
     tile_for,
@@ -26,6 +28,12 @@ from headway.kernels.testing import assert_close, make_random
 
 SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768), (250, 130, 1024)]
 """(T, N, K), N even for gate and up; programs, products and copies that are not full."""
+SHIPPED: dict[tuple[Kind, int, int], dict[int, MidTile]] = {
+    (kind, outputs, inputs): dict(measured_tiles(kind, outputs, inputs, H200) or {})
+    for name, outputs, inputs in shipped()
+    for kind in get_args(Kind)
+    if kind == name
+}
 KINDS: tuple[Kind, ...] = ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
 EPS = 1e-5
 
@@ -93,7 +101,7 @@ def test_references_follow_the_formula(device: str) -> None:
 @pytest.fixture
 def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's code on CPU tensors, see ``gluon_model``."""
-    from headway.kernels.mid_linear import launch
+    from headway.kernels.mid_linear.hopper import launch
     from tests.kernels.gluon_model import ModelKernel
 
     for name in ("mid_linear_kernel", "mid_add_kernel"):
@@ -118,7 +126,7 @@ def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: boo
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8])
 @pytest.mark.parametrize("rows", [1, 3, 64, 70])
 def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.kernels.mid_linear import launch
+    from headway.kernels.mid_linear.hopper import launch
 
     tile = MidTile(32, 64, 1, 2, 2, 4, cluster=cluster)
     for module in (reference, launch):
@@ -131,7 +139,7 @@ def test_modelled_clusters_share_their_rows(rows: int, cluster: int, monkeypatch
 @pytest.mark.parametrize("rows", [5, 70])
 @pytest.mark.parametrize("trailing", [0, 1])
 def test_modelled_tiles_of_two_widths(trailing: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.kernels.mid_linear import launch
+    from headway.kernels.mid_linear.hopper import launch
 
     monkeypatch.setattr(launch, "tile_for", lambda *_: MidTile(48, 64, 1, 2, 1, 4, 64, trailing))
     arguments = inputs((rows, 70, 64 * 6), "cpu", True, torch.float16)
@@ -145,7 +153,7 @@ def test_modelled_tiles_of_two_widths(trailing: int, rows: int, monkeypatch: pyt
 @pytest.mark.parametrize("splits", [1, 2])
 def test_copies_and_products_keep_their_order(splits: int) -> None:
     """Every number of chunks in flight: nothing is read before it is there or overwritten before it was read."""
-    from headway.kernels.mid_linear.launch import launch
+    from headway.kernels.mid_linear.hopper.launch import launch
 
     x, weight, _ = inputs((3, 20, 64 * 6), "cpu", False, torch.float16)
     expected = F.linear(x.float(), weight.float())
@@ -160,16 +168,18 @@ def test_copies_and_products_keep_their_order(splits: int) -> None:
 
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("trailing", [0, 1])
-@pytest.mark.parametrize(("weights", "activations"), [(2, 2), (4, 2), (4, 4), (8, 4)])
-def test_long_loops_reuse_their_buffers_in_order(weights: int, activations: int, trailing: int) -> None:
-    from headway.kernels.mid_linear.launch import launch
+@pytest.mark.parametrize("chunks", [56, 57, 59])
+@pytest.mark.parametrize(("weights", "activations"), [(2, 2), (4, 2), (4, 4), (6, 4), (8, 4)])
+def test_long_loops_reuse_their_buffers_in_order(weights: int, activations: int, chunks: int, trailing: int) -> None:
+    """Loops whose turns do or do not divide the number of chunks."""
+    from headway.kernels.mid_linear.hopper.launch import launch
 
-    x, weight, _ = inputs((3, 20, 64 * 56), "cpu", False, torch.float16)
+    x, weight, _ = inputs((3, 20, 64 * chunks), "cpu", False, torch.float16)
     ahead = (weights - 1 - trailing, activations - 1 - trailing)
     if min(ahead) < 1:
         pytest.skip("no copies in flight")
     tile = MidTile(16, 64, 1, *ahead, 4, 64, trailing)
-    assert tile.ring(64 * 56) == weights
+    assert tile.ring(64 * chunks) == math.lcm(weights, activations)
     out = torch.empty(1, 3, 20)
     launch(x, weight, None, out, tile)
     torch.testing.assert_close(out[0], F.linear(x.float(), weight.float()), atol=1e-4, rtol=1e-4)
@@ -192,7 +202,7 @@ def test_kernel_equals_reference(shape: tuple[int, int, int], bias: bool, dtype:
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)
 
 
-EVERY = [(kind, tile) for (kind, _, _), found in TABLE.items() for tile in found.values() if not tile.copier]
+EVERY = [(kind, tile) for (kind, _, _), found in SHIPPED.items() for tile in found.values() if not tile.producer]
 TILES = sorted({tile for kind, tile in EVERY if kind != "mid_add"}, key=repr)
 MEETING = sorted({tile for kind, tile in EVERY if kind == "mid_add"}, key=repr)
 ODD_TILES = [
@@ -215,7 +225,7 @@ LONG = [MidTile(64, 64, 1, 7, 3, 4), MidTile(128, 64, 1, 6, 6, 8, 64, 1), MidTil
 @pytest.mark.parametrize("rows", [9, 24, 64, 129, 150, 192, 200, 255, 256])
 def test_every_tile(tile: MidTile, rows: int, hopper: str) -> None:
     """Rows of x that are strided; bit for bit the same whatever other rows there are; nothing is written beside it."""
-    from headway.kernels.mid_linear.launch import launch
+    from headway.kernels.mid_linear.hopper.launch import launch
 
     size = 14336 if tile in LONG else 3072
     if not tile.fits(size):
@@ -255,7 +265,7 @@ def test_every_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytes
 
 def check_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided rows, the same twice and whatever other rows there are, nothing beside it."""
-    from headway.kernels.mid_linear.launch import launch_add
+    from headway.kernels.mid_linear.hopper.launch import launch_add
 
     monkeypatch.setattr(reference, "tile_for", lambda *_: tile)
     size = next(size for size in (3072, 14336, 4096) if tile.fits(size))
@@ -359,15 +369,19 @@ def test_parts_meet_in_the_norm(hopper: str, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(residual, expected, atol=0.06, rtol=0.06)
 
 
-def test_the_table_has_no_holes() -> None:
-    """All rows between the smallest and the largest bucket that won are used, so each has a tile; all fit the kernel."""
-    for (kind, outputs, size), found in TABLE.items():
-        first = BUCKETS.index(min(found))
-        assert set(BUCKETS[first : BUCKETS.index(max(found)) + 1]) <= set(found)
+def test_shipped_tiles_fit_and_serve_all_rows_up_to_theirs() -> None:
+    assert SHIPPED
+    for (kind, outputs, size), found in SHIPPED.items():
+        listed = {rows: tile for rows, tile in shipped()[kind, outputs, size].items() if rows}
+        assert found.keys() == listed.keys(), "a tile that does not fit is left out"
         used = mid_rows(kind, outputs, size)
+        if not found:
+            assert not used, "it lost"
+            continue
+        first = BUCKETS.index(row_bucket(min(found)))
+        assert used == range(BUCKETS[first - 1] + 1 if first else 1, max(found) + 1)
         for rows in used:
             assert tile_for(kind, rows, outputs, size) == found[min(most for most in found if rows <= most)]
-        assert used.stop == max(found) + 1 and used.start == (LEAST_ROWS if first == 0 else BUCKETS[first - 1] + 1)
         for tile in found.values():
             assert tile.fits(size) and (tile.splits == 1 or kind == "linear_parts")
             assert tile.cluster == 1 or kind == "mid_add"

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from headway.kernels.mid_linear import mid_add, mid_gate_up, mid_linear, reference
-from headway.kernels.mid_linear.tiles import TABLE, MidTile
+from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.testing import assert_close, make_random
 from tests.kernels import test_mid_linear as others
-from tests.kernels.test_mid_linear import EPS, adding, check_cluster, compare_add, inputs, sums
+from tests.kernels.test_mid_linear import EPS, SHIPPED, adding, check_cluster, compare_add, inputs, sums
 
 hopper = others.hopper
 
 
 def copying(wide: int, stages: int, cluster: int = 1) -> MidTile:
-    return MidTile(wide, 64, 1, stages, stages, 4, cluster=cluster, copier=True)
+    return MidTile(wide, 64, 1, stages, stages, 4, cluster=cluster, producer=True)
 
 
 COPYING = [copying(32, 12), copying(64, 3), copying(128, 4), copying(256, 2)]
@@ -23,7 +23,7 @@ COPYING_CLUSTERS = [copying(32, 16), copying(64, 5, 2), copying(32, 3, 4)]
 
 
 def use_tile(monkeypatch: pytest.MonkeyPatch, tile: MidTile) -> None:
-    from headway.kernels.mid_linear import launch
+    from headway.kernels.mid_linear.hopper import launch
 
     for module in (reference, launch):
         monkeypatch.setattr(module, "tile_for", lambda *_: tile)
@@ -32,7 +32,7 @@ def use_tile(monkeypatch: pytest.MonkeyPatch, tile: MidTile) -> None:
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a copying warp on CPU tensors, see ``wide_model``; three programs share the tiles of one."""
-    from headway.kernels.mid_linear import launch
+    from headway.kernels.mid_linear.hopper import launch
     from tests.kernels.wide_model import ModelKernel
 
     for name, programs in (("thin_linear_kernel", 3), ("thin_add_kernel", 10_000)):
@@ -67,7 +67,7 @@ def test_modelled_copying_warps_sum_in_clusters(
 
 
 TABLE_COPYING = {
-    (kind, tile): inputs for (kind, _, inputs), found in TABLE.items() for tile in found.values() if tile.copier
+    (kind, tile): inputs for (kind, _, inputs), found in SHIPPED.items() for tile in found.values() if tile.producer
 }
 """(op, tile with a copying warp) -> K."""
 
@@ -77,7 +77,7 @@ TABLE_COPYING = {
 @pytest.mark.parametrize("rows", [1, 9, 64])
 def test_every_copying_warp(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided rows, many tiles a program; the same twice and whatever other rows there are; nothing beside it."""
-    from headway.kernels.mid_linear.launch import launch
+    from headway.kernels.mid_linear.hopper.launch import launch
 
     x = make_random(rows, 4096 + 64, dtype=torch.bfloat16, device=hopper)[:, 32 : 32 + 4096]
     _, weight, bias = inputs((1, 20_000, 4096), hopper, True)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from headway.kernels.linear_forms.table import shipped
 from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
-from headway.kernels.skinny_linear.tiles import TABLE, Kind, Tile, fused_rows, row_bucket, tile_for
+from headway.kernels.skinny_linear.tiles import Kind, Tile, fused_rows, row_bucket, tile_for
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 SHAPES = [(1, 2, 8), (1, 66, 1030), (2, 30, 63), (3, 34, 40), (5, 2, 513), (16, 38, 257), (17, 10, 24), (0, 4, 8)]
@@ -65,10 +66,15 @@ def test_linear_add_is_in_place(shape: tuple[int, int, int], dtype: torch.dtype,
     assert torch.equal(wide[:, :4], expected[:, :4]) and torch.equal(wide[:, 4 + outputs :], expected[:, 4 + outputs :])
 
 
-TILES = sorted({tile for found in TABLE.values() for tile in found.values()}, key=repr)
+SHIPPED = {
+    key: found
+    for key, found in shipped().items()
+    if key[0] not in ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
+}
+TILES = sorted({Tile(*numbers) for found in SHIPPED.values() for numbers in found.values()}, key=repr)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=repr)
+@pytest.mark.parametrize("tile", TILES if torch.cuda.is_available() else TILES[::3], ids=repr)
 def test_every_tile_of_the_table(tile: Tile, device: str) -> None:
     """On a small odd shape: what a tile reaches beyond the matrix counts for nothing."""
     from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
@@ -108,7 +114,8 @@ def test_what_was_measured_decides() -> None:
 def test_the_rule_for_other_shapes() -> None:
     assert fused_rows("linear_add", 1000, 2000) == 16
     assert fused_rows("linear_add", 1000, 2001) == 0, "rows that begin anywhere load slowly"
-    assert [fused_rows("norm_linear", n, 2048) for n in (4095, 4096)] == [16, 8], "programs norm all rows anew"
+    # 4096 x 2048 (q, k and v of Qwen3-1.7B) is measured: the shipped table says 4 there, so the rule is asked beside it.
+    assert [fused_rows("norm_linear", n, 2048) for n in (4095, 4097)] == [16, 8], "programs norm all rows anew"
 
 
 @pytest.mark.parametrize("kind", ["skinny_linear", "norm_linear", "norm_gate_up", "linear_add"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.kernels.step_unpack import step_unpack
+from headway.kernels.testing import interpreter_loops
 from tests.kernels.guarded import expect, ints
 
 S, L, BS = 6, 64, 8
@@ -117,3 +118,23 @@ def test_long_row_spans_many_programs() -> None:
 
     for after, _ in run_both(step_unpack, args):
         assert torch.equal(after[7][3:1303], kv_slots) and (after[7][1303:] == -1).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compares three implementations on tensors of the CPU")
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(("rows", "longest"), [([(5, 1, 1), (3, 1, 1), (0, 1, 1)], 1), ([(1, 13, 1), (4, 1, 1)], 13)])
+def test_each_group_of_layers_has_its_own_slots(groups: int, rows: Rows, longest: int) -> None:
+    """A row of kv_slots for each block table; all else as with one group. Rows of kv_slots may lie apart."""
+    inputs, total = _inputs(rows), sum(query_len for _, query_len, _ in rows) + 3
+    tables = torch.stack([_inputs(rows, seed)[4] for seed in range(groups)])
+    wanted = [_oracle((*inputs[:4], table), total, len(rows) + 1) for table in tables]
+    for function in (step_unpack.reference, step_unpack.implementation("cpu"), step_unpack.implementation("cuda")):
+        outputs = [torch.full((n,), -9, dtype=torch.int32) for n in (total, total, len(rows) + 2, *[len(rows) + 1] * 3)]
+        kv_slots = torch.full((groups, total + 5), -9, dtype=torch.int32)
+        args = (*inputs[:4], tables, *outputs[:2], kv_slots[:, :total], *outputs[2:], BS, longest)
+        with interpreter_loops():
+            function(*args)
+        for found, place in zip((*outputs[:2], *outputs[2:]), (5, 6, 8, 9, 10, 11), strict=True):
+            assert torch.equal(found, wanted[0][place])
+        for found, oracle in zip(kv_slots, wanted, strict=True):
+            assert torch.equal(found[:total], oracle[7]) and (found[total:] == -9).all()

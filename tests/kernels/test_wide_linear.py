@@ -76,7 +76,7 @@ def test_references_follow_the_formulas() -> None:
 def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels' code on CPU tensors, see ``wide_model``; three programs share the tiles."""
     pytest.importorskip("triton")
-    from headway.kernels.wide_linear import launch
+    from headway.kernels.wide_linear.hopper import launch
     from tests.kernels.wide_model import ModelKernel
 
     for name in ("gate_up_kernel", "gate_up_pairs_kernel", "qkv_kernel", "add_kernel"):
@@ -88,7 +88,7 @@ def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     """Weight rows of a tile, whatever would be chosen."""
     if request.param == 192 and "qkv" in request.node.name:
         pytest.skip("heads do not lie in uneven tiles")
-    monkeypatch.setattr("headway.kernels.wide_linear.launch.tile_width", lambda *_: request.param)
+    monkeypatch.setattr("headway.kernels.wide_linear.hopper.launch.tile_width", lambda *_: request.param)
     return int(request.param)
 
 
@@ -129,7 +129,7 @@ def test_modelled_qkv_equals_reference(case: tuple[int, int, int, int, bool], ca
 @pytest.mark.usefixtures("modelled")
 @pytest.mark.parametrize("group", [1, 2, 5])
 def test_groups_of_tiles_cover_all(group: int) -> None:
-    from headway.kernels.wide_linear.launch import launch_gate_up
+    from headway.kernels.wide_linear.hopper.launch import launch_gate_up
 
     x, weight = gate_up_inputs((700, 264, 64), "cpu", torch.float16)
     out = torch.full((701, 264), 7.0, dtype=torch.float16)
@@ -143,7 +143,7 @@ def test_groups_of_tiles_cover_all(group: int) -> None:
 @pytest.mark.parametrize("shape", [*SHAPES, (1000, 3072, 1024), (700, 1000, 4096)])
 def test_gate_up_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, wide: int, hopper: str) -> None:
     """Within rounding; nothing beside it is written; a token's result is the same whatever the others are."""
-    from headway.kernels.wide_linear.launch import launch_gate_up
+    from headway.kernels.wide_linear.hopper.launch import launch_gate_up
 
     x, weight = gate_up_inputs(shape, hopper, dtype)
     guarded = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=dtype, device=hopper)
@@ -194,10 +194,19 @@ def test_qkv_equals_reference(
             assert torch.equal(mine, again), "a moving result would be a race"
 
 
-def test_only_measured_shapes_are_wide() -> None:
+def test_what_was_measured_decides_and_a_rule_for_the_rest() -> None:
     for (kind, outputs, inputs), counts in TABLE.items():
-        assert wide_tokens(kind, outputs, inputs) == counts and all(counts)
-    assert wide_tokens("wide_gate_up", 6144, 1056) == ()
+        assert wide_tokens(kind, outputs, inputs) == counts
+    assert wide_tokens("wide_add", 4096, 14336) == (), "it lost"
+    assert wide_tokens("wide_gate_up", 6144, 1056) == (), "K is no multiple of a chunk"
+    assert wide_tokens("wide_gate_up", 2 * 4, 1024) == (), "rows of results do not begin at 16 bytes"
+    assert wide_tokens("wide_add", 5120, 25600) == ()
+    starts = [wide_tokens("wide_gate_up", 2 * 8960, inputs)[0].start for inputs in (896, 1536, 5120)]
+    assert starts == sorted(starts) and starts[0] < starts[-1]
+    used = {tokens: any(tokens in each for each in wide_tokens("wide_add", 2560, 4096)) for tokens in (500, 2048, 8192)}
+    assert used == {500: False, 2048: False, 8192: True}, "160 tiles of 132 SMs leave a third idle, 640 few"
+    assert any(2048 in each for each in wide_tokens("wide_add", 2048, 8192)), "128 tiles"
+    assert not any(8192 in each for each in wide_tokens("wide_add", 1152, 6912)), "a tenth of the columns is padding"
 
 
 def test_tiles_leave_few_processors_idle() -> None:

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from headway.kernels.mid_linear import triton as mid
-from headway.kernels.mid_linear import triton_thin as thin
-from headway.kernels.wide_linear import triton, triton_gate_up, triton_qkv
+from headway.kernels.mid_linear.hopper import triton as mid
+from headway.kernels.mid_linear.hopper import triton_thin as thin
+from headway.kernels.wide_linear.hopper import triton, triton_gate_up, triton_qkv
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
@@ -34,6 +34,7 @@ NAMES = (
     "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads", "turn_head", "store_head",
     "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
+    "load_squares",
 )  # fmt: skip
 
 
@@ -322,7 +323,6 @@ class Program:
             "place_in": lambda rank, at: rank * REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
-            "power_of_2": lambda n: 1 << (n - 1).bit_length(),
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
             "widen": torch.Tensor.float,
         }  # fmt: skip

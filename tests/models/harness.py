@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headway.models.config import kv_spec
 from headway.models.decoder import DecoderModel
-from headway.state.batch import StepBatch
-from headway.state.kv_pool import KVPool
+from headway.models.interface import ALL_TOKENS, LAST_TOKENS
+from headway.state.batch import GroupBatch, StepBatch
+from headway.state.cache_pool import CachePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -33,45 +33,58 @@ class Machine:
         self.model = model
         self.block_size = block_size
         per_slot = -(-model.max_model_len // block_size)
-        num_blocks = num_slots * per_slot + 1
+        num_groups = len(model.spec.cache.groups)
+        num_blocks = num_groups * num_slots * per_slot + 1
         order = np.random.default_rng(seed).permutation(np.arange(1, num_blocks, dtype=np.int32))
-        self.tables = order.reshape(num_slots, per_slot)  # [S, MB]
-        self.kv = KVPool(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=model.dtype,
-            device=model.device,
-            **kv_spec(model.config),
+        self.tables = order.reshape(num_groups, num_slots, per_slot)  # [G, S, MB]
+        self.caches = CachePool(
+            model.spec.cache, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
+
+    def owned(self, slot: int) -> torch.Tensor:
+        """int64, all blocks of a slot."""
+        return torch.from_numpy(self.tables[:, slot].reshape(-1)).long()
+
+    @property
+    def cached(self) -> list[torch.Tensor]:
+        """Keys and values of all layers, [NB, bs, KH, D] each."""
+        return [part for layer in self.caches.layers for part in layer]
 
     def batch(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> StepBatch:
         """What ``step_unpack`` would make of these rows."""
         ids: list[int] = []
         positions: list[int] = []
-        kv_slots: list[int] = []
+        kv_slots: list[list[int]] = [[] for _ in self.tables]
         starts, seq_lens, lasts = [0], [], []
         for row in rows:
             for i, token in enumerate(row.tokens):
                 position = row.start + i
-                block = int(self.tables[row.slot, position // self.block_size])
                 ids.append(token if row.alive else 0)
                 positions.append(position if row.alive else 0)
-                kv_slots.append(block * self.block_size + position % self.block_size if row.alive else -1)
+                for written, table in zip(kv_slots, self.tables, strict=True):
+                    block = int(table[row.slot, position // self.block_size])
+                    written.append(block * self.block_size + position % self.block_size if row.alive else -1)
             starts.append(len(ids))
             seq_lens.append(row.start + len(row.tokens) if row.alive else 0)
             lasts.append(len(ids) - 1)
+        lens = _ints(seq_lens + [0] * pad_rows)
+        groups = [
+            GroupBatch(torch.from_numpy(table).to(DEVICE), _ints(written + [-1] * pad_tokens), lens)
+            for table, written in zip(self.tables, kv_slots, strict=True)
+        ]
         query_lens = [len(row.tokens) for row in rows]
         num_decode_rows = next((r for r, n in enumerate(query_lens) if n != 1), len(rows))
         return StepBatch(
             input_ids=_ints(ids + [0] * pad_tokens),
             positions=_ints(positions + [0] * pad_tokens),
-            kv_slots=_ints(kv_slots + [-1] * pad_tokens),
             query_start=_ints(starts + [starts[-1]] * pad_rows),
-            seq_lens=_ints(seq_lens + [0] * pad_rows),
+            seq_lens=lens,
             row_slots=_ints([row.slot for row in rows] + [-1] * pad_rows),
             logit_indices=_ints(lasts + [0] * pad_rows),
-            block_tables=torch.from_numpy(self.tables).to(DEVICE),
-            arrivals=torch.zeros(len(rows) + pad_rows, self.kv.keys[0].shape[2], dtype=torch.int32, device=DEVICE),
+            groups=tuple(groups),
+            arrivals=torch.zeros(
+                len(rows) + pad_rows, self.model.spec.cache.num_heads, dtype=torch.int32, device=DEVICE
+            ),
             num_decode_rows=num_decode_rows,
             max_query_len=max(query_lens),
             max_seq_len_bound=self.model.max_model_len,
@@ -81,7 +94,7 @@ class Machine:
         """Run one step; per row, logits [its tokens, V] on the CPU."""
         batch = self.batch(rows, pad_rows=pad_rows, pad_tokens=pad_tokens)
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch, self.kv)).float().cpu()
+            logits = self.model.logits(self.model.forward(batch, self.caches, ALL_TOKENS).hidden).float().cpu()
         assert logits.shape == (len(batch.input_ids), self.model.config.vocab_size)
         return list(logits[: len(logits) - pad_tokens].split([len(row.tokens) for row in rows]))
 
@@ -89,7 +102,7 @@ class Machine:
         """As ``step``, but logits [rows, V] of the rows' last tokens alone."""
         batch = self.batch(rows, pad_rows=pad_rows, pad_tokens=pad_tokens)
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch, self.kv, only_rows=True)).float().cpu()
+            logits = self.model.logits(self.model.forward(batch, self.caches, LAST_TOKENS).hidden).float().cpu()
         assert logits.shape == (len(rows) + pad_rows, self.model.config.vocab_size)
         return logits[: len(rows)]
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from headway.core.cache import CacheKind
 from headway.core.errors import UnsupportedModelError
-from headway.models.config import decoder_config, kv_spec
-from headway.models.registry import ARCHITECTURES, model_class
+from headway.models.decoder import DecoderConfig
+from headway.models.fields import Fields
+from headway.models.registry import ARCHITECTURES, model_class, read_config
 from tests.models.tiny import TINY, hf_model
 
 BASE: dict[str, Any] = {
@@ -21,42 +23,51 @@ BASE: dict[str, Any] = {
 }
 
 
-def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> Any:
-    return decoder_config({"architectures": [architecture]} | BASE | fields)
+def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> DecoderConfig:
+    found = read_config({"architectures": [architecture]} | BASE | fields)
+    assert isinstance(found, DecoderConfig)
+    return found
+
+
+def windows(architecture: str = "LlamaForCausalLM", **fields: Any) -> tuple[int, ...]:
+    return tuple(block.mixer.window for block in read(architecture, **fields).blocks)
 
 
 def test_minimal_llama() -> None:
     config = read()
-    assert (config.head_dim, config.num_kv_heads, config.num_layers) == (12, 4, 3)
-    assert (config.rms_norm_eps, config.rope.theta, config.rope.kind) == (1e-6, 10000.0, "default")
-    assert config.windows is None
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm or config.tie_word_embeddings)
+    attention = config.blocks[0].mixer
+    assert (attention.head_dim, attention.num_heads, attention.num_kv_heads, len(config.blocks)) == (12, 4, 4, 3)
+    assert attention.rope is not None
+    assert (config.norm.eps, attention.rope.theta, attention.rope.kind) == (1e-6, 10000.0, "default")
+    assert windows() == (0, 0, 0)
+    assert not (attention.qkv_bias or attention.out_bias or config.blocks[0].ffn.bias or attention.qk_norm)
+    assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
-    assert kv_spec(config) == {"num_layers": 3, "num_kv_heads": 4, "head_dim": 12}
+    assert attention.cache.kind is CacheKind.FULL
+    assert [part.shape for part in attention.cache.parts] == [(4, 12), (4, 12)]
 
 
 def test_defaults_of_absent_fields_are_each_familys() -> None:
-    assert read("MistralForCausalLM", num_attention_heads=8).windows == (4096,) * 3
-    assert read("MistralForCausalLM", num_attention_heads=16, head_dim=12).num_kv_heads == 8
-    qwen3 = read("Qwen3ForCausalLM", num_key_value_heads=2)
-    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.windows) == (128, True, False, None)
-    qwen2 = read("Qwen2ForCausalLM", num_key_value_heads=2, attention_bias=False)
-    assert (qwen2.head_dim, qwen2.qk_norm, qwen2.qkv_bias, qwen2.o_bias) == (12, False, True, False)
+    assert windows("MistralForCausalLM", num_attention_heads=8) == (4096,) * 3
+    assert read("MistralForCausalLM", num_attention_heads=16, head_dim=12).blocks[0].mixer.num_kv_heads == 8
+    qwen3 = read("Qwen3ForCausalLM", num_key_value_heads=2).blocks[2].mixer
+    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.window) == (128, "head", False, 0)
+    qwen2 = read("Qwen2ForCausalLM", num_key_value_heads=2, attention_bias=False).blocks[2].mixer
+    assert (qwen2.head_dim, qwen2.qk_norm, qwen2.qkv_bias, qwen2.out_bias) == (12, "", True, False)
 
 
 def test_null_means_absent_where_transformers_derives_it() -> None:
     config = read(head_dim=None, num_key_value_heads=None, sliding_window=None, rope_scaling=None, eos_token_id=None)
-    assert (config.head_dim, config.num_kv_heads) == (12, 4)
+    assert (config.blocks[0].mixer.head_dim, config.blocks[0].mixer.num_kv_heads) == (12, 4)
 
 
 def test_flags_and_ids() -> None:
     config = read(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, eos_token_id=[2, 7])
-    assert config.qkv_bias
-    assert config.o_bias
-    assert config.mlp_bias
-    assert config.tie_word_embeddings
+    block = config.blocks[1]
+    assert (block.mixer.qkv_bias, block.mixer.out_bias, block.ffn.bias, config.tie_word_embeddings) == (True,) * 4
     assert config.eos_token_ids == (2, 7)
     assert read(eos_token_id=5).eos_token_ids == (5,)
+    assert read(hidden_act="gelu_pytorch_tanh").blocks[0].ffn.activation == "gelu_tanh"
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-yarn", "mistral-window", "qwen2-layer-types", "qwen3-bias-window"])
@@ -64,35 +75,39 @@ def test_what_transformers_writes_is_read(name: str) -> None:
     """The dictionary of this transformers version, whatever form it takes."""
     written = hf_model(TINY[name]).config.to_dict()
     written["architectures"] = [f"{TINY[name].family}ForCausalLM"]
-    config = decoder_config(written)
-    assert (config.head_dim, config.num_kv_heads) == (20, written["num_key_value_heads"])
+    config = read_config(written)
+    assert isinstance(config, DecoderConfig)
+    assert (config.blocks[0].mixer.head_dim, config.blocks[0].mixer.num_kv_heads) == (
+        20,
+        written["num_key_value_heads"],
+    )
 
 
 class TestWindows:
     def test_llama_has_none_unless_layer_types_ask(self) -> None:
-        assert read(sliding_window=16).windows is None
+        assert windows(sliding_window=16) == (0, 0, 0)
         kinds = ["full_attention", "sliding_attention", "full_attention"]
-        assert read(sliding_window=16, layer_types=kinds).windows == (0, 16, 0)
+        assert windows(sliding_window=16, layer_types=kinds) == (0, 16, 0)
 
     def test_mistral_has_one_on_all_layers(self) -> None:
-        assert read("MistralForCausalLM", sliding_window=16, num_key_value_heads=4).windows == (16, 16, 16)
-        assert read("MistralForCausalLM", sliding_window=None, num_key_value_heads=4).windows is None
+        assert windows("MistralForCausalLM", sliding_window=16, num_key_value_heads=4) == (16, 16, 16)
+        assert windows("MistralForCausalLM", sliding_window=None, num_key_value_heads=4) == (0, 0, 0)
 
     @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
     def test_qwen_needs_its_switch(self, architecture: str) -> None:
         fields: dict[str, Any] = {"sliding_window": 9, "max_window_layers": 2, "num_key_value_heads": 4}
-        assert read(architecture, **fields).windows is None
-        assert read(architecture, **fields, use_sliding_window=True).windows == (0, 0, 9)
+        assert windows(architecture, **fields) == (0, 0, 0)
+        assert windows(architecture, **fields, use_sliding_window=True) == (0, 0, 9)
         fields["layer_types"] = ["sliding_attention", "full_attention", "full_attention"]
-        assert read(architecture, **fields, use_sliding_window=True).windows == (9, 0, 0)
+        assert windows(architecture, **fields, use_sliding_window=True) == (9, 0, 0)
         with pytest.raises(UnsupportedModelError, match="use_sliding_window"):
-            read(architecture, **fields)
+            windows(architecture, **fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"logits_scaling": 8.0}, "logits_scaling"),
@@ -133,14 +148,24 @@ def test_harmless_values_are_read(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("names", [["GPT2LMHeadModel"], [], None, ["LlamaForCausalLM", "Qwen2ForCausalLM"]])
 def test_unknown_architectures_list_what_is_supported(names: Any) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
-        decoder_config(BASE | {"architectures": names})
+        read_config(BASE | {"architectures": names})
     if names == ["GPT2LMHeadModel"]:
         assert all(name in str(caught.value) for name in ("GPT2LMHeadModel", *ARCHITECTURES))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_registry_names_lead_to_classes(name: str) -> None:
-    assert model_class(name).__name__ == name
+    assert getattr(model_class(name), "__name__") == name  # noqa: B009 - a protocol has none
+
+
+def test_what_was_read_is_not_refused() -> None:
+    """Which fields change the arithmetic depends on what an architecture honours."""
+    fields = Fields({"logits_scaling": 8.0, "mlp_bias": True, "remark": "none"})
+    assert fields.number("logits_scaling") == 8.0
+    with pytest.raises(UnsupportedModelError, match="mlp_bias = True"):
+        fields.refuse_unread()
+    assert fields.with_defaults(mlp_bias=False).flag("mlp_bias")
+    fields.refuse_unread()
 
 
 def test_longest_context() -> None:

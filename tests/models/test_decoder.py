@@ -44,8 +44,8 @@ def test_mixed_batch_with_zombie_and_padding(name: str) -> None:
     tokens, wanted = case.tokens, case.logits
     machine = Machine(case.model)
     machine.step([Row(3, tokens[:10]), Row(0, tokens[:20])])
-    owned = {slot: torch.from_numpy(machine.tables[slot]).long() for slot in (0, 2, 3, 4)}
-    before = [cache.clone() for cache in machine.kv.keys + machine.kv.values]
+    owned = {slot: machine.owned(slot) for slot in (0, 2, 3, 4)}
+    before = [cache.clone() for cache in machine.cached]
 
     rows = [
         Row(3, tokens[10:11], 10),
@@ -57,7 +57,7 @@ def test_mixed_batch_with_zombie_and_padding(name: str) -> None:
 
     torch.testing.assert_close(decode, wanted[10:11], **TOLERANCE)
     torch.testing.assert_close(prefill, wanted[:9], **TOLERANCE)
-    for old, new in zip(before, machine.kv.keys + machine.kv.values, strict=True):
+    for old, new in zip(before, machine.cached, strict=True):
         for slot in (0, 2):
             assert torch.equal(old[owned[slot]], new[owned[slot]]), "a zombie row wrote KV"
         assert not new[0].any(), "the null block was written"

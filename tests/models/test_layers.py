@@ -26,7 +26,7 @@ def test_parts_fill_their_rows_of_weight_and_bias() -> None:
     parts = layer.destinations("x.")
     assert list(parts) == ["x.a.weight", "x.a.bias", "x.b.weight", "x.b.bias"]
     for i, part in enumerate(parts.values()):
-        part.fill_(i + 1)
+        part.tensor.fill_(i + 1)
     assert layer.weight.tolist() == [[1.0] * 6] * 2 + [[3.0] * 6] * 5
     assert layer.bias is not None
     assert layer.bias.tolist() == [2.0] * 2 + [4.0] * 5
@@ -81,7 +81,7 @@ def test_a_packed_model_holds_its_matrices_once(name: str) -> None:
     matrices = [key for key, parameter in model.named_parameters() if parameter.dim() > 1]
     assert matrices == (["embedding.weight"] if name == "llama" else [])
     panels = {buffer.data_ptr() for key, buffer in model.named_buffers() if key.endswith("panels")}
-    assert len(panels) == 4 * model.config.num_layers + 1
+    assert len(panels) == 4 * model.spec.num_layers + 1
     tied = model.embedding.panels
     assert (tied is not None) == (name == "qwen2")
     assert tied is None or tied.data_ptr() in panels

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.core.errors import UnsupportedModelError, WeightsError
+from headway.models.blocks import Block
 from headway.models.decoder import DecoderModel
 from headway.models.load import load_model, parameter_bytes
 from headway.weights import Checkpoint, open_checkpoint
@@ -42,7 +43,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(checkpoint: Checkpoint, **options: Any) -> DecoderModel:
     """Tests that look at weights load float16: the one type whose layout no device changes."""
     defaults: dict[str, Any] = {"dtype": torch.float32, "progress": False, "seed": 0}
-    return load_model(checkpoint, device=DEVICE, max_model_len=16, **defaults | options)
+    model = load_model(checkpoint, device=DEVICE, max_model_len=16, **defaults | options)
+    assert isinstance(model, DecoderModel)
+    return model
 
 
 def spoiled(folder: Path, **changes: Any) -> tuple[Checkpoint, Tensors]:
@@ -57,8 +60,8 @@ def test_parameters_are_allocated_once_in_the_given_dtype(saved: dict[str, Path]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
     assert {parameter.device.type for parameter in model.parameters()} == {DEVICE.type}
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert model.cos_sin.dtype == torch.float32
-    assert model.cos_sin.shape == (16, 20)
+    tables = {block.mixer.cos_sin for block in model.blocks if isinstance(block, Block)}
+    assert [(table.dtype, table.shape) for table in tables] == [(torch.float32, (16, 20))], "layers share one"
     assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr(), "tied weights are one tensor"
     total = sum(parameter.numel() for parameter in model.parameters())
     assert parameter_bytes(model.config, torch.float16) == 2 * total
@@ -126,7 +129,7 @@ def test_unsupported_configurations_are_refused_before_any_tensor_is_read(saved:
         def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
             raise AssertionError("read")
 
-    config = open_checkpoint(str(saved["llama"])).config | {"hidden_act": "gelu"}
+    config = open_checkpoint(str(saved["llama"])).config | {"hidden_act": "quick_gelu"}
     with pytest.raises(UnsupportedModelError, match="hidden_act"):
         load(Checkpoint(saved["llama"], config, {}, Unreadable([])))
 

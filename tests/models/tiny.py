@@ -41,6 +41,8 @@ class Tiny:
     family: str
     config: dict[str, Any] = field(default_factory=dict)
     shards: int = 1
+    model: str = ""
+    """Family of the model where its configuration is another's."""
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -93,6 +95,79 @@ TINY: dict[str, Tiny] = {
     "qwen3-bias-window": Tiny(
         "Qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     ),
+    "gemma": Tiny("Gemma"),
+    "gemma2": Tiny("Gemma2", {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7}),
+    "gemma2-no-caps": Tiny("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": Tiny(
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+            "final_logit_softcapping": 3.0,
+        },
+        model="Gemma3",
+    ),
+    "phi3": Tiny("Phi3", {"pad_token_id": 0, "head_dim": 10}),
+    "phi3-partial-window": Tiny(
+        "Phi3", {"pad_token_id": 0, "head_dim": 10, "sliding_window": 6, **_rope("default", partial_rotary_factor=0.4)}
+    ),
+    "olmo2": Tiny("Olmo2", {"head_dim": 10, "attention_bias": True}),
+    "olmo3": Tiny("Olmo3", {"head_dim": 10, "num_hidden_layers": 5, "sliding_window": 6}),
+    "olmo3-yarn": Tiny(
+        "Olmo3",
+        {
+            "head_dim": 10,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, **_YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+            },
+        },
+    ),
+    "granite": Tiny(
+        "Granite",
+        {
+            "head_dim": 10,
+            "attention_multiplier": 0.21,
+            "residual_multiplier": 0.3,
+            "embedding_multiplier": 5.0,
+            "logits_scaling": 0.4,
+            "mlp_bias": True,
+            "attention_bias": True,
+        },
+    ),
+    "glm": Tiny("Glm", {"pad_token_id": 0} | _rope("default", partial_rotary_factor=0.5)),
+    "glm4": Tiny("Glm4", {"pad_token_id": 0} | _rope("default", partial_rotary_factor=0.5)),
+    "smollm3": Tiny(
+        "SmolLM3", {"head_dim": 10, "num_hidden_layers": 5, "no_rope_layer_interval": 2, "pad_token_id": 0}
+    ),
+    "smollm3-window": Tiny(
+        "SmolLM3",
+        {
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "pad_token_id": 0,
+        },
+    ),
+    "cohere": Tiny("Cohere", {"head_dim": 10, "logit_scale": 0.5}),
+    "cohere2": Tiny("Cohere2", {"num_hidden_layers": 5, "head_dim": 10, "sliding_window": 6, "attention_bias": True}),
+    "exaone4": Tiny("Exaone4", {"head_dim": 10, "num_hidden_layers": 5, "sliding_window": 6}),
+    "exaone4-full": Tiny("Exaone4", {"head_dim": 10, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "ministral": Tiny(
+        "Ministral",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2},
+    ),
+    "arcee": Tiny("Arcee", {"mlp_bias": True}),
+    "seed-oss": Tiny("SeedOss", {"attention_out_bias": True}),
 }
 
 
@@ -111,7 +186,7 @@ def hf_model(case: Tiny) -> Any:
 
     config = getattr(transformers, f"{case.family}Config")(**_SIZES | case.config)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{case.model or case.family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name else 0.0
@@ -142,4 +217,6 @@ def ours(oracle: Any, shards: int = 1, dtype: torch.dtype = torch.float32) -> De
         save(oracle, Path(folder), shards)
         assert len(list(Path(folder).glob("*.safetensors"))) >= shards
         checkpoint = open_checkpoint(folder)
-        return load_model(checkpoint, dtype=dtype, device=DEVICE, max_model_len=MAX_LEN, progress=False, seed=0)
+        model = load_model(checkpoint, dtype=dtype, device=DEVICE, max_model_len=MAX_LEN, progress=False, seed=0)
+        assert isinstance(model, DecoderModel)
+        return model

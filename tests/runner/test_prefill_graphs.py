@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.kernels.sample import RANDOM
-from headway.runner.prefill_graphs import FAR, FEW_PROMPTS, LARGE, SMALL, PrefillGraphs, PrefillShape, prefill_shapes
+from headway.runner.launch import LaunchShape
+from headway.runner.prefill_graphs import FAR, FEW_PROMPTS, LARGE, SMALL, PrefillGraphs, prefill_shapes
 from headway.runner.split_step import tail_variants
 from headway.sampling.sampler import Variant
 
@@ -38,7 +39,7 @@ def graphs(max_tokens: int, max_rows: int, max_model_len: int = 40960) -> Prefil
 def test_shapes_fit_the_engine(max_tokens: int, max_rows: int, max_model_len: int) -> None:
     shapes = prefill_shapes(max_tokens, max_rows, max_model_len)
     assert len(set(shapes)) == len(shapes) <= 50
-    for tokens, rows, decode_rows, longest in shapes:
+    for tokens, rows, decode_rows, longest, _ in shapes:
         assert tokens <= max_tokens and 0 < rows <= min(max_rows, tokens) and longest <= min(tokens, max_model_len)
         assert 0 <= decode_rows < rows  # else the step would be taken for one of decode rows alone
 
@@ -94,14 +95,14 @@ def test_a_step_takes_the_first_shape_that_holds_it(
     step: tuple[int, int, int, int], shape: tuple[int, int, int, int]
 ) -> None:
     """(tokens, rows, rows that decode, longest row)."""
-    assert graphs(8192, 512).shape_for(*step) == PrefillShape(*shape)
+    assert graphs(8192, 512).shape_for(*step) == LaunchShape(*shape)
 
 
 def test_small_steps_of_few_rows_are_whole_graphs() -> None:
     made = graphs(8192, 256)
     whole = {shape for shape in made.shapes if made._whole_variants(shape)}
-    assert whole == {(tokens, 16, 0, tokens) for tokens in SMALL}
-    assert made._whole_variants((512, 16, 0, 512)) == (Variant(), Variant(flags=RANDOM))
+    assert whole == {LaunchShape(tokens, 16, 0, tokens) for tokens in SMALL}
+    assert made._whole_variants(LaunchShape(512, 16, 0, 512)) == (Variant(), Variant(flags=RANDOM))
 
 
 def test_long_steps_have_fewer_tails_that_cover_as_much() -> None:
@@ -113,10 +114,10 @@ def test_long_steps_have_fewer_tails_that_cover_as_much() -> None:
 
 def test_rows_of_long_contexts_get_the_decode_kernel() -> None:
     made = graphs(8192, 512)
-    assert made.shape_for(500, 6, 5, 495, FAR) == (512, 16, 0, 512)
-    assert made.shape_for(500, 6, 5, 495, FAR + 1) == (512, 128, 112, 512)
-    assert made.shape_for(20, 6, 5, 15, FAR + 1) == (256, 256, 240, 256)
-    assert graphs(8192, 16).shape_for(500, 6, 5, 495, FAR + 1) == (512, 16, 0, 512)  # there is no other
+    assert made.shape_for(500, 6, 5, 495, FAR) == LaunchShape(512, 16, 0, 512)
+    assert made.shape_for(500, 6, 5, 495, FAR + 1) == LaunchShape(512, 128, 112, 512)
+    assert made.shape_for(20, 6, 5, 15, FAR + 1) == LaunchShape(256, 256, 240, 256)
+    assert graphs(8192, 16).shape_for(500, 6, 5, 495, FAR + 1) == LaunchShape(512, 16, 0, 512)  # there is no other
 
 
 def test_without_shapes_there_is_none() -> None:
@@ -134,5 +135,5 @@ def test_where_launches_are_hidden_nothing_is_padded_by_much() -> None:
 
 def test_shapes_that_no_step_fills_are_left_out() -> None:
     many, lone = prefill_shapes(8192, 512, 4096), prefill_shapes(8192, 1, 2048)
-    assert (8192, 1, 0, 4096) not in many and (8192, 2, 0, 4096) in many
+    assert LaunchShape(8192, 1, 0, 4096) not in many and LaunchShape(8192, 2, 0, 4096) in many
     assert max(shape.tokens for shape in lone) == 2048

@@ -12,7 +12,8 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, Shape
+from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs
+from headway.runner.launch import LaunchShape
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
@@ -90,7 +91,7 @@ def test_small_steps_with_grammars_are_seamless(monkeypatch: pytest.MonkeyPatch)
     made: list[tuple[int, Any]] = []
 
     def note(device: Any, front: Any, back: Any, tails: Any, spare: Any, whole: Any, seamless: Any) -> None:
-        made.append((front.args[1], seamless))
+        made.append((front.args[0].rows, seamless))
 
     monkeypatch.setattr("headway.runner.graphs.SplitStep", note)
     nothing: Any = print
@@ -156,7 +157,7 @@ def test_few_logprobs_of_few_rows_take_one_graph(most_rows: int, monkeypatch: py
     with simulated(2, run_ahead=2) as (core, _, _):
         split = _count_replays(monkeypatch)
 
-        def counted(self: DecodeGraphs, shape: Shape, variant: Variant) -> Replayed:
+        def counted(self: DecodeGraphs, shape: LaunchShape, variant: Variant) -> Replayed:
             before = len(split)
             done = replay_decode(self, shape, variant)
             assert done.variant == Variant(0, FILTERED, 5) or variant.max_logprobs < 0

@@ -3,11 +3,17 @@
 The KV of position p stands for everything it depends on: it is a hash chain over tokens 0..p. A row writes its
 positions, then every position up to its last is read back through the slot's block table and must be the one that the
 slot's own tokens give. A stale, recycled, unwritten or foreign block therefore cannot go unnoticed.
+
+Where the configuration has rows of drafts, the device guesses them, rightly or wrongly by a seed, writes the KV of all and
+keeps the tokens up to the first wrong one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from random import Random
 
 import numpy as np
 
@@ -77,19 +83,21 @@ class Slot:
     num_computed: int
     alive: bool = True
     ended_by_length: bool = False
-    table: dict[int, int] = field(default_factory=dict)
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(group, index) -> block"""
 
-    def states(self) -> list[int]:
+    def states(self, drafts: Sequence[int] = ()) -> list[int]:
         out, state = [], 0
-        for token in self.tokens:
+        for token in (*self.tokens, *drafts):
             state = chain(state, token)
             out.append(state)
         return out
 
 
 class FakeDevice:
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, acceptance: float = 0.5) -> None:
         self.config = config
+        self.rng, self.acceptance = Random(7), acceptance
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, int]] = {}
         self.log: list[StepPlan] = []
@@ -99,17 +107,21 @@ class FakeDevice:
         self.log.append(plan)
         for admission in plan.admissions:
             self.slots[admission.slot] = Slot(admission.request, admission.token_ids.tolist(), admission.num_computed)
-        for slot, index, block in zip(
-            plan.block_edit_slots.tolist(),
+        for row, index, block in zip(
+            plan.block_edit_rows.tolist(),
             plan.block_edit_indices.tolist(),
             plan.block_edit_ids.tolist(),
             strict=True,
         ):
-            assert 0 < block < self.config.num_blocks
+            group, slot = divmod(row, self.config.max_num_seqs)
+            lowest = 0 if self.config.groups[group].window else 1  # blocks behind a window are given back
+            assert lowest <= block < self.config.num_blocks
             assert 0 <= index < self.config.max_blocks_per_seq
-            self.slots[slot].table[index] = block
-        self._write(plan)
-        return self._sample(plan)
+            self.slots[slot].tables[group, index] = block
+        decoding = [(row, self.slots[int(plan.slots[row])]) for row in range(plan.num_decode_rows)]
+        drafts = {row: self._draft(slot, plan.width - 1) for row, slot in decoding if slot.alive}
+        self._write(plan, drafts)
+        return self._sample(plan, drafts)
 
     def _check_shape(self, plan: StepPlan) -> None:
         n = plan.num_rows
@@ -122,7 +134,7 @@ class FakeDevice:
         assert {a.slot for a in plan.admissions} <= set(plan.slots.tolist())
         assert sum(len(a.token_ids) for a in plan.admissions) <= self.config.max_upload_ints
         decode = slice(0, plan.num_decode_rows)
-        assert (plan.query_lens[decode] == 1).all() and plan.samples[decode].all()
+        assert (plan.query_lens[decode] == plan.width).all() and plan.samples[decode].all()
         admitted = {a.slot: a for a in plan.admissions}
         for slot in plan.slots[decode].tolist():
             assert slot not in admitted
@@ -137,57 +149,84 @@ class FakeDevice:
             start, count, bound = slot.num_computed, int(plan.query_lens[row]), int(plan.starts_bound[row])
             assert bound >= start, "a bound below the truth"
             if slot.alive:
-                assert bound == start and start + count <= len(slot.tokens)
-                assert bool(plan.samples[row]) == (start + count == len(slot.tokens))
+                if row < plan.num_decode_rows:
+                    assert start + 1 == len(slot.tokens) and plan.samples[row]
+                    assert bound - start <= (self.config.width - 1) * len(self.log)
+                else:
+                    assert bound == start and start + count <= len(slot.tokens)
+                    assert bool(plan.samples[row]) == (start + count == len(slot.tokens))
                 out.append((row, slot, start, count))
             else:
-                assert not slot.ended_by_length, "the host knows max_tokens: such a row is waste"
+                assert self.config.width > 1 or not slot.ended_by_length, (
+                    "the host knows max_tokens: such a row is waste"
+                )
         return out
 
-    def _write(self, plan: StepPlan) -> None:
+    def _draft(self, slot: Slot, number: int) -> list[int]:
+        """Tokens that may follow the slot's, each right with the device's probability."""
+        drafts: list[int] = []
+        for _ in range(number):
+            before = len(slot.tokens) + len(drafts) - len(slot.message.prompt_token_ids)
+            token = next_token(slot.message, slot.states(drafts)[-1], before)
+            drafts.append(token if self.rng.random() < self.acceptance else (token + 1) % VOCAB)
+        return drafts
+
+    def _write(self, plan: StepPlan, drafts: dict[int, list[int]]) -> None:
         spans, bs = self._spans(plan), self.config.block_size
         written: set[tuple[int, int]] = set()
-        for _, slot, start, count in spans:
-            states = slot.states()
-            for p in range(start, start + count):
-                at = (slot.table[p // bs], p % bs)
-                assert at not in written, "two rows write one place"
+        for row, slot, start, count in spans:
+            states = slot.states(drafts.get(row, ()))
+            for p, group in product(range(start, start + count), range(len(self.config.groups))):
+                at = (slot.tables[group, p // bs], p % bs)
+                assert at[0] and at not in written, "two rows write one place"
                 written.add(at)
                 self.kv[at] = (p, states[p])
         for row, slot, start, count in spans:
-            states = slot.states()
-            for p in range(start + count):
-                at = (slot.table[p // bs], p % bs)
-                assert self.kv.get(at) == (p, states[p]), "foreign KV"
+            states = slot.states(drafts.get(row, ()))
+            for group, p in self._read(start, count):
+                at = (slot.tables[group, p // bs], p % bs)
+                assert at[0] and self.kv.get(at) == (p, states[p]), "foreign KV"
                 early = row < plan.num_decode_rows and p < start
                 assert not (early and at in written), (
                     "decode attention reads stored KV before the step's writes have landed"
                 )
 
-    def _sample(self, plan: StepPlan) -> StepResult:
-        n = plan.num_rows
-        sampled, token_ids, finish = np.zeros(n, np.bool_), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    def _read(self, start: int, count: int) -> Iterator[tuple[int, int]]:
+        """(group, position) that a row reads."""
+        for number, group in enumerate(self.config.groups):
+            first = max(start - group.window + 1, 0) if group.window else 0
+            for p in range(first, start + count):
+                yield number, p
+
+    def _sample(self, plan: StepPlan, drafts: dict[int, list[int]]) -> StepResult:
+        n, width = plan.num_rows, plan.width
+        counts, token_ids, finish = np.zeros(n, np.int32), np.zeros((n, width), np.int32), np.zeros(n, np.int32)
         prompt_logprobs: dict[int, LogprobsResult] = {}
-        counts = np.zeros(n, np.int32)
+        told = np.zeros((n, width), np.int32)
         for row, slot, start, count in self._spans(plan):
             message, prompt = slot.message, slot.message.prompt_token_ids
-            slot.num_computed = start + count
+            slot.num_computed = start + (1 if row < plan.num_decode_rows else count)
             if message.params.prompt_logprobs is not None and start + 1 < len(prompt):
                 prompt_logprobs[row] = fake_logprobs(prompt[start + 1 : min(start + 1 + count, len(prompt))])
             if not plan.samples[row]:
                 continue
-            before = len(slot.tokens) - len(prompt)
-            token = next_token(message, slot.states()[-1], before)
-            slot.tokens.append(token)
-            code = finish_code(message, token, before + 1)
-            sampled[row], token_ids[row], finish[row] = True, token, code
-            slot.alive, slot.ended_by_length = not code, code is Finish.LENGTH
-            counts[row] = 1 if message.params.logprobs is not None else 0
+            guesses = [*drafts.get(row, ()), -1]  # behind the last draft there is none
+            for place, guess in enumerate(guesses):
+                before = len(slot.tokens) - len(prompt)
+                token = next_token(message, slot.states()[-1], before)
+                slot.tokens.append(token)
+                code = finish_code(message, token, before + 1)
+                counts[row], token_ids[row, place], finish[row] = place + 1, token, code
+                told[row, place] = 1 if message.params.logprobs is not None else 0
+                slot.alive, slot.ended_by_length = not code, code is Finish.LENGTH
+                if code or token != guess:
+                    break
+                slot.num_computed += 1
         logprobs = None
-        if counts.any():
-            logprobs = fake_logprobs(token_ids.tolist())
-            logprobs.counts = counts
-        return StepResult(sampled, token_ids, finish, logprobs, prompt_logprobs)
+        if told.any():
+            logprobs = fake_logprobs(token_ids.reshape(-1).tolist())
+            logprobs.counts = told.reshape(-1)
+        return StepResult(counts, token_ids, finish, logprobs, prompt_logprobs)
 
 
 def fake_logprobs(tokens: list[int]) -> LogprobsResult:

@@ -29,6 +29,7 @@ def make_config(**changes: object) -> SchedulerConfig:
 class Loop:
     config: SchedulerConfig
     depth: int = 0
+    acceptance: float = 0.5
     in_flight: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
     updates: dict[str, list[RequestUpdate]] = field(default_factory=dict)
     owed: list[str] = field(default_factory=list)
@@ -36,7 +37,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config)
-        self.device = FakeDevice(self.config)
+        self.device = FakeDevice(self.config, self.acceptance)
         self.lags: dict[str, bool] = {}
 
     def add(self, *messages: AddRequest) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.scheduler.block_pool import BlockPool
-from headway.scheduler.prefix import PrefixIndex
+from headway.scheduler.cache.pool import BlockPool
+from headway.scheduler.cache.prefix import PrefixIndex
 from tests.scheduler.fake_device import make_request, predict
 from tests.scheduler.loop import Loop, make_config
 

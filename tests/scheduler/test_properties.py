@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.core.cache import CacheGroup, CacheKind
 from headway.core.plan import Finish
 from headway.scheduler.request import Status
 from tests.scheduler.fake_device import VOCAB, make_request, predict
@@ -73,15 +76,18 @@ def check_outcome(loop: Loop, name: str, job: Job, aborted: bool) -> None:
     assert last.stop_token_id == (expected[-1] if code is Finish.STOP_TOKEN else None)
     assert all(u.finish_reason is None for u in loop.updates[name][:-1])
     if job.params["logprobs"] is not None:
-        assert [u.new_logprobs[0].token_ids[0] for u in loop.updates[name] if u.new_logprobs] == expected
+        told = [row.token_ids[0] for u in loop.updates[name] for row in u.new_logprobs or []]
+        assert told == expected
     if job.params["prompt_logprobs"] is not None:
         rows = loop.updates[name][0].new_prompt_logprobs
         assert rows is not None and [r.token_ids[0] for r in rows] == job.prompt[1:]
         assert loop.updates[name][0].num_cached_tokens == 0
 
 
-def run_traffic(work: list[Job], depth: int, pauses: list[bool], changes: dict[str, Any]) -> Loop:
-    loop = Loop(make_config(**changes), depth)
+def run_traffic(
+    work: list[Job], depth: int, pauses: list[bool], changes: dict[str, Any], acceptance: float = 0.5
+) -> Loop:
+    loop = Loop(make_config(**changes), depth, acceptance)
     pending = sorted(range(len(work)), key=lambda i: work[i].arrival)
     arrivals: list[str] = []
     aborted: set[str] = set()
@@ -147,6 +153,60 @@ def test_every_request_gets_its_tokens(
     run_traffic(work, depth, pauses, changes)
 
 
+@settings(max_examples=250)
+@given(
+    work=st.lists(jobs(), min_size=1, max_size=7),
+    depth=st.integers(0, 4),
+    pauses=st.lists(st.booleans(), min_size=1, max_size=7),
+    width=st.integers(2, 6),
+    acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    changes=st.sampled_from([(4, 24, 4, 0), (5, 9, 1, 3), (2, 7, 8, 1), (3, 16, 2, 5)]),
+)
+def test_rows_of_drafts_bring_the_same_tokens(
+    work: list[Job],
+    depth: int,
+    pauses: list[bool],
+    width: int,
+    acceptance: float,
+    changes: tuple[int, int, int, int],
+) -> None:
+    """Whatever share of the drafts is accepted: ends inside a run, preemptions with drafts in flight, tight pools."""
+    seqs, budget, block_size, extra = changes
+    sizes = {"max_num_seqs": seqs, "max_num_batched_tokens": budget, "block_size": block_size, "width": width}
+    sizes["num_blocks"] = -(-(32 + width - 1) // block_size) + 1 + extra
+    run_traffic(work, depth, pauses, sizes, acceptance)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+def test_rows_of_drafts_under_pressure(acceptance: float) -> None:
+    """Not left to chance: preempted with drafts in flight, resumed, hit and evicted; at full acceptance in fewer steps."""
+    work = [Job(list(STEMS[i % 3][: 5 + i % 4]), 20, _plain(ignore_eos=i % 2 == 0), i // 3, None) for i in range(12)]
+    for depth in range(5):
+        sizes = {"num_blocks": 14, "max_num_batched_tokens": 16}
+        loop = run_traffic(work, depth, [False], sizes | {"width": 4}, acceptance)
+        stats = loop.scheduler.stats()
+        assert stats.num_preemptions > 3 and stats.prefix_cache_hits > 0
+        if acceptance == 1.0:
+            assert stats.num_steps < run_traffic(work, depth, [False], sizes).scheduler.stats().num_steps
+
+
+def test_a_row_that_may_be_through_pauses_and_goes_on_when_drafts_were_rejected() -> None:
+    loop = Loop(make_config(width=4, max_num_batched_tokens=16), 3, acceptance=0.0)
+    loop.add(make_request("a", [1, 2, 4], 9, ignore_eos=True))
+    assert loop.launch() is not None  # the prompt, and the first token
+    plans = [loop.launch() for _ in range(3)]
+    assert [None if plan is None else plan.starts_bound.tolist() for plan in plans] == [[3], [7], None], (
+        "3 + 8 - 1 = 10"
+    )
+    loop.collect()
+    assert loop.launch() is None, "the first token's result says nothing of drafts"
+    loop.collect()  # one token of four
+    plan = loop.launch()
+    assert plan is not None and plan.starts_bound.tolist() == [8]
+    loop.finish()
+    assert loop.tokens("a") == predict(make_request("a", [1, 2, 4], 9, ignore_eos=True))[0]
+
+
 def test_rows_that_lag_under_pressure() -> None:
     """They preempt and are preempted, wait for masks and for blocks, and everybody ends right."""
     for every in (1, 2, 3):
@@ -188,3 +248,82 @@ def test_later_turns_never_hit_a_position_nobody_wrote() -> None:
 def _plain(**params: Any) -> dict[str, Any]:
     base = {"min_tokens": 0, "stop_token_ids": [], "logprobs": None, "prompt_logprobs": None, "cache_salt": None}
     return {**base, **params}
+
+
+WINDOWED = (
+    (CacheGroup(CacheKind.WINDOW, 6),),
+    (CacheGroup(), CacheGroup(CacheKind.WINDOW, 5)),
+    (CacheGroup(CacheKind.WINDOW, 1), CacheGroup(), CacheGroup(CacheKind.WINDOW, 9)),
+)
+"""A window of all layers, one beside layers that keep every token, and two of different sizes."""
+
+
+@settings(max_examples=250)
+@given(
+    st.lists(jobs(), min_size=1, max_size=8),
+    st.integers(0, 4),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+    st.sampled_from(WINDOWED),
+    st.integers(0, 30),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_groups_of_layers_with_windows(
+    work: list[Job],
+    depth: int,
+    pauses: list[bool],
+    groups: tuple[CacheGroup, ...],
+    spare: int,
+    width: int,
+    caching: bool,
+) -> None:
+    """Tiny pools: preemption, prefix hits, aborts, drafts, rows that lag; the device checks each position in each window."""
+    config = make_config(groups=groups, width=width, num_blocks=1000)
+    changes = {"num_blocks": config.blocks_for(config.max_model_len) + 1 + spare}
+    run_traffic(work, depth, pauses, changes | {"groups": groups, "width": width, "enable_prefix_caching": caching})
+
+
+def test_a_window_gives_its_blocks_back_while_the_request_runs() -> None:
+    """Of 32 tokens a layer that sees 6 holds three blocks of 4, not eight."""
+    groups = (CacheGroup(), CacheGroup(CacheKind.WINDOW, 6))
+    loop = Loop(make_config(groups=groups, max_num_batched_tokens=4, num_blocks=40), depth=2)
+    loop.add(make_request("a", [1, 2, 4], 29, ignore_eos=True))
+    held: list[tuple[int, int]] = []
+    while loop.scheduler.has_unfinished():
+        loop.tick()
+        for request in loop.scheduler._life.running.requests():
+            held.append((sum(map(bool, request.blocks[0])), sum(map(bool, request.blocks[1]))))
+    loop.finish()
+    assert max(full for full, _ in held) == 8
+    assert max(windowed for _, windowed in held) == 3
+
+
+def test_a_prefix_is_hit_as_far_as_all_groups_have_it() -> None:
+    """What lies behind a window need not be cached; the window before the first token that is computed must be."""
+    groups = (CacheGroup(), CacheGroup(CacheKind.WINDOW, 6))
+    prompt = [1, 2, 4, 5, 6, 7, 8, 9, 1, 2, 4, 5, 1, 1, 2, 2, 4, 4, 5, 5]
+    loop = Loop(make_config(groups=groups, num_blocks=40))
+    loop.add(make_request("a", prompt, 2, ignore_eos=True))
+    loop.finish()
+    kv = loop.scheduler._life.kv
+    for cut, hit in ((20, 16), (19, 16), (9, 8), (5, 4)):
+        loop.add(make_request(str(cut), prompt[:cut], 1, ignore_eos=True))
+        loop.finish()
+        assert loop.updates[str(cut)][0].num_cached_tokens == hit, cut
+    windowed = [kv._index.find(kv_digest, 1) for kv_digest in digests(loop, prompt)]
+    assert all(windowed)
+    for block in windowed[2:3]:  # evicted: tokens 8 to 11, which tokens 12 to 17 see
+        assert block is not None
+        kv._index.forget(block)
+        kv.pool._cached.pop(block)
+        kv.pool._blank.append(block)
+    for name, cut, hit in (("b", 20, 8), ("c", 9, 8)):
+        loop.add(make_request(name, prompt[:cut], 1, ignore_eos=True))
+        loop.finish()
+        assert loop.updates[name][0].num_cached_tokens == hit, cut
+
+
+def digests(loop: Loop, prompt: list[int]) -> list[bytes]:
+    kv, found = loop.scheduler._life.kv, list[bytes]()
+    kv._index.extend(found, None, np.array(prompt, np.int32), len(prompt) // kv.block_size)
+    return found

@@ -16,7 +16,7 @@ from tests.scheduler.loop import Loop, make_config
 
 def answer(plan: StepPlan, tokens: list[int], finish: list[int] | None = None) -> StepResult:
     codes = np.array(finish or [0] * plan.num_rows, np.int32)
-    return StepResult(plan.samples.copy(), np.array(tokens, np.int32), codes)
+    return StepResult(plan.samples.astype(np.int32), np.array(tokens, np.int32)[:, None], codes)
 
 
 def planned(scheduler: Scheduler) -> StepPlan:
@@ -47,7 +47,7 @@ def test_zombie_rows_are_ignored_even_when_the_slot_has_a_new_owner() -> None:
     scheduler.add(make_request("b", [4, 5], 9))
     newcomer = planned(scheduler)
     assert newcomer.slots.tolist() == zombie.slots.tolist()
-    gone = StepResult(np.zeros(1, np.bool_), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    gone = StepResult(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
     assert scheduler.apply(zombie, gone) == []
     (update,) = scheduler.apply(newcomer, answer(newcomer, [7]))
     assert update.request_id == "b" and update.new_token_ids == [7]
@@ -123,7 +123,7 @@ def test_a_row_the_device_dropped_silently_fails_instead_of_hanging(max_tokens: 
     scheduler = Scheduler(make_config())
     scheduler.add(make_request("a", [1, 2], max_tokens))
     plan = planned(scheduler)
-    nothing = StepResult(np.zeros(1, np.bool_), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    nothing = StepResult(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
     (update,) = scheduler.apply(plan, nothing)
     assert update.finish_reason == "error" and not scheduler.has_unfinished()
 

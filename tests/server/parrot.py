@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -164,6 +165,9 @@ def main(arguments: Sequence[str]) -> int:
     from headway.server.settings import ServerSettings
 
     given: dict[str, Any] = json.loads(arguments[0])
+    if "open_files" in given:
+        most = given.pop("open_files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logs.set_up(given.get("log_format", "text"))
 
     def load() -> AsyncLLM:

@@ -19,7 +19,7 @@ from headway.server import metrics, page
 
 
 def make_app(llm: AsyncLLM, name: str = "tiny") -> FastAPI:
-    """/metrics, / and /live as the server installs them; /v1/chat/completions in the stream form only."""
+    """/metrics, / and /live/figures as the server installs them; /v1/chat/completions in the stream form only."""
     app = FastAPI()
     settings = SimpleNamespace(served_model_name=[name])
     metrics.install(app, llm, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ WEATHER = {
     },
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def permit(mode: str, *names: str) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
 
 
 def said(text: str, **body: Any) -> dict[str, Any]:
@@ -113,7 +119,10 @@ def test_a_message_to_be_continued(client: TestClient) -> None:
         (said("x", tool_choice="required"), "tool_choice"),
         (said("x", tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "no"}}), "tool_choice"),
         (said("x", tools=[WEATHER, WEATHER]), "tools"),
-        (said("x", tools=[WEATHER], response_format={"type": "json_object"}), "response_format"),
+        (said("x", tools=[WEATHER], structured_outputs={"regex": "x"}), "structured_outputs"),
+        (said("x", tools=[WEATHER], tool_choice="required", structured_outputs={"regex": "x"}), "structured_outputs"),
+        (said("x", tools=[WEATHER], tool_choice=permit("auto")), "tool_choice"),
+        (said("x", tools=[WEATHER], tool_choice=permit("auto", "no")), "tool_choice"),
         (said("x", functions=[]), "functions"),
         (said("x", modalities=["audio"]), "modalities"),
         (said("x", stream=True, stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation"),
@@ -223,6 +232,58 @@ def test_a_conversation_with_calls_and_results(client: TestClient) -> None:
     assert client.post(PATH, json={"messages": messages, "tools": [WEATHER]}).status_code == 200
     call["function"] = {"name": "weather", "arguments": "[1]"}
     assert error_of(client.post(PATH, json={"messages": messages}))["param"] == "messages[1].tool_calls[0]"
+
+
+def test_only_allowed_tools_are_called(client: TestClient) -> None:
+    other = {"type": "function", "function": {"name": "time"}}
+    both = CALL + CALL.replace("weather", "time")
+    [choice] = ask(client, both, tools=[WEATHER, other], tool_choice=permit("auto", "time"))["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
+    assert choice["message"]["content"] == CALL
+    listed = '[{"name": "time", "parameters": {}}]'
+    [choice] = ask(client, listed, tools=[WEATHER, other], tool_choice=permit("required", "time"))["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"}
+
+
+def test_tools_beside_a_form_for_the_answer(client: TestClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
+    listed = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+    [choice] = ask(client, listed, tools=[WEATHER], response_format=form)["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    answer = '{"name": "weather", "parameters": {}}'
+    for wanted in (form, {"type": "json_object"}):
+        [choice] = ask(client, answer, tools=[WEATHER], response_format=wanted)["choices"]
+        assert choice["message"]["content"] == answer and "tool_calls" not in choice["message"]
+    many = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "items": {"type": "null"}}}}
+    assert (
+        error_of(client.post(PATH, json=said("x", tools=[WEATHER], response_format=many)))["param"] == "response_format"
+    )
+
+
+def test_a_model_whose_template_knows_no_tools(make_client: MakeClient, tmp_path: Path) -> None:
+    """It is told of them in the first message, and of earlier calls as text."""
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for m in messages %}\x06{{ m.role }}\x05{{ m.content }}{% endfor %}\x06assistant\x05")
+    client = make_client(chat=True, chat_template=str(template))
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        {"role": "user", "content": CALL},
+    ]
+    body = {"messages": messages, "tools": [WEATHER]}
+    [choice] = client.post(PATH, json=body).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    tokens = client.post("/tokenize", json=body).json()["tokens"]
+    shown = bytes(tokens).decode()
+    told, asked = shown.split("\n\nBe brief.")
+    assert told.startswith("\x06system\x05You can call") and '{"name":"weather","description":"of a city"' in told
+    assert '"arguments":{"city":"Rome"}' in asked and "\x06user\x05<tool_response>\nsunny\n</tool_response>" in asked
+    forced = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    [choice] = client.post(PATH, json={**said('{"city": "Rome"}', tools=[WEATHER]), **forced}).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 def test_strict_tools_need_a_forced_call(client: TestClient) -> None:

@@ -22,9 +22,10 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Run the command up to the point where it would serve; (arguments of the engine, settings)."""
     seen: list[Any] = []
 
-    def caught(load: Callable[[], object], settings: ServerSettings) -> int:
+    def caught(load: Callable[[], object], settings: ServerSettings, model: str) -> int:
         monkeypatch.setattr("headway.api.async_llm.AsyncLLM", lambda **engine: seen.append(engine))
         load()
+        assert seen[0]["model"] == model, "what it says that it loads"
         seen.append(settings)
         return 3
 

@@ -29,7 +29,7 @@ def test_every_route_but_health_asks_for_a_key(make_client: MakeClient, path: st
     assert error_of(client.get(path), 401)["code"] == "invalid_api_key"
     for wrong in ("", "Bearer", "Bearer x", "Bearer first-keyx", "Bearer first-ke", "Basic first-key", "first-key"):
         assert client.get(path, headers={"Authorization": wrong}).status_code == 401, wrong
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.get("/live").status_code == 200
     for post in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
         assert client.post(post, json={}).status_code == 401
 
@@ -64,12 +64,23 @@ def test_a_key_is_compared_in_constant_time(
 def test_what_the_server_says_of_itself(make_client: MakeClient) -> None:
     client = make_client()
     assert client.get("/version").json() == {"version": __version__}
-    assert client.get("/health").json() == {"status": "ok"} and client.get("/ready").json() == {"status": "ready"}
+    assert client.get("/live").json() == {"status": "alive"}
+    assert client.get("/health").json() == {"status": "ready"} and client.get("/ready").json() == {"status": "ready"}
     models = client.get("/v1/models").json()
     assert models["object"] == "list" and models["data"] == [client.get("/v1/models/parrot").json()]
     assert models["data"][0]["max_model_len"] == MAX_LEN
     assert error_of(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
-    for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/parrot", "/metrics", "/live", "/"):
+    for path in (
+        "/health",
+        "/ready",
+        "/version",
+        "/v1/models",
+        "/v1/models/parrot",
+        "/metrics",
+        "/live",
+        "/live/figures",
+        "/",
+    ):
         head = client.head(path)
         assert head.status_code == 200 and not head.content, "health checks often ask by HEAD"
 
@@ -88,9 +99,9 @@ def test_a_browser_may_send_a_key_as_a_password(make_client: MakeClient) -> None
 
 def test_metrics_the_page_and_the_log_count_a_request(make_client: MakeClient) -> None:
     client = make_client(served_model_name=["shown"])
-    before = client.get("/live").json()["requests"]["finished"].get("stop", 0)
+    before = client.get("/live/figures").json()["requests"]["finished"].get("stop", 0)
     assert client.post(PATH, json={"prompt": "x"}).status_code == 200
-    assert client.get("/live").json()["requests"]["finished"]["stop"] == before + 1
+    assert client.get("/live/figures").json()["requests"]["finished"]["stop"] == before + 1
     assert 'headway:request_success_total{finished_reason="stop",model_name="shown"}' in client.get("/metrics").text
     assert client.get("/").headers["content-type"].startswith("text/html")
 
@@ -219,8 +230,10 @@ def test_an_unexpected_error_is_a_500_that_tells_nothing(
 def test_more_than_one_request_may_hold(make_client: MakeClient) -> None:
     client = make_client(max_sequences=4)
     assert "max-sequences" in error_of(client.post(PATH, json={"prompt": ["a", "b", "c"], "n": 2}))["message"]
+    assert len(client.post(PATH, json={"prompt": ["a", "b"], "n": 2}).json()["choices"]) == 4
     small = make_client(max_queue=0)
     assert "max-queue" in error_of(small.post(PATH, json={"prompt": "a", "n": 5}))["message"]
+    assert len(small.post(PATH, json={"prompt": "a", "n": 4}).json()["choices"]) == 4
 
 
 def test_the_queue_has_an_end_and_places_come_back() -> None:
@@ -230,7 +243,8 @@ def test_the_queue_has_an_end_and_places_come_back() -> None:
     with pytest.raises(Exception, match="queue is full") as refusal:
         lifecycle.admit(2)
     assert refusal.value.status == 429 and refusal.value.headers == {"Retry-After": "1"}  # type: ignore[attr-defined]
-    lifecycle.release(2)
+    lifecycle.admit(1)
+    lifecycle.release(3)
     lifecycle.admit(3)
 
 

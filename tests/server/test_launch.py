@@ -52,7 +52,9 @@ def test_before_and_after_the_model_is_loaded() -> None:
 
     async def visit(client: httpx.AsyncClient) -> None:
         health = await client.get("/health")
-        assert (health.status_code, health.json()) == (200, {"status": "starting"})
+        assert (health.status_code, health.json()) == (503, {"status": "starting"})
+        alive = await client.get("/live")
+        assert (alive.status_code, alive.json()) == (200, {"status": "alive"})
         for path in ("/ready", "/v1/models", "/nope"):
             answer = await client.get(path)
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
@@ -126,7 +128,7 @@ def test_a_signal_while_loading_ends_it() -> None:
         raise ModelError("nobody waits for this any more")
 
     async def visit(client: httpx.AsyncClient) -> None:
-        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/live")).status_code == 200
         os.kill(os.getpid(), signal.SIGINT)
 
     try:

@@ -69,6 +69,78 @@ def test_streamed_events_come_in_order(client: TestClient) -> None:
     assert found[2]["item"]["id"] == final["output"][0]["id"]
 
 
+TIME = {
+    "type": "function",
+    "name": "time",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>{"name": "time", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+def test_a_response_that_calls_a_function(client: TestClient) -> None:
+    answer = client.post(PATH, json={"input": f"Well. {CALL}{CALL}", "tools": [TIME]}).json()
+    message, first, second = answer["output"]
+    assert message["content"][0]["text"] == "Well." and message["status"] == "completed"
+    assert (first["type"], first["name"], first["arguments"]) == ("function_call", "time", '{"city": "Rome"}')
+    assert first["call_id"] != second["call_id"] and first["id"].startswith("fc_")
+    assert answer["tools"] == [{**TIME, "description": None, "strict": False}]
+    one = client.post(PATH, json={"input": CALL * 2, "tools": [TIME], "parallel_tool_calls": False}).json()
+    assert [item["type"] for item in one["output"]] == ["function_call"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "time"}]}],
+)
+def test_a_forced_call_in_a_response(client: TestClient, choice: Any) -> None:
+    listed = '[{"name": "time", "parameters": {}}]'
+    answer = client.post(PATH, json={"input": listed, "tools": [TIME], "tool_choice": choice}).json()
+    [call] = answer["output"]
+    assert (call["name"], call["arguments"], answer["tool_choice"]) == ("time", "{}", choice)
+    named = {"type": "function", "name": "time"}
+    [call] = client.post(PATH, json={"input": '{"city": 1}', "tools": [TIME], "tool_choice": named}).json()["output"]
+    assert call["arguments"] == '{"city": 1}'
+
+
+def test_streamed_calls_in_a_response(client: TestClient) -> None:
+    found = typed_events(client, input=f"Hm {CALL}", tools=[TIME])
+    kinds = [event["type"].removeprefix("response.") for event in found]
+    heads = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+    assert heads == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    written = "".join(e["delta"] for e in found if e["type"] == "response.function_call_arguments.delta")
+    done = found[-1]["response"]["output"][1]
+    assert written == done["arguments"] == '{"city": "Rome"}'
+    places = {e["item_id"]: e["output_index"] for e in found if "item_id" in e}
+    assert places == {found[-1]["response"]["output"][i]["id"]: i for i in range(2)}
+
+
+def test_calls_and_their_outputs_as_input(client: TestClient) -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "when?"},
+        {
+            "type": "function_call",
+            "call_id": "1",
+            "name": "time",
+            "arguments": "{}",
+            "id": "fc_1",
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "1", "output": "noon"},
+        {"role": "user", "content": "thanks"},
+    ]
+    answer = client.post(PATH, json={"input": items, "tools": [TIME]}).json()
+    assert answer["output"][0]["content"][0]["text"] == "thanks"
+    for place, key in ((1, "name"), (2, "output"), (0, "content")):
+        broken = [dict(item) for item in items]
+        del broken[place][key]
+        assert error_of(client.post(PATH, json={"input": broken}))["param"] == f"input[{place}].{key}"
+    assert error_of(client.post(PATH, json={"input": [{**items[0], "name": "x"}]}))["param"] == "input[0].name"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -135,7 +207,9 @@ def test_long_texts_are_read_in_a_thread(client: TestClient, monkeypatch: pytest
     monkeypatch.setattr(tokenizer, "token_text", named)
     answer = client.post("/tokenize", json={"prompt": "x" * 10_000, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["token_strs"]) == 10_001
-    assert all(thread.startswith("asyncio_") for thread in threads), "millions of names would stop all streams"
+    assert all(thread.startswith("headway-tokenising") for thread in threads), (
+        "millions of names would stop all streams"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.server.call_reader import Arguments, CallStart, Content
-from headway.server.protocol import Function, Tool
-from headway.server.tool_parsers import HermesParser, JsonParser, NamedParser, ToolParser
-from headway.server.tools import calls_schema, parser_form
+from headway.server.protocol import Function, FunctionName, NamedTool, Tool
+from headway.server.tool_parsers import EitherParser, HermesParser, JsonParser, NamedParser, ToolParser
+from headway.server.tools import calls_schema, tool_form, tool_plan
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "}<tool_call>\\""}}</tool_call>'
 
@@ -176,11 +177,63 @@ def test_the_schema_of_forced_calls() -> None:
     [
         ("auto", "... <tool_call> ...", "hermes"),
         ("auto", "... <|python_tag|> ...", "llama3_json"),
-        ("auto", "plain", "none"),
+        ("auto", "{{ tools }} in a form of its own", "none"),
+        ("auto", "plain", "hermes"),
         ("auto", None, "none"),
         ("hermes", "plain", "hermes"),
         ("none", "<tool_call>", "none"),
     ],
 )
 def test_the_form_is_found_out_from_the_template(setting: str, source: str | None, form: str) -> None:
-    assert parser_form(setting, source) == form
+    assert tool_form(setting, source).calls == form
+
+
+def test_references_to_the_root_and_to_properties_stay_within_their_tool() -> None:
+    follow = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    tree = {
+        "type": "object",
+        "properties": {"value": {"type": "integer"}, "next": follow},
+        "required": ["value", "next"],
+    }
+    other = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"$ref": "#/properties/a"}},
+        "required": ["b"],
+    }
+    tools = [Tool(function=Function(name=n, parameters=p)) for n, p in (("tree", tree), ("other", other))]
+    jsonschema = pytest.importorskip("jsonschema")
+    check = jsonschema.Draft202012Validator(calls_schema(tools, single=False)).is_valid
+    assert check([{"name": "tree", "parameters": {"value": 1, "next": {"value": 2, "next": None}}}])
+    assert not check([{"name": "tree", "parameters": {"value": 1, "next": {"value": "x", "next": None}}}])
+    assert check([{"name": "other", "parameters": {"b": True}}]) and not check(
+        [{"name": "other", "parameters": {"b": 1}}]
+    )
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_function_without_parameters_takes_none(parameters: Any) -> None:
+    tool = Tool(function=Function(name="now", parameters=parameters))
+    choice = NamedTool(function=FunctionName(name="now"))
+    plan = tool_plan([tool], choice, tool_form("auto", None))
+    assert plan.structured is not None
+    assert plan.structured.json == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ('[{"name":"f","parameters":{"a":1}}]', [Call("f", '{"a":1}')]),
+        ('{"name":"f","parameters":{"a":1}}', [Content('{"name":"f","parameters":{"a":1}}')]),
+    ],
+)
+def test_calls_or_an_answer(text: str, pieces: list[Any]) -> None:
+    assert read(EitherParser(), [text]) == pieces
+    assert read(EitherParser(), list(text)) == pieces
+
+
+@pytest.mark.parametrize("make", [lambda: HermesParser(frozenset("f")), lambda: JsonParser(names=frozenset("f"))])
+def test_calls_of_other_functions_are_content(make: Callable[[], ToolParser]) -> None:
+    head = "<tool_call>" if isinstance(make(), HermesParser) else ""
+    text = head + '{"name": "g", "arguments": {}}'
+    assert read(make(), list(text)) == [Content(text)]
+    assert read(make(), list(text.replace("g", "f"))) == [Call("f", "{}")]

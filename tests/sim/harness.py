@@ -11,19 +11,22 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from headway.core.config import EngineArgs
+from headway.core.config import USUAL_THRESHOLDS, EngineArgs
 from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
 from headway.device.sim import SimDevice
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, run
 from tests.engine.test_fuzz import random_request
-from tests.engine.tiny_grammars import VOCABULARY
-from tests.engine.tiny_llama import KV_BLOCK_BYTES, save_tiny_llama
+from tests.engine.tiny_grammars import LARK, VOCABULARY, host_grammar
+from tests.engine.tiny_llama import EOS, KV_BLOCK_BYTES, save_tiny_llama
 from tests.sim.rounding import settle, settle_prefix
 from tests.sim.watch import PlanWatch
 
 ROOMY_BLOCKS = 200
+MOST_IDLE = 200
+"""Turns without a step while requests are open. A turn waits for a mask up to 50 ms, so this is no race against the matcher."""
 SMALL_SEEDS = 10**6
 """Scenarios of smaller numbers are short: a few hundred of them belong to every test run."""
 
@@ -49,12 +52,22 @@ def arguments(overrides: dict[str, Any]) -> EngineArgs:
     return EngineArgs(**(args | overrides))
 
 
+def folder_of_model() -> Path:
+    """Where the tiny Llama of all these engines lies."""
+    return Path(model_folder())
+
+
 @contextmanager
 def simulated(seed: int, **overrides: Any) -> Iterator[tuple[EngineCore, SimDevice, PlanWatch]]:
-    """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked."""
-    watch = PlanWatch()
+    """An engine on a simulated device; raises at the end what the engine swallowed, and checks that nothing leaked.
+
+    ``overrides`` are arguments of the engine; ``thresholds``, ``drafts`` and ``pooling`` those of ``build_engine``.
+    """
+    watch, thresholds = PlanWatch(), overrides.pop("thresholds", USUAL_THRESHOLDS)
+    extras = {name: overrides.pop(name, None) for name in ("drafts", "pooling")}
     with SimDevice(seed, observers=watch.observers()) as device:
-        core = build_engine(arguments(overrides), progress=False, device=device)
+        args = arguments(overrides)
+        core = build_engine(args, progress=False, device=device, thresholds=thresholds, **extras)
         device.wait_idle()  # the warm-up's steps are nobody's plan
         watch.attach(core)
         device.arm()
@@ -111,6 +124,17 @@ class Scenario:
                 same = rng.choice(self.requests).prompt_token_ids
                 request.prompt_token_ids = same[: rng.choice([8, 16, len(same)])]
         self.abort_rate = rng.choice([0.0, 0.0, 0.1, 0.3])
+        self.requests += self._left_to_the_host(random.Random(f"host grammars of {self.seed}"))
+
+    def _left_to_the_host(self, rng: random.Random) -> list[AddRequest]:
+        """Requests that lag; drawn apart, so that all else of a seed is what it was without them."""
+        made = [random_request(rng, len(self.requests) + i) for i in range(rng.choice([0, 0, 1, 2]))]
+        for each in made:
+            most = min(each.params.max_tokens or 1, 127 - len(each.prompt_token_ids))
+            each.params = SamplingParams(detokenize=False, temperature=1.3, max_tokens=most)
+            each.automaton, each.bad_words_token_ids, each.eos_token_ids = None, [], EOS
+            each.host_grammar = host_grammar("grammar", LARK)
+        return made
 
     @property
     def max_turns(self) -> int:
@@ -125,10 +149,13 @@ class Scenario:
         answers = {request.request_id: Answer() for request in self.requests}
         aborted: set[str] = set()
         with simulated(self.seed, **self.overrides) as (core, _, _):
-            waiting, turns = list(self.requests), 0
+            waiting, turns, idle, told = list(self.requests), 0, 0, 0
             while waiting or core.has_work():
                 turns += 1
                 assert turns <= self.max_turns, "the engine turns without progress"
+                idle = 0 if waiting or told != core.stats().num_steps else idle + 1
+                told = core.stats().num_steps
+                assert idle <= MOST_IDLE, f"the engine launches nothing, open: {[*core._scheduler._life.open]}"
                 for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
                     core.add(waiting.pop(0))
                 if rng.random() < self.abort_rate:

@@ -16,8 +16,9 @@ from headway.device.sim import HostSyncError, InvariantError, RaceError
 from headway.device.sim.timeline import Task
 from headway.engine.core import EngineCore
 from headway.engine.host_grammars import HostGrammars, Next
-from headway.runner.graphs import DecodeGraphs, Shape
-from headway.runner.prefill_graphs import PrefillGraphs, PrefillShape
+from headway.runner.graphs import DecodeGraphs
+from headway.runner.launch import LaunchShape
+from headway.runner.prefill_graphs import PrefillGraphs
 from headway.runner.split_step import Replayed
 from headway.sampling.sampler import Variant
 from tests.engine.harness import Answer, request, run
@@ -93,7 +94,7 @@ def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ..
     seen: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     shape_for = PrefillGraphs.shape_for
 
-    def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, *others: int) -> PrefillShape:
+    def watched(self: PrefillGraphs, tokens: int, rows: int, decode_rows: int, *others: int) -> LaunchShape:
         shape = shape_for(self, tokens, rows, decode_rows, *others)
         assert shape is not None
         seen.append((shape, (rows, decode_rows)))
@@ -154,7 +155,7 @@ def test_a_step_that_says_nothing_of_its_decode_rows_is_reported(
 
 
 def test_steps_of_more_edits_than_the_prefill_graphs_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.runner.runner.max_edits", lambda *sizes: 9)
+    monkeypatch.setattr("headway.runner.executor.max_edits", lambda *sizes: 9)
     batch = requests_for([FEATURES[name] for name in ("greedy", "bad_words", "stop_token_ids")] * 2, seed=4)
     with simulated(15, run_ahead=2) as (core, _, _):
         compare(run(core, batch), expected(batch))
@@ -168,8 +169,8 @@ def test_full_steps_are_graphs(monkeypatch: pytest.MonkeyPatch, depth: int) -> N
     seen: list[tuple[int, ...]] = []
     replay = PrefillGraphs.replay
 
-    def watched(self: PrefillGraphs, shape: tuple[int, ...], variant: Variant) -> Replayed:
-        seen.append(shape)
+    def watched(self: PrefillGraphs, shape: LaunchShape, variant: Variant) -> Replayed:
+        seen.append(shape[:4])
         return replay(self, shape, variant)
 
     monkeypatch.setattr(PrefillGraphs, "replay", watched)
@@ -190,9 +191,9 @@ def test_a_graph_applies_more_edits_than_its_step_has_rows(
     seen: list[tuple[int, int]] = []
     shape_for = DecodeGraphs.shape_for
 
-    def watched(self: DecodeGraphs, num_rows: int, num_edits: int) -> Shape | None:
+    def watched(self: DecodeGraphs, num_rows: int, num_edits: int, width: int) -> LaunchShape | None:
         seen.append((num_rows, num_edits))
-        return shape_for(self, num_rows, num_edits)
+        return shape_for(self, num_rows, num_edits, width)
 
     ready = HostGrammars.ready
 

@@ -9,22 +9,25 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
 
 from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.weights import open_checkpoint
-from headway.weights.gguf import PLAIN, TENSOR_TYPES, half_split_rows, hf_name
+from headway.weights.gguf import PLAIN, TENSOR_TYPES, BlockTensor, half_split_rows, hf_name
 from tests.weights.tiny_gguf import HEADS, HIDDEN, KV_HEADS, llama_arrays, write_gguf
 
-SLICES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+MADE = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"}
+"""What the gguf package can encode."""
 
 
 def encoded(kind: str, rows: int = 3, columns: int = 512) -> np.ndarray:
     """Data of a quantised tensor: really quantised where the package can, else random blocks with finite scales."""
     rng = np.random.default_rng(1)
-    if kind not in SLICES:
+    if kind in MADE:
         return quantize(rng.standard_normal((rows, columns)).astype(np.float32), Q[kind]).view(np.uint8)
-    blocks = rng.integers(0, 256, (rows, columns // 256, SLICES[kind]), dtype=np.uint8)
+    size, num_bytes = GGML_QUANT_SIZES[Q[kind]]
+    blocks = rng.integers(0, 256, (rows, columns // size, num_bytes), dtype=np.uint8)
     # A float16 whose top exponent bit is clear is finite. The scales are the last or the first bytes of a block.
     blocks[..., :4] &= 0x3F
     blocks[..., -4:] &= 0x3F
@@ -44,6 +47,30 @@ def test_quantised_types_equal_the_gguf_package(tmp_path: Path, kind: str) -> No
     torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
 
 
+def test_matrices_come_in_their_blocks_where_that_is_asked(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((64, 64)).astype(np.float32)
+    raw = {
+        "blk.0.attn_q.weight": (quantize(q, Q.Q8_0), Q.Q8_0),
+        "blk.0.ffn_up.weight": (quantize(q, Q.Q4_0), Q.Q4_0),
+        "output.weight": (encoded("Q6_K", columns=512), Q.Q6_K),
+    }
+    arrays = {name: array for name, array in llama_arrays().items() if name not in raw}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays, raw=raw)))
+    assert checkpoint.in_blocks
+    plain, stored = dict(checkpoint.tensors()), dict(checkpoint.stored((8, 14)))
+    kept = {name: tensor for name, tensor in stored.items() if isinstance(tensor, BlockTensor)}
+    assert {name: tensor.type_id for name, tensor in kept.items()} == {
+        "model.layers.0.self_attn.q_proj.weight": 8,  # its rows reordered, as its values are
+        "lm_head.weight": 14,
+    }
+    assert plain.keys() == stored.keys()
+    for name, tensor in stored.items():
+        whole = tensor.dequantized() if isinstance(tensor, BlockTensor) else tensor
+        assert tensor.shape == plain[name].shape
+        assert torch.equal(whole, plain[name]), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_plain_types_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     values = torch.randn(5, HIDDEN).to(dtype)
@@ -57,17 +84,15 @@ def test_plain_types_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_tensor_types_agree_with_the_gguf_package() -> None:
-    from gguf.constants import GGML_QUANT_SIZES
-
     for type_id, kind in TENSOR_TYPES.items():
         assert Q(type_id).name == kind.name
         assert GGML_QUANT_SIZES[Q(type_id)] == (kind.block, kind.num_bytes)
 
 
 def test_unknown_type_names_tensor_and_type(tmp_path: Path) -> None:
-    data = np.zeros((2, 136), dtype=np.uint8)
-    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), raw={"output.weight": (data, Q.IQ4_XS)})
-    with pytest.raises(UnsupportedModelError, match=r"output\.weight has type IQ4_XS"):
+    data = np.zeros((2, 292), dtype=np.uint8)
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), raw={"output.weight": (data, Q.Q8_K)})
+    with pytest.raises(UnsupportedModelError, match=r"output\.weight has type Q8_K"):
         open_checkpoint(str(path))
 
 

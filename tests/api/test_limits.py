@@ -1,0 +1,89 @@
+"""Both sides of every limit a request may meet at the door: the last value that is taken, the first that is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.api.inputs import Door
+from headway.core.errors import InvalidRequestError
+from headway.core.params import SamplingParams
+from tests.api.fakes import ByteTokenizer
+from tests.engine.fake_core import VOCAB, model_info
+
+TAKEN_AND_REFUSED: list[tuple[str, Any, Any]] = [
+    ("n", 1, 0), ("n", 256, 257), ("temperature", 0.0, -0.01), ("temperature", 100.0, 100.1), ("top_k", -1, -2),
+    ("top_k", 2**31 - 1, 2**31), ("top_p", 1.0, 1.001), ("top_p", 1e-9, 0.0), ("min_p", 0.0, -0.001), ("min_p", 1.0, 1.001),
+    ("presence_penalty", -2.0, -2.01), ("presence_penalty", 2.0, 2.01), ("frequency_penalty", -2.0, -2.01),
+    ("frequency_penalty", 2.0, 2.01), ("repetition_penalty", 1e-6, 0.0), ("repetition_penalty", 100.0, 100.1),
+    ("logit_bias", {1: 100.0}, {1: 100.1}), ("logit_bias", {1: -100.0}, {1: -100.1}),
+    ("logit_bias", dict.fromkeys(range(1024), 1.0), dict.fromkeys(range(1025), 1.0)),
+    ("seed", 2**63 - 1, 2**63), ("seed", -(2**63), -(2**63) - 1), ("logprobs", 0, -1), ("prompt_logprobs", 0, -1),
+    ("max_tokens", 1, 0), ("min_tokens", 0, -1), ("min_tokens", 16, 17),  # max_tokens is 16
+    ("stop", ["x"] * 64, ["x"] * 65), ("stop", ["x" * 1024], ["x" * 1025]), ("bad_words", ["x"] * 256, ["x"] * 257),
+    ("stop_token_ids", list(range(64)), list(range(65))), ("logprob_token_ids", list(range(128)), list(range(129))),
+    ("logprob_token_ids", [0], []), ("allowed_token_ids", [0], []), ("stop_token_ids", [0], [-1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "taken", "refused"), TAKEN_AND_REFUSED, ids=lambda value: str(value)[:20])
+def test_parameters(field: str, taken: Any, refused: Any) -> None:
+    SamplingParams(**{field: taken})
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: refused})
+    assert caught.value.parameter == field
+
+
+IN_THE_MODEL: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"logprobs": 5}, {"logprobs": 6}, "logprobs"),
+    ({"prompt_logprobs": 5}, {"prompt_logprobs": 6}, "prompt_logprobs"),
+    ({"allowed_token_ids": [VOCAB - 1]}, {"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
+    ({"logprob_token_ids": [VOCAB - 1]}, {"logprob_token_ids": [VOCAB]}, "logprob_token_ids"),
+    ({"stop_token_ids": [VOCAB - 1]}, {"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+    ({"logit_bias": {VOCAB - 1: 1.0}}, {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+    ({"min_tokens": 6, "max_tokens": 50}, {"min_tokens": 7, "max_tokens": 50}, "min_tokens"),
+]
+
+
+@pytest.mark.parametrize(("taken", "refused", "field"), IN_THE_MODEL, ids=lambda value: str(value)[:30])
+def test_what_the_model_allows(taken: dict[str, Any], refused: dict[str, Any], field: str) -> None:
+    """Ten tokens of context, four of prompt, at most 5 log-probabilities."""
+    door = Door(model_info(10), None)
+    door.prepare([1, 2, 3, 4], SamplingParams(detokenize=False, **taken))
+    with pytest.raises(InvalidRequestError) as caught:
+        door.prepare([1, 2, 3, 4], SamplingParams(detokenize=False, **refused))
+    assert caught.value.parameter == field
+
+
+def test_a_prompt_leaves_room_for_one_token() -> None:
+    door = Door(model_info(10), None)
+    prepared = door.prepare([1] * 9, SamplingParams(detokenize=False, max_tokens=99))
+    assert prepared.params.max_tokens == 1
+    with pytest.raises(InvalidRequestError, match="at most 9 fit"):
+        door.prepare([1] * 10, SamplingParams(detokenize=False))
+    for token, is_good in ((VOCAB - 1, True), (VOCAB, False), (0, True), (-1, False)):
+        try:
+            door.prepare([token], SamplingParams(detokenize=False))
+        except InvalidRequestError:
+            assert not is_good
+        else:
+            assert is_good
+
+
+def test_one_completion_reports_on_the_prompt_for_all() -> None:
+    prepared = Door(model_info(), None).prepare([5], SamplingParams(n=3, detokenize=False, prompt_logprobs=2))
+    assert [child.params.prompt_logprobs for child in prepared.children] == [2, None, None]
+
+
+@pytest.mark.parametrize(("seed", "n"), [(7, 3), (-1, 2), (2**63 - 1, 2), (-(2**63), 2)])
+def test_seeds_of_completions(seed: int, n: int) -> None:
+    prepared = Door(model_info(), None).prepare([5], SamplingParams(n=n, seed=seed, detokenize=False))
+    assert [child.seed for child in prepared.children] == [(seed + i) % 2**64 for i in range(n)]
+
+
+def test_bad_words_come_to_no_more_than_the_tables_hold() -> None:
+    door = Door(model_info(), ByteTokenizer())  # type: ignore[arg-type]  # bytes: a word of n letters is n tokens, once
+    door.prepare("a", SamplingParams(bad_words=["x" * 1024, "y" * 1024]))
+    with pytest.raises(InvalidRequestError, match="bad_words come to"):
+        door.prepare("a", SamplingParams(bad_words=["x" * 1024, "y" * 1024, "z"]))

@@ -1,0 +1,175 @@
+"""Compiles what the plain path launches for every supported GPU, without any of them; run by ``test_cards``.
+
+    python -m tests.kernels.compile_cards 80 86 89 90 100 120
+
+An engine is booted without a GPU, as ``dry_boot`` does it but without Hopper's own kernels, and of each kernel the
+specialisation with the largest tiles is kept. Attention is launched for other sizes of heads, too. All are then compiled for
+each compute capability. Prints a line of JSON each: kernel, capability, shared memory, what went wrong.
+
+A process of its own: the tests' has Triton's interpreter switched on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from headway.core.config import EngineArgs
+from headway.engine.boot import build_engine
+from headway.kernels.decode_attention import decode_attention
+from headway.kernels.linear_forms.card import Card
+from headway.kernels.paged_attention import paged_attention
+from headway.kernels.testing import PagedInputs
+from tests.kernels.cards import EARLY, SHARED
+from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
+from tests.kernels.no_gpu import NoDriver
+
+SMALL = Card("a card with little shared memory", (8, 6), 84, 7e5)
+"""What the linear layers' tiles are chosen for: those of Hopper may be larger."""
+HEADS = ((32, 8, 64), (16, 8, 96), (16, 8, 128), (8, 4, 256))
+"""(query heads, KV heads, head size)."""
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+ATTENTION = ("decode_kernel", "prefill_kernel")
+"""Kernels whose tiles depend on the card."""
+Sources = dict[tuple[str, int, int], tuple[float, Any, dict[str, Any]]]
+"""(kernel, KB of shared memory it was chosen for, head size of attention) -> size of its tiles, source, options."""
+
+
+class Keeper(Recorder):
+    """Keeps what Triton's compiler was to compile.
+
+    Attributes:
+        sources: the largest of each kernel.
+        room: KB of shared memory that tiles are chosen for at the moment; 0 where that makes no difference.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.sources: Sources = {}
+        self.room = 0
+
+    def compile(self, source: Any, target: Any, options: Any, **others: Any) -> NoKernel:
+        name, names = source.fn.fn.__name__, source.fn.arg_names
+        constants = {names[path[0]]: value for path, value in source.constants.items()}
+        sizes = [value for value in constants.values() if isinstance(value, int) and value > 1]
+        size, key = sum(map(math.log, sizes), 0.0), (name, self.room, constants["D"] if name in ATTENTION else 0)
+        if key not in self.sources or self.sources[key][0] < size:
+            self.sources[key] = (size, source, options)
+        return NoKernel(name, self.launched)
+
+
+@contextmanager
+def plain_path(keeper: Keeper) -> Iterator[None]:
+    """Operations are their launches in plain Triton; nothing is computed."""
+    driver.set_active(NoDriver())
+    nowhere = lambda device: False  # noqa: E731
+    gluon = (
+        "headway.kernels.paged_attention.early_decode.runs_gluon",
+        "headway.kernels.paged_attention.overlap.runs_gluon",
+    )
+    with ExitStack() as stack:
+        for each in (*patches(keeper), *(patch(name, nowhere) for name in gluon)):
+            stack.enter_context(each)
+        stack.enter_context(
+            patch("headway.kernels.paged_attention.launch.shared_limit", lambda device: keeper.room << 10)
+        )
+        stack.enter_context(patch("headway.kernels.skinny_linear.tiles.card_of", lambda device: SMALL))
+        yield
+
+
+def launch_attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    """Decoding rows, and prompts of some and of many tokens."""
+
+    def empty(*sizes: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    cache, table = empty(64, 16, kv_heads, size, kind=dtype), empty(4096, size, kind=torch.float32)
+    for tokens, decoding in ((4, 4), (200, 0), (20_000, 0)):
+        made = PagedInputs(
+            q=empty(tokens, heads, size, kind=dtype), k_cache=cache, v_cache=cache, block_tables=empty(8, 64),
+            row_slots=empty(4), query_start=empty(5), seq_lens=empty(4), arrivals=empty(4, kv_heads),
+            num_decode_rows=decoding, max_query_len=1 if decoding else tokens, max_seq_len_bound=4096,
+        )  # fmt: skip
+        paged_attention(*made.arguments(size**-0.5))
+        paged_attention(*made.arguments(size**-0.5, window=512, soft_cap=30.0))
+        if decoding:
+            norm, width = empty(size, kind=dtype), (heads + 2 * kv_heads) * size
+            more = (empty(tokens), table, norm, norm, 1e-6, empty(tokens), cache, cache, heads)
+            tables = made.arguments(size**-0.5)[3:8]
+            decode_attention(empty(tokens, width, kind=dtype), *more, *tables, size**-0.5, 0, 0.0, 4096)
+
+
+def sources() -> Sources:
+    """What to compile."""
+    keeper = Keeper()
+    args = EngineArgs(
+        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=40960, kv_cache_memory_bytes=2**33
+    )
+    with plain_path(keeper):
+        keeper.room = min(SHARED.values())
+        core = build_engine(args, progress=False, device=NoDevice())
+        with torch.inference_mode():
+            steps(core._runner.executor.body)
+        others = {(name, 0, 0): found for (name, _, _), found in keeper.sources.items() if name not in ATTENTION}
+        keeper.sources.clear()
+        for keeper.room in sorted(set(SHARED.values())):
+            for heads, kv_heads, size in HEADS:
+                launch_attention(heads, kv_heads, size, torch.bfloat16)
+    return {**others, **keeper.sources}
+
+
+def compile_one(source: Any, options: dict[str, Any], capability: int) -> tuple[int, str]:
+    """(bytes of shared memory, what went wrong)."""
+    early = capability >= EARLY and "EARLY" in source.fn.arg_names
+    constants = dict(source.constants)
+    if "EARLY" in source.fn.arg_names:
+        constants[(source.fn.arg_names.index("EARLY"),)] = early
+    source.constants = constants
+    chosen = {name: options[name] for name in LAUNCH_OPTIONS if name in options}  # the rest is the card's
+    chosen["launch_pdl"] = early
+    try:
+        built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
+    except Exception as error:
+        return 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return built.metadata.shared, ""
+
+
+def compile_share(work: list[tuple[str, Any, dict[str, Any], int]]) -> None:
+    """Compile and tell, in a fork: sources cannot be sent to other processes."""
+    for name, source, options, capability in work:
+        shared, complaint = compile_one(source, options, capability)
+        told = {"name": name, "capability": capability, "shared": shared, "complaint": complaint}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+def main(capabilities: list[int]) -> None:
+    work = [
+        (name, source, options, capability)
+        for (name, room, _), (_, source, options) in sources().items()
+        for capability in capabilities
+        if room in (0, SHARED[capability])
+    ]
+    shares = len(os.sched_getaffinity(0))
+    forks = [get_context("fork").Process(target=compile_share, args=(work[i::shares],)) for i in range(shares)]
+    for each in forks:
+        each.start()
+    for each in forks:
+        each.join()
+    sys.exit(any(each.exitcode for each in forks))
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])

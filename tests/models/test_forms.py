@@ -1,0 +1,224 @@
+"""Layers give the same in every form of their products, and each form runs where the rules say."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel module is imported
+
+import headway.kernels.linear
+from headway.kernels.hopper import runs_gluon
+from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
+from headway.kernels.mid_linear.tiles import Kind as MidKind
+from headway.kernels.mid_linear.tiles import MidTile
+from headway.kernels.registry import Op
+from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
+from headway.kernels.skinny_linear.tiles import Kind as FewKind
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
+from headway.kernels.wide_linear.tiles import Counts
+from headway.kernels.wide_linear.tiles import Kind as WideKind
+from headway.models.layers import attention
+from headway.models.layers.forms import Rules, rules_for
+from tests.kernels.test_mid_linear import SHIPPED
+from tests.models.harness import Machine, Row
+from tests.models.tiny import TINY, hf_model, ours, pair
+
+FEW = (skinny_linear, norm_linear, norm_gate_up, linear_add)
+MID = (mid_linear, mid_gate_up, mid_add, linear_parts)
+WIDE = (wide_qkv, wide_gate_up, wide_add)
+MID_KINDS: tuple[MidKind, ...] = ("mid_linear", "mid_gate_up", "mid_add", "linear_parts")
+TOKENS = torch.randint(0, 97, (20,), generator=torch.Generator().manual_seed(3)).tolist()
+STEPS = [
+    [Row(1, TOKENS[:17])],
+    [Row(1, TOKENS[17:18], 17)],
+    [Row(1, TOKENS[18:19], 18), Row(2, [5], 3, alive=False), Row(0, TOKENS[:9])],
+]
+"""17 tokens, a decode row, and 11 tokens of three rows."""
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often each op ran. Tiny models do not fit the kernels of the latter two kinds: their references run."""
+    monkeypatch.setattr(headway.kernels.linear, "_can_pack", lambda *_: False)  # as on a GPU
+    monkeypatch.setattr(reference, "tile_for", lambda *_: MidTile(16, 64, 2, 1, 1, 4))  # parts of K: two
+    counts = {op.name: 0 for op in (*FEW, *MID, *WIDE)}
+
+    def count(op: Op, run: Any) -> None:
+        def counted(*args: object) -> object:
+            counts[op.name] += 1
+            return run(*args)
+
+        for device in ("_cpu_impl", "_cuda_impl"):
+            monkeypatch.setattr(op, device, counted)
+
+    for op in FEW:
+        count(op, op.implementation("cuda"))
+    for op in (*MID, *WIDE):
+        count(op, op.reference)
+    return counts
+
+
+@pytest.mark.parametrize("norm_rows", [16, 2, 0])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+def test_forms_for_few_tokens_equal_separate_kernels(name: str, norm_rows: int, used: dict[str, int]) -> None:
+    """Decode, prefill of up to 16 tokens and mixed batches; with 17 tokens both models take the same path."""
+
+    def rows(kind: FewKind, outputs: int, inputs: int) -> int:
+        return norm_rows if kind.startswith("norm") else 16
+
+    oracle = hf_model(TINY[name])
+    plain, fused = Machine(ours(oracle)), Machine(ours(oracle))
+    fused.model.use_forms(Rules(few=rows))
+    layers = fused.model.spec.num_layers
+    for count, step in zip((0, 1, 2), STEPS, strict=True):
+        for wanted, found in zip(plain.step(step), fused.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        assert used["linear_add"] == count * 2 * layers
+        assert used["skinny_linear"] == count
+    for kind in ("norm_linear", "norm_gate_up"):
+        assert used[kind] == {16: 2, 2: 1, 0: 0}[norm_rows] * layers
+
+
+@pytest.mark.parametrize(
+    "last",
+    [{}, {"mid_add": 0}, {"mid_add": 2}, {"mid_add": 0, "linear_parts": 2}, {"mid_linear": 2, "mid_gate_up": 2}],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+def test_products_that_start_early_equal_separate_kernels(
+    name: str, last: dict[MidKind, int], used: dict[str, int]
+) -> None:
+    """Decode, prefill and mixed batches; ops may end at different numbers of tokens, above 16 none is used here."""
+    oracle = hf_model(TINY[name])
+    plain, early = Machine(ours(oracle)), Machine(ours(oracle))
+    early.model.use_forms(Rules(mid=lambda kind, outputs, inputs: range(1, last.get(kind, 16) + 1)))
+    wanted_uses = dict.fromkeys(MID_KINDS, 0)
+    for count, step in zip((17, 1, 11), STEPS, strict=True):
+        for wanted, found in zip(plain.step(step), early.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        for kind, uses in expected_uses(count, last, early.model.spec.num_layers).items():
+            wanted_uses[kind] += uses
+        assert {kind: used[kind] for kind in MID_KINDS} == wanted_uses
+
+
+def expected_uses(tokens: int, last: dict[MidKind, int], layers: int) -> dict[MidKind, int]:
+    """Runs of each op in a step of so many tokens."""
+    within: dict[MidKind, bool] = {kind: tokens <= last.get(kind, 16) for kind in MID_KINDS}
+    meeting = within["mid_add"] and within["mid_linear"] and within["mid_gate_up"]
+    early = meeting or within["linear_parts"]
+    return {
+        "mid_linear": layers * (early and within["mid_linear"]) + within["mid_linear"],  # and the output layer
+        "mid_gate_up": layers * (early and within["mid_gate_up"]),
+        "mid_add": 2 * layers * meeting,
+        "linear_parts": 2 * layers * (within["linear_parts"] and not meeting),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("never", ["", "wide_qkv", "wide_gate_up", "wide_add"])
+def test_wide_products_equal_separate_kernels(
+    never: str, used: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = hf_model(TINY["qwen3"])
+    monkeypatch.setattr(attention, "HEAD_SIZE", 20)
+    plain, wide, ending = (Machine(ours(oracle)) for _ in range(3))
+    used_for: dict[WideKind, Counts] = {
+        "wide_qkv": (range(10, 15), range(16, 99)),
+        "wide_gate_up": (range(12, 99),),
+        "wide_add": (range(10, 12), range(17, 18)),
+    }
+
+    def counts(kind: WideKind, outputs: int, inputs: int) -> Counts:
+        return () if kind == never else used_for[kind]
+
+    wide.model.use_forms(Rules(wide=counts))
+    ending.model.use_forms(Rules(wide=counts))
+    for number, step in enumerate(STEPS):
+        used.update(dict.fromkeys(used, 0))
+        expected = plain.step(step)
+        for wanted, found in zip(expected, wide.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        tokens = sum(len(row.tokens) for row in step)
+        each: dict[WideKind, int] = {"wide_qkv": 1, "wide_gate_up": 1, "wide_add": 2}
+        for kind, uses in each.items():
+            runs = kind != never and any(tokens in part for part in used_for[kind])
+            assert used[kind] == uses * plain.model.spec.num_layers * runs, (number, kind)
+        last = torch.stack([each[-1] for each in expected])
+        torch.testing.assert_close(ending.last_step(step), last, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("way", ["separate", "fused"])
+def test_the_last_layer_may_end_with_the_rows_last_tokens(name: str, way: str, used: dict[str, int]) -> None:
+    """Prompts, decode rows, zombies and padding; what is written into the cache is the same."""
+    case = pair(name)
+    whole, ending = Machine(case.model), Machine(case.model)
+    if way == "fused":
+        ending = Machine(ours(hf_model(TINY[name])))
+        ending.model.use_forms(Rules(few=lambda *_: 16))
+    for step in STEPS:
+        expected = torch.stack([each[-1] for each in whole.step(step, pad_rows=2, pad_tokens=3)])
+        found = ending.last_step(step, pad_rows=2, pad_tokens=3)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    for mine, wanted in zip(ending.cached, whole.cached, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_biases_keep_products_narrow(used: dict[str, int]) -> None:
+    machine = Machine(ours(hf_model(TINY["llama-biases"])))
+    machine.model.use_forms(Rules(wide=lambda *_: (range(1, 99),)))
+    machine.step([Row(0, TOKENS)])
+    assert not any(used[op.name] for op in WIDE)
+
+
+def test_products_that_start_early_go_before_those_for_few_tokens(used: dict[str, int]) -> None:
+    """Where both are for a number of tokens, products start early; below it they are fused."""
+    machine = Machine(ours(hf_model(TINY["qwen3"])))
+    machine.model.use_forms(Rules(few=lambda *_: 16, mid=lambda *_: range(9, 17)))
+    for tokens, few, mid in ((8, 1, 0), (9, 0, 1), (16, 0, 1), (17, 0, 0)):
+        used.update(dict.fromkeys(used, 0))
+        machine.step([Row(0, TOKENS[:tokens])])
+        assert (bool(used["linear_add"]), bool(used["mid_add"])) == (few, mid), tokens
+
+
+def test_rules_are_for_half_precision_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.hopper.version", lambda _: "3.6.0")
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for capability, hopper in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        runs_gluon.cache_clear()
+        for dtype in (torch.bfloat16, torch.float16):
+            found = rules_for(cuda, dtype)
+            assert found.few is not None
+            assert (found.mid is not None, found.wide is not None) == (hopper, hopper)
+        assert rules_for(cuda, torch.float32) == rules_for(cpu, torch.bfloat16) == Rules()
+    runs_gluon.cache_clear()
+
+
+def test_float16_leaves_out_what_may_be_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.hopper.version", lambda _: "3.6.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    runs_gluon.cache_clear()
+    half = rules_for(torch.device("cuda"), torch.float16).mid
+    assert half is not None
+    for (kind, outputs, size), found in SHIPPED.items():
+        assert half(kind, outputs, size).stop == (0 if kind == "mid_add" else max(found) + 1)
+    runs_gluon.cache_clear()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_forms_can_be_switched_off(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.dtype] = []
+
+    def rules(device: torch.device, dtype: torch.dtype) -> Rules:
+        asked.append(dtype)
+        return Rules()
+
+    monkeypatch.setattr("headway.models.decoder.rules_for", rules)
+    monkeypatch.setenv("HEADWAY_FUSED_LAYERS", str(int(on)))
+    ours(hf_model(TINY["llama-biases"]))
+    assert bool(asked) is on
