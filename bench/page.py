@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from headway.cli.bench.anchors.ablations import VARIANTS
 from headway.cli.bench.anchors.command import KIND
-from headway.cli.bench.anchors.table import MEASURED, table_lines
+from headway.cli.bench.anchors.table import MEASURED, number, table_lines
 
 BEGIN, END = "<!-- anchors:begin (python -m bench.plots writes what is between) -->", "<!-- anchors:end -->"
-TITLES = {"qwen3_06b": "Qwen3-0.6B", "llama_8b": "Llama-3.1-8B shapes", "bert_base": "BERT-base embeddings"}
+MISSED = "▲ "
+TITLES = {
+    "qwen3_06b": "Qwen3-0.6B",
+    "llama_8b": "Llama-3.1-8B shapes",
+    "llama32_1b": "Llama-3.2-1B",
+    "qwen25_15b": "Qwen2.5-1.5B",
+    "qwen3_4b": "Qwen3-4B",
+    "gemma3_1b": "Gemma3-1B",
+    "bert_base": "BERT-base embeddings",
+}
 
 
 def load_reports(folder: Path) -> list[dict[str, Any]]:
@@ -68,13 +78,60 @@ def section(merged: dict[str, Any], images: list[str]) -> str:
     for model in dict.fromkeys(row["model"] for row in merged["rows"]):
         rows = [row for row in merged["rows"] if row["model"] == model and ".ablation_" not in row["name"]]
         if rows:
-            lines += ["", f"### {TITLES.get(model, model)}", "", *table_lines(rows)]
+            lines += ["", f"### {TITLES.get(model, model)}", "", *model_lines(rows)]
     ablations = [row for row in merged["rows"] if ".ablation_" in row["name"]]
     if ablations:
         lines += ["", "### What each technique buys", "", *ablation_lines(ablations)]
     for image in images:
         lines += ["", f"![{image.removesuffix('.png').replace('-', ' ')}](img/{image})"]
     return "\n".join(lines)
+
+
+PIVOTS = (
+    (re.compile(r"[^.]*\.(?P<head>.*)_bs(?P<column>\d+)(?P<tail>.*)"), "{} rows"),
+    (re.compile(r"[^.]*\.(?P<head>server)_(?P<column>40|100|inf)(?P<tail>_.*)"), "{} requests/s"),
+)
+"""Figures that differ in one number share a line of a table, with a column for each number."""
+
+
+def model_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """A model's tables: figures measured at several batch sizes or request rates side by side, then all others."""
+    lines = [f"Ours, vLLM 0.26 in brackets, the goal behind a slash; {MISSED}marks a goal missed."]
+    for pattern, title in PIVOTS:
+        table, rows = pivot(rows, pattern, title)
+        lines += ["", *table] if table else []
+    return [*lines, "", *table_lines(rows)] if rows else lines
+
+
+def pivot(rows: list[dict[str, Any]], pattern: re.Pattern[str], title: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """A table of the rows whose names match ``pattern`` and differ in its group ``column`` alone, and the rows left over."""
+    families: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found = pattern.fullmatch(row["name"])
+        if found:
+            families.setdefault(found["head"] + found["tail"], {})[found["column"]] = row
+    families = {name: by_column for name, by_column in families.items() if len(by_column) > 1}
+    if not families:
+        return [], rows
+    columns = sorted({column for family in families.values() for column in family}, key=float)
+    lines = ["| figure | unit | " + " | ".join(map(title.format, columns)) + " |", "|---|---|" + "---|" * len(columns)]
+    for name, family in families.items():
+        unit = next(iter(family.values()))["unit"]
+        lines.append("| " + " | ".join([name, unit, *(cell(family.get(column)) for column in columns)]) + " |")
+    shown = {id(row) for family in families.values() for row in family.values()}
+    return lines, [row for row in rows if id(row) not in shown]
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    """``0.52 (1.6) / 0.6``: a measured figure beside the anchor and the goal."""
+    if row is None:
+        return ""
+    if row["ours"] is None:
+        return f"{row['status']}: {row['note']}"
+    mark = MISSED if row["met"] is False else ""
+    anchor = f" ({number(row['anchor'])})" if row["anchor"] is not None else ""
+    goal = f" / {number(row['goal'])}" if row["goal"] is not None else ""
+    return f"{mark}{number(row['ours'])}{anchor}{goal}"
 
 
 def ablation_lines(rows: list[dict[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from headway import LLM, SamplingParams
 from headway.api.inputs import Door
 from headway.engine.core import EngineCore
+from headway.models.layers.forms import rules_for
 from headway.runner.runner import ModelRunner
 from headway.scheduler import Scheduler
 
@@ -262,13 +263,14 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     core: Any = llm._client._core  # type: ignore[attr-defined]  # noqa: SLF001 - the bench takes the engine apart
-    model, runner = core._runner._model, core._runner  # noqa: SLF001
-    least, graphs = model._many_tokens, (runner._graphs, runner._prefill_graphs)  # noqa: SLF001
+    executor: Any = core._runner.executor  # noqa: SLF001
+    model = executor.body.model
+    rules, graphs = rules_for(model.device, model.dtype), executor._graphs  # noqa: SLF001
     answers: list[int] = []
     for way in options.ways:
         wide, replayed = WAYS[way]
-        model._many_tokens = least if wide else ()  # noqa: SLF001
-        runner._graphs, runner._prefill_graphs = graphs if replayed else (None, None)  # noqa: SLF001
+        model.use_forms(rules if wide else replace(rules, wide=None))
+        executor._graphs = graphs if replayed else None  # noqa: SLF001
         say(f"== {Path(options.model).name}, {way}")
         before = llm.stats().num_graph_steps
         found = measure(llm, options)

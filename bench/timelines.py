@@ -35,7 +35,8 @@ from headway.cli.bench.anchors.profiled import Event, Recorder, gained_us, kv_by
 from headway.cli.bench.offline import nano_workload
 from headway.core.messages import StepTrace
 from headway.engine.core import EngineCore
-from headway.models.config import DecoderConfig, decoder_config
+from headway.models.interface import ModelSpec
+from headway.models.load import describe
 from headway.weights import open_checkpoint
 
 ROWS, CONTEXT = 256, 448
@@ -97,7 +98,7 @@ def watched(work: Callable[[], object], seconds: float) -> dict[str, Any]:
     return report_samples(sampled(again)[1])
 
 
-def decode(core: EngineCore, config: DecoderConfig) -> dict[str, Any]:
+def decode(core: EngineCore, spec: ModelSpec) -> dict[str, Any]:
     """Steps of 256 rows."""
     start(core, ROWS, CONTEXT, 0.0)
     for _ in range(40):
@@ -114,17 +115,17 @@ def decode(core: EngineCore, config: DecoderConfig) -> dict[str, Any]:
     length = CONTEXT + 80  # of the profiled steps
     return {
         "rows": ROWS, "steps": steps, "layer": middle_layer(kernels), "step_us": spent, "watch": watch,
-        "layers": config.num_layers, "layer_weight_bytes": 2 * layer_weights(config),
-        "weight_bytes": 2 * num_weights(config), "kv_bytes": length * ROWS * kv_bytes_per_token(config),
+        "layers": spec.num_layers, "layer_weight_bytes": 2 * layer_weights(spec),
+        "weight_bytes": 2 * num_weights(spec), "kv_bytes": length * ROWS * kv_bytes_per_token(spec),
     }  # fmt: skip
 
 
-def layer_weights(config: DecoderConfig) -> int:
+def layer_weights(spec: ModelSpec) -> int:
     """Elements of a layer's matrices."""
-    return (num_weights(config) - config.hidden_size * config.vocab_size) // config.num_layers
+    return spec.layer_weights // spec.num_layers
 
 
-def prefill(llm: LLM, config: DecoderConfig) -> dict[str, Any]:
+def prefill(llm: LLM, spec: ModelSpec) -> dict[str, Any]:
     """Full steps of prompts."""
     for seed in range(2):
         call(llm, seed, PREFILL)
@@ -137,11 +138,11 @@ def prefill(llm: LLM, config: DecoderConfig) -> dict[str, Any]:
     return {
         "tokens": tokens, "layer": middle_layer(kernels), "call_us": advances(kernels), "watch": watch,
         "calls_ms": [round(call(llm, seed, PREFILL)[1] * 1e3, 2) for seed in (4, 5, 6)],
-        "flop": 2 * tokens * layer_weights(config) * config.num_layers,
+        "flop": 2 * tokens * layer_weights(spec) * spec.num_layers,
     }  # fmt: skip
 
 
-def nano(llm: LLM, core: Any, config: DecoderConfig) -> dict[str, Any]:
+def nano(llm: LLM, core: Any, spec: ModelSpec) -> dict[str, Any]:
     """Every step of the nano-vllm bench, ``TOGETHER`` of them a point."""
     prompts, params = nano_workload(NANO_PROMPTS, llm.model_info.vocab_size, False, NANO_LENGTHS)
     llm.generate(prompts, params, use_tqdm=False)
@@ -158,7 +159,7 @@ def nano(llm: LLM, core: Any, config: DecoderConfig) -> dict[str, Any]:
     llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
     del meter.applied
-    weights, each = num_weights(config), kv_bytes_per_token(config)
+    weights, each = num_weights(spec), kv_bytes_per_token(spec)
     points = []
     for first in range(0, len(log), TOGETHER):
         group = log[first : first + TOGETHER]
@@ -192,15 +193,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     core: Any = llm._client._core  # type: ignore[attr-defined]  # noqa: SLF001
-    config = decoder_config(open_checkpoint(options.model, load_format="dummy").config)
+    spec = describe(open_checkpoint(options.model, load_format="dummy").config)
     found: dict[str, Any] = {
         "model": Path(options.model).name, "commit": options.commit, "card": card(), "torch": torch.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
     views: dict[str, Callable[[], dict[str, Any]]] = {
-        "nano": lambda: nano(llm, core, config),
-        "decode": lambda: decode(core, config),
-        "prefill": lambda: prefill(llm, config),
+        "nano": lambda: nano(llm, core, spec),
+        "decode": lambda: decode(core, spec),
+        "prefill": lambda: prefill(llm, spec),
     }
     for name, view in views.items():
         print(f"== {name}", flush=True)

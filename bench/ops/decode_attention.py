@@ -2,7 +2,7 @@
 
     python bench/ops/decode_attention.py [--rows 1 8 64] [--model llama-8b] [--context 448] [--cache fp8] [--alone]
 
-As in ``linear.py``: a tile is compared with the table's, then timed in layers whose linear layers are those of the engine, 28
+A tile is compared with the table's, then timed in layers whose linear layers are those of the engine, 28
 (or 8) of them with a KV cache each in one CUDA graph. The last column is the difference to the table's tile. --alone leaves the
 linear layers out: from 64 rows on they are the smaller part.
 """
@@ -18,9 +18,8 @@ from itertools import product
 from typing import Any
 
 import torch
+from layers import MODELS, Layers, layers_of, random, say
 from limits import BYTES_PER_US
-from linear import MODELS, Chain, layers_in_chain, random, say
-from mid_linear import MidChain
 from timing import time_calls
 
 from headway.core.ints import cdiv
@@ -30,10 +29,6 @@ from headway.kernels.paged_attention.tiles import choose_splits, num_sms
 
 SHARED = 228 * 1024
 TABLE = early_decode.early_tile
-MEETING_ROWS = 128
-"""Up to how many rows ``mid_linear`` has no norm between two layers."""
-FUSED_ROWS = {"qwen3-0.6b": 8, "llama-8b": 1}
-"""Up to how many rows a model's layers are fused; above, ``mid_linear`` takes them."""
 
 
 def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[EarlyTile]:
@@ -55,7 +50,7 @@ def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[E
     return list(found.values())
 
 
-class Attention(Chain):
+class Attention(Layers):
     """Layers of attention alone."""
 
     def __init__(self, *args: Any) -> None:
@@ -63,25 +58,12 @@ class Attention(Chain):
         outputs = self.weights[0]["qkv"].shape[0]
         self.projections = [random(self.residual.shape[0], outputs) for _ in self.weights]
 
-    def early(self) -> None:
+    def spent(self) -> float:
+        return time_calls([self._attend_all], 1) / len(self.weights)
+
+    def _attend_all(self) -> None:
         for qkv in self.projections:
             self.attend(qkv)
-
-
-def make(model: str, rows: int, context: int, cached: torch.dtype, alone: bool) -> tuple[Chain, float]:
-    """A chain of layers and the microseconds that one of them takes."""
-    if alone:
-        made: Chain = Attention(model, rows, layers_in_chain(model), {}, context, cached)
-    elif rows <= FUSED_ROWS[model]:
-        made = Chain(model, rows, layers_in_chain(model), {}, context, cached)
-    else:
-        made = MidChain(model, rows, "meet" if rows <= MEETING_ROWS else "parts", context, cached)
-    return made, spent(made)
-
-
-def spent(made: Chain) -> float:
-    call = made.early if isinstance(made, MidChain | Attention) else lambda: made.fused(True)
-    return time_calls([call], 1) / len(made.weights)
 
 
 def use(tile: EarlyTile | None) -> None:
@@ -89,7 +71,7 @@ def use(tile: EarlyTile | None) -> None:
     early_decode.early_tile = TABLE if tile is None else lambda programs, group, sms, itemsize: tile
 
 
-def attended(made: Chain, qkv: torch.Tensor) -> torch.Tensor:
+def attended(made: Layers, qkv: torch.Tensor) -> torch.Tensor:
     caches, made.caches = made.caches, iter([(made.inputs.k_cache, made.inputs.v_cache)])
     try:
         return made.attend(qkv).float()
@@ -97,7 +79,7 @@ def attended(made: Chain, qkv: torch.Tensor) -> torch.Tensor:
         made.caches = caches
 
 
-def check(made: Chain, rows: int, tile: EarlyTile) -> None:
+def check(made: Layers, rows: int, tile: EarlyTile) -> None:
     """Raises when ``tile`` does not give what the table's gives, or not the same twice."""
     qkv = random(rows, made.weights[0]["qkv"].shape[0])
     use(None)
@@ -114,31 +96,32 @@ def check(made: Chain, rows: int, tile: EarlyTile) -> None:
 
 def compile_tile(model: str, tile: EarlyTile, cached: torch.dtype) -> None:
     """Fill Triton's cache."""
-    made = Chain(model, 3, 1, {}, 100, cached)
+    made = Layers(model, 3, 1, 100, cached)
     use(tile)
-    made.attend(random(3, MODELS[model][1].outputs))
+    made.attend(random(3, MODELS[model].weight("qkv")[0]))
     torch.cuda.synchronize()
 
 
 def sweep(model: str, rows: int, context: int, cached: torch.dtype, alone: bool) -> None:
-    made, table = make(model, rows, context, cached, alone)
+    made = (Attention if alone else Layers)(model, rows, layers_of(model), context, cached)
+    table = made.spent()
     cache = made.inputs.k_cache
     programs = rows * cache.shape[2]
     tiles = candidates(programs, context, made.inputs.max_seq_len_bound, cache.itemsize)
-    chosen = TABLE(programs, made.heads // cache.shape[2], 132, cache.itemsize)
+    chosen = TABLE(programs, made.shape.heads // cache.shape[2], 132, cache.itemsize)
     floor = 2 * rows * context * cache.shape[2] * cache.shape[3] * cache.itemsize / BYTES_PER_US
     say(f"\n{model} M={rows}, {context} tokens: {table:.2f} us a layer with {chosen}; cache's floor {floor:.1f}")
     found: list[tuple[float, EarlyTile]] = []
     for tile in tiles:
         try:
             check(made, rows, tile)
-            found.append((spent(made), tile))
+            found.append((made.spent(), tile))
         except Exception as error:  # too much shared memory, for one
             say(f"    {tile}: {type(error).__name__} {' '.join(str(error).split())[:80]}")
     use(None)
     for us, tile in sorted(found, key=lambda pair: pair[0])[:12]:
         say(f"  {us:.2f} ({us - table:+.2f}) {tile}")
-    say(f"  the table's again: {spent(made):.2f}")
+    say(f"  the table's again: {made.spent():.2f}")
 
 
 def main() -> None:
@@ -154,7 +137,7 @@ def main() -> None:
         sys.exit("this benchmark needs a CUDA device")
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     cached = torch.float8_e4m3fn if options.cache == "fp8" else torch.bfloat16
-    kv_heads = (MODELS[options.model][1].outputs - MODELS[options.model][2].inputs) // 256
+    kv_heads = MODELS[options.model].kv_heads
     wanted = {
         replace(tile, residents=3.0)
         for rows in options.rows

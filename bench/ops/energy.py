@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from linear import MODELS, Chain, layers_in_chain, random, say
+from layers import MODELS, Layers, layers_of, random, say
+
+from headway.kernels.linear_forms.shapes import JUNCTIONS
 
 ROWS, CONTEXT = 256, 448
 COLD = 0.5
@@ -80,19 +82,20 @@ def reading() -> Iterator[tuple[str, list[Callable[[], Any]]]]:
 
 def attention(model: str) -> Iterator[tuple[str, list[Callable[[], Any]]]]:
     """Decode attention of 256 rows, each layer with a cache of its own."""
-    made = Chain(model, ROWS, 8, {}, CONTEXT)
-    qkv = random(ROWS, MODELS[model][1].outputs)
+    made = Layers(model, ROWS, 8, CONTEXT)
+    qkv = random(ROWS, MODELS[model].weight("qkv")[0])
     yield f"{model}: decode attention, {ROWS} rows of {CONTEXT}", [lambda: made.attend(qkv)] * 8
 
 
 def products(model: str, rows: int) -> Iterator[tuple[str, list[Callable[[], Any]]]]:
     """The four products of a layer, each alone; a call is one of them."""
-    count = layers_in_chain(model) if rows <= ROWS else 2
-    for layer in MODELS[model][:4]:
-        weights = [random(layer.outputs, layer.inputs) * 0.02 for _ in range(count)]
-        x = random(rows, layer.inputs)
+    count = layers_of(model) if rows <= ROWS else 2
+    for name in JUNCTIONS:
+        outputs, inputs = MODELS[model].weight(name)
+        weights = [random(outputs, inputs) * 0.02 for _ in range(count)]
+        x = random(rows, inputs)
         yield (
-            f"{model}: {layer.name} by F.linear, {rows} rows",
+            f"{model}: {name} by F.linear, {rows} rows",
             [lambda x=x, weight=weight: F.linear(x, weight) for weight in weights],  # type: ignore[misc]
         )
 

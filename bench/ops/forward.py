@@ -31,7 +31,7 @@ from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 
 HEADS_FIRST = True
-"""Layout of the cache; ``KVPool``'s on CUDA."""
+"""Layout of the cache; ``CachePool``'s on CUDA."""
 COLD_BYTES = 256 * 2**20
 """Decode attention's calls walk over at least this much cache: five times the L2."""
 DECODE_CONTEXT, MAX_MODEL_LEN, BLOCK_SIZE = 512, 4096, 16

@@ -31,7 +31,7 @@ from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import PagedInputs, make_cos_sin, make_paged_inputs
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
-from headway.kernels.wide_linear.launch import launch_gate_up, launch_qkv
+from headway.kernels.wide_linear.hopper.launch import launch_gate_up, launch_qkv
 
 HEADS, KV_HEADS, SIZE, HIDDEN, INNER, LAYERS = 16, 8, 128, 1024, 3072, 8
 """Of Qwen3-0.6B, but for the layers."""

@@ -25,7 +25,7 @@ from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.testing import make_cos_sin
-from headway.kernels.wide_linear.launch import launch_gate_up, wide_add, wide_qkv
+from headway.kernels.wide_linear.hopper.launch import launch_gate_up, wide_add, wide_qkv
 
 SHAPES = {"qwen3-0.6b": (3072, 1024), "llama-8b": (14336, 4096)}
 """(outputs, inputs)."""
