@@ -54,6 +54,29 @@ class AttentionSpec:
         """What the layer caches."""
         return keys_and_values(self.num_kv_heads, self.head_dim, self.window)
 
+    @property
+    def state(self) -> None:
+        """See ``MixerSpec``."""
+
+    @property
+    def rotated(self) -> AttentionSpec:
+        """See ``MixerSpec``."""
+        return self
+
+    def make(
+        self,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor | None,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Attention:
+        """See ``MixerSpec``."""
+        assert cos_sin is not None
+        return Attention(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+
 
 class Attention(nn.Module):
     """One layer's attention, query, key and value projections in one matrix.
@@ -119,6 +142,15 @@ class Attention(nn.Module):
                 return self.attend(qkv, batch, cache, *self._rotation())
             q = self.attend.queries(qkv, batch, cache, *self._rotation())
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
+
+    @property
+    def into(self) -> Linear:
+        """See ``Mixer``."""
+        return self.qkv
+
+    def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """[T, (H + 2 KH) * D] projections -> [T, H * D], where nothing is fused or left out."""
+        return self.attend(self._normalised(qkv), batch, cache, *self._rotation())
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
