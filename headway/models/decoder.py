@@ -20,6 +20,7 @@ from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import StateMixer
+from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
 from headway.state.batch import StepBatch
@@ -202,7 +203,7 @@ class DecoderModel(nn.Module):
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm | StateMixer):
+            if isinstance(module, Linear | RMSNorm | MLP | StateMixer):
                 module.finalize()
         if self.head.tied:
             self.embedding.share(self.head.packed)

@@ -129,10 +129,12 @@ class WeightMap:
     Attributes:
         targets: by name.
         computed: endings of names that some exporters write and that are computed, or shared, here.
+        aliases: other names that some exporters write -> those in ``targets``.
     """
 
     targets: Mapping[str, Target]
     computed: tuple[str, ...] = field(default=())
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Model(Protocol):

@@ -97,7 +97,8 @@ def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]
     weights = model.weights()
     waiting = set(weights.targets)
     unexpected: list[str] = []
-    for name, tensor in tensors:
+    for stored, tensor in tensors:
+        name = weights.aliases.get(stored, stored)
         target = weights.targets.get(name)
         if target is None:
             if not name.endswith(weights.computed):

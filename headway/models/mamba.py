@@ -115,6 +115,7 @@ class Mamba2ForCausalLM(DecoderModel):
             num_groups=groups,
             taps=fields.count("conv_kernel"),
             bias=fields.flag("use_bias"),
+            out_bias=fields.flag("use_bias"),
             conv_bias=fields.flag("use_conv_bias"),
             limits=read_limits(fields),
             norm_eps=fields.number("layer_norm_epsilon", least=0),

@@ -39,22 +39,84 @@ class Tiny:
     config_class: str = ""
 
 
+_ATTENTION: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+}
+_MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2}
+_DELTA: dict[str, Any] = _ATTENTION | {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 HYBRIDS: dict[str, Tiny] = {
     "mamba": Tiny("Mamba", {"state_size": 5, "conv_kernel": 4}),
     "mamba-biases": Tiny("Mamba", {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "time_step_rank": 7}),
     "falcon-mamba": Tiny("FalconMamba", {"state_size": 6, "tie_word_embeddings": False}),
     "mamba2": Tiny("Mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2, "chunk_size": 16}),
-    "mamba2-limits": Tiny(
+    "mamba2-tied": Tiny(
         "Mamba2",
-        {
-            "num_heads": 4,
-            "head_dim": 16,
-            "state_size": 7,
-            "n_groups": 1,
-            "use_bias": True,
-            "use_conv_bias": False,
-            "tie_word_embeddings": True,
+        {"num_heads": 4, "head_dim": 16, "state_size": 7, "n_groups": 1, "use_bias": True, "use_conv_bias": False}
+        | {"tie_word_embeddings": True},
+    ),
+    "falcon-h1": Tiny(
+        "FalconH1",
+        _ATTENTION
+        | _MAMBA2
+        | {"mamba_d_ssm": 64, "mamba_chunk_size": 16, "key_multiplier": 0.7, "attention_in_multiplier": 1.3}
+        | {"attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6}
+        | {"ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7], "mlp_multipliers": [1.4, 0.5], "lm_head_multiplier": 0.5}
+        | {"embedding_multiplier": 2.0},
+    ),
+    "falcon-h1-norm": Tiny(
+        "FalconH1", _ATTENTION | _MAMBA2 | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": True}
+    ),
+    "jamba": Tiny(
+        "Jamba",
+        _ATTENTION
+        | {
+            "num_hidden_layers": 3,
+            "num_experts": 1,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 5,
         },
+    ),
+    "nemotron-h": Tiny(
+        "NemotronH",
+        _ATTENTION
+        | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "head_dim": 8, "n_groups": 2}
+        | {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "chunk_size": 16, "num_hidden_layers": 4},
+    ),
+    "granite-hybrid": Tiny(
+        "GraniteMoeHybrid",
+        _ATTENTION
+        | _MAMBA2
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+        }
+        | {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+        | {"position_embedding_type": "rope"},
+    ),
+    "lfm2": Tiny(
+        "Lfm2",
+        _ATTENTION
+        | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 8},
+    ),
+    "qwen3-next": Tiny("Qwen3Next", _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]}),
+    "qwen3.5": Tiny("Qwen3_5", _DELTA | {"attention_bias": True}, "Qwen3_5TextConfig"),
+    "olmo-hybrid": Tiny(
+        "OlmoHybrid",
+        {name: value for name, value in _DELTA.items() if name != "head_dim"}
+        | {"linear_num_key_heads": 4, "linear_value_head_dim": 8},  # transformers saves other sizes cut in three
     ),
 }
 

@@ -34,7 +34,9 @@ class AttentionSpec:
         soft_cap: scores become cap * tanh(score / cap); 0: off.
         qkv_bias, out_bias: which products have biases.
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
+        gated: the result is multiplied by the sigmoid of a gate, which lies behind each head's query in the checkpoint.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
+        norm_names: of the norms of queries and keys.
     """
 
     num_heads: int
@@ -47,7 +49,9 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Literal["", "head", "all"] = ""
+    gated: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
     def cache(self) -> CacheSpec:
@@ -102,7 +106,8 @@ class Attention(nn.Module):
         size = spec.head_dim
         self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
         names, out = spec.names
-        rows = (self._q_rows, self._kv_rows, self._kv_rows)
+        self._gate_rows = self._q_rows if spec.gated else 0
+        rows = (self._gate_rows + self._q_rows, self._kv_rows, self._kv_rows)
         parts = dict(zip(names, rows, strict=True)) if len(names) > 1 else {names[0]: sum(rows)}
         self.qkv = Linear(hidden, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(self._q_rows, {out: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
@@ -137,10 +142,13 @@ class Attention(nn.Module):
         if form is In.WIDE:
             q = self._wide_queries(project.normed(stream), batch, cache)
         else:
-            qkv = self._normalised(project(stream, form))
+            projected = project(stream, form)
             if not last_only:
-                return self.attend(qkv, batch, cache, *self._rotation())
-            q = self.attend.queries(qkv, batch, cache, *self._rotation())
+                return self.mix(projected, batch, cache)
+            q = self.attend.queries(self._normalised(projected), batch, cache, *self._rotation())
+            if self._gate_rows:
+                gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
+                return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
 
     @property
@@ -149,8 +157,9 @@ class Attention(nn.Module):
         return self.qkv
 
     def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
-        """[T, (H + 2 KH) * D] projections -> [T, H * D], where nothing is fused or left out."""
-        return self.attend(self._normalised(qkv), batch, cache, *self._rotation())
+        """Projections [T, (H + 2 KH) * D], behind the gate's [T, H * D] if there is one -> [T, H * D]."""
+        mixed = self.attend(self._normalised(qkv), batch, cache, *self._rotation())
+        return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
@@ -168,7 +177,8 @@ class Attention(nn.Module):
         return cast(torch.Tensor, q)
 
     def _normalised(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Norms over all heads, which no attention kernel has; a fresh [T, (H + 2 KH) * D] then."""
+        """Without the gate; norms over all heads, which no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
+        qkv = qkv[:, self._gate_rows :] if self._gate_rows else qkv
         if self.spec.qk_norm != "all":
             return qkv
         q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)
@@ -187,7 +197,7 @@ class Attention(nn.Module):
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec
         whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all"
-        return whole and self.qkv.bias is None and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
+        return whole and self.qkv.bias is None and not spec.gated and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -195,12 +205,22 @@ class Attention(nn.Module):
         order = self._order(heads)
         if order is not None:
             order = torch.cat([order, torch.arange(len(order), len(order) + self._kv_rows)])  # values are not rotated
+        if self._gate_rows:
+            assert order is None, "gates and interleaved rotations have not met"
+            order = self._gates_first()
         found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
-        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+        for name, norm in zip(self.spec.norm_names, (self.q_norm, self.k_norm), strict=True):
             if norm is not None:
                 own = self._order(norm.weight.shape[0] // self.spec.head_dim)
                 found |= {key: Target(each.tensor, own) for key, each in norm.destinations(f"{prefix}{name}.").items()}
         return found
+
+    def _gates_first(self) -> torch.Tensor:
+        """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""
+        size = self.spec.head_dim
+        heads = torch.arange(2 * self._q_rows).view(self.spec.num_heads, 2, size)
+        rest = torch.arange(2 * self._q_rows, 2 * (self._q_rows + self._kv_rows))
+        return torch.cat([heads[:, 1].flatten(), heads[:, 0].flatten(), rest])
 
     def _order(self, heads: int) -> torch.Tensor | None:
         """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair

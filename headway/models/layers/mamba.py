@@ -125,7 +125,7 @@ class Mamba2Spec:
     Attributes:
         num_heads, head_dim, state_size, num_groups: H, P, N, G.
         taps: width of the convolution.
-        bias, conv_bias: of the products in and out, and of the convolution.
+        bias, conv_bias, out_bias: of the products in, of the convolution, and of the product out.
         limits: of the time steps.
         norm: of the result beside the gate: "gate first", "gate last", or "" for the gate alone.
         norm_groups: parts of the inner channels that are normalised for themselves; 0: G.
@@ -139,6 +139,7 @@ class Mamba2Spec:
     taps: int
     bias: bool = False
     conv_bias: bool = True
+    out_bias: bool = False
     limits: tuple[float, float] = (0.0, LONGEST_STEP)
     norm: str = "gate first"
     norm_groups: int = 0
@@ -183,7 +184,7 @@ class Mamba2(StateMixer):
         rows = {"in_proj": spec.inner + spec.convolved + spec.num_heads}
         self.into = Linear(hidden, rows, bias=spec.bias, dtype=dtype, device=device)
         self.conv = Convolution(spec.convolved, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
-        self.out = Linear(spec.inner, {"out_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
+        self.out = Linear(spec.inner, {"out_proj": hidden}, bias=spec.out_bias, dtype=dtype, device=device)
         wide = {"dtype": torch.float32, "device": device}
         self.a, self.d, self.dt_bias = (parameter(spec.num_heads, **wide) for _ in range(3))
         self.norm = parameter(spec.inner, dtype=dtype, device=device) if spec.norm else None
@@ -211,10 +212,12 @@ class Mamba2(StateMixer):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        return self.own_destinations(prefix) | self.into.destinations(prefix) | self.out.destinations(prefix)
+
+    def own_destinations(self, prefix: str) -> dict[str, Target]:
+        """``destinations`` without those of the products in and out."""
         named = {"A_log": self.a, "D": self.d, "dt_bias": self.dt_bias}
         found = {f"{prefix}{name}": Target(tensor) for name, tensor in named.items()}
         if self.norm is not None:
             found[f"{prefix}norm.weight"] = Target(self.norm)
-        for linear in (self.into, self.out):
-            found |= linear.destinations(prefix)
         return found | self.conv.destinations(f"{prefix}conv1d.")

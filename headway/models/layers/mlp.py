@@ -21,6 +21,7 @@ class MLPSpec:
         activation: one of ``ACTIVATIONS``' values.
         gated: act(gate(x)) * up(x) (Shazeer 2020); else act(up(x)).
         bias: of all products.
+        multipliers: of the gate, and of the result; they become part of the weights.
         names: of the products in the checkpoint: those in, and the one out. Gate and up may be one tensor.
     """
 
@@ -28,6 +29,7 @@ class MLPSpec:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
     names: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
 
 
@@ -41,12 +43,21 @@ class MLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.spec = spec
         names, down = spec.names
         rows = spec.size * (2 if spec.gated else 1)
         parts = {name: rows // len(names) for name in names}
         self.gate_up = Linear(hidden, parts, bias=spec.bias, dtype=dtype, device=device)
         self.down = Linear(spec.size, {down: hidden}, bias=spec.bias, dtype=dtype, device=device)
         self.act = activation(spec.activation, gated=spec.gated)
+
+    def finalize(self) -> None:
+        """Called once, after loading and before the products are packed."""
+        gate, result = self.spec.multipliers
+        if gate != 1.0:
+            self.gate_up.multiply_rows({0: (self.spec.size, gate)})
+        if result != 1.0:
+            self.down.multiply_rows({0: (self.down.weight.shape[0], result)})
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
