@@ -161,12 +161,13 @@ class Block(nn.Module):
     def forward_last(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """``forward`` that goes on, from the scores on, with each row's last token alone; gives a stream of R tokens."""
         last = batch.logit_indices
-        residual = stream.residual.index_select(0, last)
         if self.mixer is None:
-            return self._feed_forward(Stream(residual, self.into_ffn.normed(stream).index_select(0, last)), PLAIN)
+            normed = self.into_ffn.normed(stream).index_select(0, last)
+            return self._feed_forward(Stream(stream.residual.index_select(0, last), normed), PLAIN)
         mixed = self.mixer.forward(self.into_mixer, stream, forms.into_mixer, batch, cache, True)
-        normed = stream.normed.index_select(0, last) if self.spec.parallel and stream.normed is not None else None
-        return self._finish(mixed, Stream(residual, normed), PLAIN)
+        residual = stream.residual.index_select(0, last)
+        both = stream.normed.index_select(0, last) if self.spec.parallel and stream.normed is not None else None
+        return self._finish(mixed, Stream(residual, both), PLAIN)
 
     def _finish(self, mixed: torch.Tensor, stream: Stream, forms: LayerForms) -> Stream:
         """From what the mixer's product out is of, [T, K], on."""
