@@ -33,10 +33,10 @@ def parts_of(
     query_start: torch.Tensor, row_slots: torch.Tensor, seq_lens: torch.Tensor, num_slots: int
 ) -> Iterator[Part]:
     """The parts of a step, those of single tokens first. Rows that are not live are in none."""
-    starts, lens = query_start.tolist(), seq_lens.tolist()
+    starts, lens = query_start.tolist(), seq_lens.tolist()  # host: CPU tensors
     live = [
         (slot, starts[row], starts[row + 1], lens[row])
-        for row, slot in enumerate(row_slots.tolist())
+        for row, slot in enumerate(row_slots.tolist())  # host: CPU tensors
         if 0 <= slot < num_slots and starts[row + 1] > starts[row] and lens[row] >= starts[row + 1] - starts[row]
     ]
     single = [each for each in live if each[2] - each[1] == 1]

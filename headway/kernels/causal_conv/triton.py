@@ -1,4 +1,5 @@
-"""Triton kernel of ``causal_conv``: a program for each row of one token, and for each chunk of the others, by blocks of channels."""
+"""Triton kernel of ``causal_conv``: a program for each row of one token, and for each chunk of the others, by blocks
+of channels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Triton kernel of ``selective_scan``: a program for each row and block of channels, which keeps its states in registers and walks
-the row's tokens. Rows of one token are decode updates; they take the same kernel."""
+"""Triton kernel of ``selective_scan``: a program for each row and block of channels, which keeps its states in
+registers and walks the row's tokens. Rows of one token are decode updates; they take the same kernel."""
 
 from __future__ import annotations
 

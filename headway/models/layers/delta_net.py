@@ -15,8 +15,7 @@ from headway.core.cache import CacheSpec
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, parameter
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
 from headway.recurrent.scans import delta_rule
 from headway.state.batch import StepBatch
@@ -24,7 +23,7 @@ from headway.state.cache_pool import LayerCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaNetSpec:
+class DeltaNetSpec(StateSpec):
     """A gated delta net.
 
     Attributes:
@@ -46,8 +45,6 @@ class DeltaNetSpec:
     norm_eps: float = 1e-6
     layout: Literal["grouped", "joined", "separate"] = "grouped"
     names: tuple[str, str] = ("norm", "out_proj")
-
-    cache = rotated = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -81,16 +78,7 @@ class DeltaNetSpec:
         second = (groups * sum(widths) + torch.arange(2 * self.num_heads)).view(groups, -1).split(share, dim=1)
         return torch.cat([each.flatten() for each in (*first, *second)])
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return DeltaNet(self, hidden, dtype=dtype, device=device)
 
 

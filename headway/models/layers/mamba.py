@@ -16,8 +16,7 @@ from headway.kernels.rms_norm import rms_norm
 from headway.kernels.silu_mul import silu_mul
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, parameter
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
 from headway.recurrent.scans import LONGEST_STEP, scan_channels, scan_heads
 from headway.state.batch import StepBatch
@@ -25,7 +24,7 @@ from headway.state.cache_pool import LayerCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MambaSpec:
+class MambaSpec(StateSpec):
     """A Mamba-1 mixer.
 
     Attributes:
@@ -44,22 +43,11 @@ class MambaSpec:
     norms: str = ""
     norm_eps: float = 1e-6
 
-    cache = rotated = None
-
     @property
     def state(self) -> CacheSpec:
         return state_of(window(self.inner, self.taps), recurrent(self.inner, self.state_size))
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return Mamba(self, hidden, dtype=dtype, device=device)
 
 
@@ -119,7 +107,7 @@ class Mamba(StateMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2Spec:
+class Mamba2Spec(StateSpec):
     """A Mamba-2 mixer.
 
     Attributes:
@@ -145,8 +133,6 @@ class Mamba2Spec:
     norm_groups: int = 0
     norm_eps: float = 1e-5
 
-    cache = rotated = None
-
     @property
     def inner(self) -> int:
         """D = H P."""
@@ -162,16 +148,7 @@ class Mamba2Spec:
         matrices = recurrent(self.num_heads, self.head_dim, self.state_size)
         return state_of(window(self.convolved, self.taps), matrices)
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return Mamba2(self, hidden, dtype=dtype, device=device)
 
 

@@ -77,6 +77,30 @@ class MixerSpec(Protocol):
         """The module, for hidden states of size ``hidden``; ``group``: of the layer's keys and values."""
 
 
+class StateSpec:
+    """A ``MixerSpec`` of a layer that has a state and nothing else."""
+
+    __slots__ = ()
+    cache = rotated = None
+
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
+        """The module, for hidden states of size ``hidden``."""
+        raise NotImplementedError
+
+    def make(
+        self,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor | None,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Mixer:
+        """See ``MixerSpec``."""
+        return self.build(hidden, dtype, device)
+
+
 class StateMixer(nn.Module):
     """A mixer whose tokens meet in a state: between its products stands ``mix``."""
 

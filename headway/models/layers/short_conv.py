@@ -12,37 +12,25 @@ import torch
 from headway.core.cache import CacheSpec
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec
 from headway.recurrent.base import state_of, window
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShortConvSpec:
+class ShortConvSpec(StateSpec):
     """A convolution of ``taps`` over ``size`` = C channels; ``bias``: of it and of both products."""
 
     size: int
     taps: int
     bias: bool = False
 
-    cache = rotated = None
-
     @property
     def state(self) -> CacheSpec:
         return state_of(window(self.size, self.taps))
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return ShortConv(self, hidden, dtype=dtype, device=device)
 
 
