@@ -79,6 +79,8 @@ class StepPlan:
         width: tokens of a decode row: the last known one, and drafts. Such a row brings 1 to ``width`` tokens, unless its
             request has ended; any other row that samples brings one.
         pools: the step's requests generate nothing: their outcome is a vector when their text ends.
+        state_loads, state_saves: (source, destination) slots of states that are copied before the rows run, and after it;
+            there are none in steps of decode rows alone.
     """
 
     step: int
@@ -95,6 +97,8 @@ class StepPlan:
     owners: Sequence[object] = ()
     width: int = 1
     pools: bool = False
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

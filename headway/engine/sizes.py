@@ -42,6 +42,7 @@ class Sizes:
     num_blocks: int = 0
     thresholds: Thresholds = USUAL_THRESHOLDS
     width: int = 1
+    num_checkpoints: int = 0
 
     @property
     def longest_row(self) -> int:

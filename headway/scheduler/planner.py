@@ -35,6 +35,8 @@ class _Draft:
     edit_rows: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
 
     def draw_masked(self, request: Request) -> None:
         """The row draws under the request's mask, which is thereby used up."""
@@ -97,6 +99,8 @@ class Planner:
             self._life.drain(request)
         self._drained = []
         self._life.kv.settle()
+        if self._life.kv.states is not None:
+            self._life.kv.states.settle()
 
     # -- decode rows ---------------------------------------------------------------------------------------------
 
@@ -268,12 +272,17 @@ class Planner:
         count = min(most, known - start)
         if count <= 0:
             return
-        end = start + count
+        kv = self._life.kv
+        until = Exact(start + count)
+        end, checkpoint = kv.row_end(request, table.history[slot], Exact(start), until, Exact(known))
+        count = end - start
         self._grow(draft, request, Bound(end))
+        if checkpoint is not None:
+            draft.saves.append((slot, checkpoint))
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
-        self._life.kv.register_later(request, table.history[slot], Exact(end))
+        kv.register_later(request, table.history[slot], end)
         draft.requests.append(request)
         draft.query_lens.append(count)
         draft.starts.append(start)
@@ -322,6 +331,8 @@ class Planner:
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
         self._edit(draft, request, life.kv.opening_edits(request))
+        if hits.state >= 0:
+            draft.loads.append((hits.state, request.slot))
         self._prefill_row(draft, request, draft.tokens_left)
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -348,4 +359,5 @@ class Planner:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
-        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools), rows
+        plan = StepPlan(*at, *changes, rows.requests, self.width, self._config.pools, draft.loads, draft.saves)
+        return plan, rows
