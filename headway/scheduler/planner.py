@@ -282,7 +282,7 @@ class Planner:
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
-        kv.register_later(request, table.history[slot], end)
+        self._life.kv.register_later(request, table.history[slot], Exact(end))
         draft.requests.append(request)
         draft.query_lens.append(count)
         draft.starts.append(start)
