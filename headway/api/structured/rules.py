@@ -107,7 +107,7 @@ class Rules:
         """The grammar of ``whole`` in Lark's syntax.
 
         Raises:
-            RefusedError: it has no text of finite length, or a rule begins with itself, so that nothing can judge what it takes.
+            RefusedError: it has no text of finite length, or a rule begins with itself, and no validator could judge a text.
         """
         ends = self._ending()
         if not _ends(whole, ends):
