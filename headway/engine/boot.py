@@ -85,13 +85,16 @@ def build_engine(
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start, times = time.perf_counter(), PhaseTimes()
-    with times.phase("device"):
-        device = device or select_device(args.device)
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as owned:
+        if device is None:
+            with times.phase("device"):
+                device = select_device(args.device)
+            owned.callback(device.close)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         warm_up = WarmUp(device, times, progress, compiler)
         core = _build(args, progress, device, warm_up, times, thresholds, Extras(drafts, pooling))
+        core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 
