@@ -78,9 +78,9 @@ def test_without_cuda_the_command_fails_rather_than_reporting_nothing(
 @no_cuda
 def test_what_the_simulation_cannot_serve_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "graph.py"
-    script.write_text("import torch\ntorch.cuda.CUDAGraph()\n")
+    script.write_text("import torch\ntorch.cuda.CUDAPluggableAllocator('a.so', 'a', 'b')\n")
     assert main(["--simulate", "--", str(script)]) == 2
-    assert "does not serve torch.cuda.CUDAGraph" in capsys.readouterr().err
+    assert "does not serve torch.cuda.CUDAPluggableAllocator" in capsys.readouterr().err
 
 
 @no_cuda
