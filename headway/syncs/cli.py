@@ -69,9 +69,9 @@ def syncs(
         write_json(run, json_file)
     if html_file:
         write_html(run, html_file)
-    if fail_on is not None and run.log.count >= max(fail_on, 1):
+    if fail_on is not None and run.log.lines >= max(fail_on, 1):
         return FAILED
-    return run.exit_status
+    return run.exit_status or (2 if run.unproven else 0)
 
 
 def _run(target: list[str]) -> int:

@@ -34,6 +34,8 @@ class Run:
         notes: limits of this run, in plain words.
         exit_status: of the target.
         unread: pieces of device work that ``streams`` lacks because there were too many, the last ones.
+        unproven: why an empty list would prove nothing: no tensor reached the device, a probe broke off.
+        started: steps that the program began with ``syncs.step()``.
     """
 
     command: list[str]
@@ -46,6 +48,8 @@ class Run:
     notes: list[str] = dataclasses.field(default_factory=list)
     exit_status: int = 0
     unread: int = 0
+    unproven: list[str] = dataclasses.field(default_factory=list)
+    started: int = 0
 
 
 def to_dict(run: Run) -> dict[str, Any]:
@@ -59,12 +63,15 @@ def to_dict(run: Run) -> dict[str, Any]:
         "mode": run.mode,
         "probes": run.log.probes,
         "exit_status": run.exit_status,
+        "unproven": run.unproven,
+        "steps": run.started,
         "python": platform.python_version(),
         "torch": _torch_version(),
         "wall_micros": round(run.wall_micros, 1),
         "gpu": None if busy is None else {"busy_micros": busy, "busy_percent": _percent(busy, run.wall_micros)},
         "totals": {
             "unsanctioned": run.log.count,
+            "lines": run.log.lines,
             "sanctioned": sum(finding.count for finding in run.log.sanctioned),
             "micros_lost": _lost(run.log.unsanctioned),
             "micros_sanctioned": _lost(run.log.sanctioned),
@@ -151,7 +158,8 @@ def summary(run: Run) -> str:
     """What the command prints at the end."""
     data = to_dict(run)
     totals = data["totals"]
-    parts = [f"\nheadway syncs ({run.mode}): {totals['unsanctioned']} waits, {_text(totals['micros_lost'])} lost"]
+    waits, lines = totals["unsanctioned"], totals["lines"]
+    parts = [f"\nheadway syncs ({run.mode}): {waits} waits on {lines} lines, {_text(totals['micros_lost'])} lost"]
     parts[0] += f"; {totals['sanctioned']} allowed, {_text(totals['micros_sanctioned'])}"
     parts += [f"  watched by {probe}" for probe in run.log.probes]
     parts += [table(run.log)]
@@ -161,6 +169,7 @@ def summary(run: Run) -> str:
         )
         parts += [f"  {child}" for child in run.subprocesses[:10]]
     parts += [f"note: {note}" for note in data["notes"]]
+    parts += [f"PROVES NOTHING: {reason}" for reason in run.unproven]
     return "\n".join(parts)
 
 

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 import torch
+import torch.overrides
 
 from headway.syncs.errors import ProbeError
 from headway.syncs.probes import Counted, Sink
@@ -56,8 +57,22 @@ class SimulationProbe:
 
     def detach(self) -> None:
         """Leave it again."""
-        self._thread.stacks.pop().close()
+        with contextlib.suppress(RuntimeError):  # the program took our mode off the stack: check() has said so
+            self._thread.stacks.pop().close()
         self._shared.__exit__()
+
+    def check(self) -> None:
+        """Whether the pretence still stands on this thread.
+
+        Raises:
+            ProbeError: the program took a mode away, or asked for what the simulation does not serve.
+        """
+        modes = [type(mode) for mode in torch.overrides._get_current_function_mode_stack()]  # noqa: SLF001
+        if Functions not in modes:
+            raise ProbeError("the program took the pretence off this thread: calls after that were not seen")
+        if backend.unserved:
+            wanted, backend.unserved[:] = backend.unserved[0], []
+            raise ProbeError(f"the program met an error of the simulation and went on: {wanted}")
 
     def _up(self) -> None:
         self._fakes.enter_context(fake_cuda(report))

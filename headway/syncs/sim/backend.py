@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from headway.syncs.errors import ProbeError
 
@@ -20,6 +21,14 @@ CUDA: Final = torch.device("cuda", 0)
 
 _kept: list[Any] = []
 """What torch holds by address only."""
+unserved: list[str] = []
+"""What programs asked for in vain: a program may swallow the error, but its run proves nothing."""
+
+
+def refuse(message: str) -> ProbeError:
+    """An error to raise where the simulation cannot go on."""
+    unserved.append(message)
+    return ProbeError(message)
 
 
 class _Module:
@@ -67,7 +76,7 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
     """
     if _kept:
         return
-    accelerators = getattr(torch._C, "_acc", None)
+    accelerators: Any = getattr(torch._C, "_acc", None)
     if not hasattr(accelerators, "register_python_privateuseone_device_guard"):
         raise ProbeError(
             f"torch {torch.__version__} cannot host a backend written in Python: the simulation needs torch 2.11 or later"
@@ -78,7 +87,7 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
             f"the simulation needs the dispatch key PrivateUse1, which backend {taken!r} has already taken"
         )
 
-    class Hook(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+    class Hook(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -88,14 +97,14 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
         def has_primary_context(self, device_index: int) -> bool:
             return True
 
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+    class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
             return torch._C._autograd.DeviceType.PrivateUse1
 
     library = torch.library.Library("_", "IMPL")
     hook, guard = Hook(), Guard()
-    torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _Module())  # type: ignore[no-untyped-call]
+    rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _Module())
     accelerators.register_python_privateuseone_hook(hook)
     accelerators.register_python_privateuseone_device_guard(guard)
     library.fallback(lambda operation, *args, **kwargs: execute(operation, args, kwargs), NAME_OF_KEY)

@@ -56,8 +56,13 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
         args = first + tuple(_translated(value, name == "to") for value in args[1:])
     result = func(*args, **kwargs)
     if name in LATE and isinstance(result, SimTensor) and result.requires_grad:
-        result.register_hook(lambda gradient, kind=LATE[name]: flag(kind, f"{name} backward"))
+        _flag_later(result, LATE[name], name)
     return PINS.pin(result) if pin and isinstance(result, torch.Tensor) else result
+
+
+def _flag_later(result: torch.Tensor, kind: Kind, name: str) -> None:
+    register: Any = result.register_hook
+    register(lambda gradient: flag(kind, f"{name} backward"))
 
 
 def _translated(value: Any, numbers: bool) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 
-from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, loading
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
@@ -58,7 +57,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 def _missing(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise ProbeError(f"the simulation does not serve torch.cuda.{name}: run on a GPU, without --simulate")
+        raise backend.refuse(f"the simulation does not serve torch.cuda.{name}: run on a GPU, without --simulate")
 
     return refuse
 
@@ -103,7 +102,7 @@ class SimGenerator(torch.Generator, metaclass=_GeneratorType):
     def __new__(cls, device: Any = "cpu") -> Any:
         if torch.device(device).type != "cuda":
             return _REAL_GENERATOR(device=device)
-        made = super().__new__(cls, device="cpu")
+        made: Any = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
         made.asked = backend.CUDA
         return made
 

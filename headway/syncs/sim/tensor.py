@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from headway.syncs.calls import CALLS, Call
-from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind, Wait
 from headway.syncs.frames import locate
 from headway.syncs.regions import judge, wanted
@@ -92,7 +91,7 @@ class SimTensor(torch.Tensor):
         return self.held.storage()
 
     def _typed_storage(self) -> Any:
-        return self.held._typed_storage()  # type: ignore[attr-defined]
+        return self.held._typed_storage()
 
     def is_shared(self) -> bool:
         return True  # as of any CUDA tensor
@@ -123,7 +122,7 @@ class SimTensor(torch.Tensor):
         """As a CPU tensor that goes back to cuda:0 when it is loaded: what torch does for other backends."""
         if self.numel():
             flag(Kind.READ, "Tensor.__reduce_ex__")
-        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor  # type: ignore[attr-defined]
+        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
         return rebuild, (self.held, self.dtype, str(self.device), self.requires_grad)
 
 
@@ -220,7 +219,7 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if result is not NotImplemented:
             return result
     if name in MISSING:
-        raise ProbeError(f"the simulation does not serve {name}")
+        raise backend.refuse(f"the simulation does not serve {name}: run on a GPU, without --simulate")
     kind = wait_of(func, args, kwargs)
     if kind is not None:
         flag(kind, name)
@@ -237,7 +236,9 @@ def _run(func: Any, flat: list[Any], spec: Any, ours: list[SimTensor], there: bo
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     name = func.overloadpacket.__name__
-    if name in INDEXING:
+    if name in INDEXING and not (
+        len(args) > 2 and any(value is args[2] for value in flat)
+    ):  # a host's number fails there too
         args[1] = [part.bool() if part is not None and part.dtype is torch.uint8 else part for part in args[1]]
     elif name == "_pack_padded_sequence" and len(ours) > 1:
         raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor")
@@ -320,7 +321,7 @@ def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> t
     values, into = _held(source), _held(target)
     into.copy_(values)
     if TAPE.steps is not None:
-        TAPE.steps.append(lambda: into.copy_(values) and None)
+        TAPE.steps.append(lambda: _again(torch.Tensor.copy_, [into, values], {}, into))
     return target
 
 
