@@ -130,7 +130,7 @@ class Finding:
             "function": self.site.function,
             "source": source_line(self.site),
             "via": _short_frame(self.via),
-            "package": package_of(self.via.partition(" ")[0].rpartition(":")[0]) if self.via else "",
+            "package": package_of(self.via.rpartition(" ")[0].rpartition(":")[0]) if self.via else "",
             "kind": str(self.kind),
             "call": self.call,
             "count": self.count,
@@ -146,7 +146,7 @@ class Finding:
 
 
 def _short_frame(frame: str) -> str:
-    place, _, function = frame.partition(" ")
+    place, _, function = frame.rpartition(" ")
     file, _, line = place.rpartition(":")
     return f"{short(file)}:{line} {function}".strip() if file else frame
 

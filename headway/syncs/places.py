@@ -39,4 +39,7 @@ def package_of(file: str) -> str:
 
 def source_line(site: Site) -> str:
     """The text of the line; empty where there is no file."""
-    return linecache.getline(site.file, site.line).strip()[:200] if site.line else ""
+    if not site.line:
+        return ""
+    linecache.checkcache(site.file)
+    return linecache.getline(site.file, site.line).strip()[:200]

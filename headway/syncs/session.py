@@ -63,7 +63,8 @@ def watch(
             profiler.mark()
         PROCESS.watch(hear)
         stack.callback(PROCESS.unwatch, hear)
-        begin, unproven, steps = time.perf_counter_ns(), list[str](), STEPS.number or 0
+        begin, unproven = time.perf_counter_ns(), list[str]()
+        STEPS.number = None
         reached = _reach(simulate)
         status = 2
         try:
@@ -75,7 +76,7 @@ def watch(
         PROCESS.unwatch(hear)
         unproven += _silence(probes, log, reached, simulate)
     run = Run(command, mode, log, wall, {}, begin / 1000, started, notes, status, unproven=unproven)
-    run.started = (STEPS.number or 0) - steps
+    run.started = STEPS.number or 0
     if profiler is not None:
         log.probes.append(f"{profiler.name}: {profiler.watches}")
         try:

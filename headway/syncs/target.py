@@ -104,20 +104,20 @@ class _Leaving(BaseException):
 @contextlib.contextmanager
 def last_words(notes: list[str]) -> Iterator[None]:
     """Keep the program from ending this process unheard: os._exit unwinds, and the reason goes to ``notes``."""
-    original, process = os._exit, os.getpid()  # noqa: SLF001
+    original, process = os._exit, os.getpid()
 
     def leave(status: int) -> None:
         if os.getpid() != process or threading.current_thread() is not threading.main_thread():
             original(status)
         raise _Leaving(status)
 
-    os._exit = leave  # type: ignore[assignment]  # noqa: SLF001
+    os._exit = leave  # type: ignore[assignment]
     try:
         yield
     except _Leaving as leaving:
         notes.append(f"the program ended itself by os._exit({leaving.status}) before its end")
     finally:
-        os._exit = original  # noqa: SLF001
+        os._exit = original
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from typing import Final
 
 from headway.syncs.driver import ASYNC_COPIES, blocking, plain
 from headway.syncs.findings import Kind, Wait
-from headway.syncs.places import Site
 from headway.syncs.live import ANNOTATION
+from headway.syncs.places import Site
 from headway.syncs.recording import Event, Recording
 
 PROOF: Final = ANNOTATION + "proof"

@@ -226,20 +226,24 @@ def test_the_page_is_one_file_that_asks_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1400, 375])
+def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium on this machine")
     page, picture = tmp_path / "o.html", tmp_path / "o.png"
     write_html(example(), page)
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += f" --disable-component-update --disable-sync --window-size=1200,900 --user-data-dir={tmp_path / 'profile'}"
+    flags += (
+        f" --disable-component-update --disable-sync --window-size={width},900 --user-data-dir={tmp_path / 'profile'}"
+    )
 
     def browse(*more: str) -> str:
         command = [browser, *flags.split(), *more, page.as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
 
     dom: Any = browse("--dump-dom")
+    assert 'data-wide="0"' in dom, "the page must not be wider than the window"
     assert 'data-ready="1"' in dom and "owned" not in dom.partition("<title>")[2].partition("</title>")[0]
     assert '59.1 %</b><span class="soft">from its first to its last work' in dom, "195 of 330 us"
     assert "readback ring" in dom and "39 %" in dom and "allowed: end" in dom and 'id="children"' in dom
