@@ -271,7 +271,7 @@ class PoolingParams:
         use_activation: apply the sigmoid or softmax of a classifier; False gives its logits.
         truncate_prompt_tokens: cut longer prompts to so many tokens, special tokens included; -1 cuts to max_model_len. None
             refuses prompts that are too long.
-        truncation_side: which end is cut off, "right" or "left".
+        truncation_side: which end is cut off, "right" or "left"; None: as the model's tokenizer is set up.
         prompt_name: put the model's instruction of this name in front of each text; None takes the model's default.
     """
 
@@ -279,7 +279,7 @@ class PoolingParams:
     normalize: bool | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: str = "right"
+    truncation_side: str | None = None
     prompt_name: str | None = None
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class PoolingParams:
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 _refuse(name, f"must be true or false, got {value!r:.80}")
-        if self.truncation_side not in ("right", "left"):
+        if self.truncation_side not in (None, "right", "left"):
             _refuse("truncation_side", f"must be 'right' or 'left', got {self.truncation_side!r:.80}")
         name_given = self.prompt_name
         if name_given is not None and (not isinstance(name_given, str) or len(name_given) > MAX_PROMPT_NAME_CHARS):

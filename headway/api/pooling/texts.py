@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from headway.api.long_texts import LONG_TEXT_CHARS, PROCESS_CHARS, encode_bounded
+from headway.api.control_text import MarkedText
+from headway.api.long_texts import LONG_TEXT_CHARS, PROCESS_CHARS, encode_bounded, too_long
 from headway.api.pooling.frame import Frame, pair_frame, single_frame
 from headway.core.errors import InvalidRequestError
 
@@ -58,6 +59,7 @@ class Texts:
         """
         if keep is None:
             if any(len(text) > LONG_TEXT_CHARS for text in texts):
+                self._refuse_endless(texts)
                 return [encode_bounded(self.tokenizer, text, self.most, BARE, pools=True) for text in texts]
             return self._batch(list(texts))
         long = (keep + SLACK_TOKENS) * CHARS_A_TOKEN
@@ -69,15 +71,30 @@ class Texts:
             return [ids[max(0, len(ids) - keep) :] for ids in found]
         return [ids[:keep] if len(ids) > keep else ids for ids in found]
 
-    def framed(self, texts: Sequence[str], truncate: int | None, side: str = "right") -> list[list[int]]:
-        """Ids of each text with special tokens around it, ``truncate`` at most."""
-        if self.single is not None:
-            keep = None if truncate is None else self.room(truncate, self.single)
-            return [self.single.single(ids) for ids in self.bodies(texts, keep, side)]
-        if truncate is None:
-            return [self.tokenizer.encode(text) for text in texts]
-        found = [self.tokenizer.encode(text) for text in texts]
-        if any(len(ids) > truncate for ids in found) and hasattr(self.tokenizer, "backend"):
+    def framed(
+        self, texts: Sequence[str], truncate: int | None, side: str = "right", tail: int | None = None
+    ) -> list[list[int]]:
+        """Ids of each text with special tokens around it, ``truncate`` at most.
+
+        Args:
+            tail: token that all have to end with.
+        """
+        frame = self.single
+        if frame is None:
+            return self._unframed(texts, truncate, side)
+        if tail is not None and frame.after[-1:] != (tail,):
+            frame = Frame(before=frame.before, after=(*frame.after, tail))
+        keep = None if truncate is None else self.room(truncate, frame)
+        return [frame.single(ids) for ids in self.bodies(texts, keep, side)]
+
+    def _unframed(self, texts: Sequence[str], truncate: int | None, side: str) -> list[list[int]]:
+        """Where the tokenizer puts no fixed tokens around a text."""
+        options = {"add_special_tokens": True}
+        most = self.most if truncate is None else None
+        found = [encode_bounded(self.tokenizer, text, most, options, pools=True) for text in texts]
+        if truncate is None or all(len(ids) <= truncate for ids in found):
+            return found
+        if hasattr(self.tokenizer, "backend"):
             raise InvalidRequestError(
                 "truncate_prompt_tokens: this model's tokenizer puts no fixed special tokens around a text; cut texts "
                 "before sending them",
@@ -96,9 +113,15 @@ class Texts:
 
     def _batch(self, texts: list[str]) -> list[list[int]]:
         batch: Callable[..., list[list[int]]] | None = getattr(self.tokenizer, "encode_batch", None)
-        if batch is None:
+        if batch is None or any(isinstance(text, MarkedText) for text in texts):
             return [self.tokenizer.encode(text, **BARE) for text in texts]
         return batch(texts, **BARE)
+
+    def _refuse_endless(self, texts: Sequence[str]) -> None:
+        most = max(PROCESS_CHARS, LONGEST_TOKEN * self.most)
+        for text in texts:
+            if len(text) > most:
+                raise too_long(f"a text has {len(text)} characters, and {most} are read at most", self.most, pools=True)
 
     def _part(self, text: str, keep: int, side: str) -> list[int]:
         """Ids of as much of a long text as gives ``keep`` of them, and a few."""
