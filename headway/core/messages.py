@@ -33,6 +33,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
             long as the context.
         token_type_range: (start, end): prompt tokens at these positions are of type 1, the others of type 0. The second of a
             pair of texts, for models with ``PoolingInfo.num_token_types`` of 2.
+        raw: vectors are wanted as they are, neither normalised nor activated.
         pool_start: tokens before this position take no part in a mean, a maximum, or what is told token by token.
     """
 
@@ -48,6 +49,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     task: Task = Task.GENERATE
     token_type_range: tuple[int, int] = (0, 0)
     pool_start: int = 0
+    raw: bool = False
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):

@@ -12,7 +12,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
 
     The vector of a request (``RequestUpdate.pooled``, float32) has ``width`` numbers for the tasks embed, classify and score,
     and ``token_width`` numbers a token, tokens in order, for token_embed and token_classify. The engine normalises
-    (``normalize``) and activates (``activation``) unless the request's ``PoolingParams`` say otherwise; cutting a vector to
+    (``normalize``) and activates (``activation``) unless the request is ``AddRequest.raw``; cutting a vector to
     ``dimensions`` and normalising it again is the front end's.
 
     Attributes:
