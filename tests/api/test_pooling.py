@@ -154,8 +154,8 @@ def test_dimensions_cut_and_make_of_length_1_again() -> None:
         assert np.linalg.norm(cut) == pytest.approx(1)
         with pytest.raises(InvalidRequestError, match="one of 2, 4"):
             llm.embed("w1", pooling_params=PoolingParams(dimensions=3))
-        with pytest.raises(InvalidRequestError, match="pooler_config"):
-            llm.embed("w1", pooling_params=PoolingParams(normalize=False))
+        llm.embed("w1", pooling_params=PoolingParams(normalize=False))
+        assert [request.raw for request in core(llm).seen] == [False, True]
 
 
 def test_tasks_that_the_model_does_not_serve_say_what_it_does() -> None:
@@ -189,8 +189,9 @@ def test_classify_gives_numbers_of_labels() -> None:
         assert output.outputs.num_classes == 3 and output.outputs.probs == output.outputs.data.tolist()
         with pytest.raises(InvalidRequestError, match="dimensions is of embeddings"):
             llm.classify("w1", pooling_params=PoolingParams(dimensions=2))
-        with pytest.raises(InvalidRequestError, match="activation"):
-            llm.classify("w1", pooling_params=PoolingParams(use_activation=False))
+        for wanted in (None, True, False):
+            llm.classify("w1", pooling_params=PoolingParams(use_activation=wanted))
+        assert [request.raw for request in core(llm).seen] == [False, False, False, True]
 
 
 def test_a_cross_encoder_scores_pairs_framed_as_its_tokenizer_frames_them() -> None:

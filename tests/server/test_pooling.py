@@ -190,8 +190,7 @@ def test_classify_and_predict(serve: Open) -> None:
     for wrong in (["w1", "w2", "w3"], [], [["w1", "w2", "w3"]], [[]], ["w1", ["w2"]]):
         assert told(client.post("/predict", json={"inputs": wrong}), 400)["error"]["param"] == "inputs"
     assert "not score" in told(client.post("/predict", json={"inputs": ["w1", "w2"]}), 400)["error"]["message"]
-    error = told(client.post("/predict", json={"inputs": "w1", "raw_scores": True}), 400)["error"]
-    assert "pooler_config" in error["message"]
+    assert len(told(client.post("/predict", json={"inputs": "w1", "raw_scores": True}))) == 3
     pair = told(serve("cross").post("/predict", json={"inputs": ["w1", "w2"]}))
     assert pair == [{"score": 3.0, "label": "LABEL_0"}]
 

@@ -36,6 +36,7 @@ class Wanted:
         side: which end is cut off.
         dimensions: leading numbers of each vector; None: all.
         normalize: vectors have to be made of length 1 here, since they are cut or the engine does not.
+        raw: the engine leaves vectors as they are.
         prompt: text in front of every text.
         pool_start: the engine leaves out so many tokens when it pools.
     """
@@ -45,6 +46,7 @@ class Wanted:
     side: str
     dimensions: int | None
     normalize: bool
+    raw: bool
     prompt: str
     pool_start: int
 
@@ -77,7 +79,7 @@ class PoolingDoor:
                 f"pooling_params must be PoolingParams, got {type(params).__name__}", "pooling_params"
             )
         check_task(self.info, task)
-        dimensions, normalize = self._vector(params, task)
+        dimensions, normalize, raw = self._vector(params, task)
         prompt = self._prompt(params.prompt_name)
         return Wanted(
             task=task,
@@ -85,34 +87,27 @@ class PoolingDoor:
             side=params.truncation_side or self.pooling.truncation_side,
             dimensions=dimensions,
             normalize=normalize,
+            raw=raw,
             prompt=prompt,
             pool_start=self._pool_start(prompt),
         )
 
-    def _vector(self, params: PoolingParams, task: Task) -> tuple[int | None, bool]:
-        """dimensions, and whether vectors are to be normalised here."""
+    def _vector(self, params: PoolingParams, task: Task) -> tuple[int | None, bool, bool]:
+        """dimensions, whether vectors are to be normalised here, and whether the engine shall leave them as they are."""
         pooling, dimensions = self.pooling, params.dimensions
         if task in LABEL_TASKS:
             for name in ("dimensions", "normalize"):
                 if getattr(params, name) is not None:
                     raise InvalidRequestError(f"{name} is of embeddings; the task {task.value!r} gives scores", name)
-            self._check_activation(params.use_activation)
-            return None, False
+            return None, False, params.use_activation is False and pooling.activation != "none"
         if params.use_activation is not None:
             raise InvalidRequestError(
                 "use_activation is of classifiers; for embeddings there is normalize", "use_activation"
             )
-        if params.normalize is False and pooling.normalize:
-            raise InvalidRequestError(
-                "normalize=False: this engine makes its vectors of length 1 on the device; start it with "
-                "pooler_config='{\"normalize\": false}' and ask for normalize=True where it is wanted",
-                "normalize",
-            )
         width = pooling.token_width if task in TOKEN_TASKS else pooling.width
         if dimensions is not None and dimensions > width:
             raise InvalidRequestError(
-                f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}",
-                "dimensions",
+                f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}", "dimensions"
             )
         allowed = pooling.matryoshka_dimensions
         if dimensions is not None and dimensions != width and allowed and dimensions not in allowed:
@@ -125,16 +120,8 @@ class PoolingDoor:
             raise InvalidRequestError("dimensions: sparse vectors are not cut; leave it out", "dimensions")
         wants = pooling.normalize if params.normalize is None else params.normalize
         cut = dimensions is not None and dimensions < width
-        return (dimensions if cut else None), wants and (cut or not pooling.normalize)
-
-    def _check_activation(self, wanted: bool | None) -> None:
-        active = self.pooling.activation != "none"
-        if wanted is False and active:
-            raise InvalidRequestError(
-                f"use_activation=False: this engine applies the {self.pooling.activation} on the device; start it with "
-                'pooler_config=\'{"activation": "none"}\' to get logits',
-                "use_activation",
-            )
+        here = wants and (cut or not pooling.normalize)
+        return (dimensions if cut else None), here, pooling.normalize and not wants
 
     def _truncate(self, asked: int | None) -> int | None:
         if asked is not None and asked > self.info.max_model_len:
@@ -260,6 +247,7 @@ class PoolingDoor:
                 eos_token_ids=[],
                 task=task,
                 pool_start=min(start, len(ids) - 1),
+                raw=wanted.raw,
             )
             for ids in found
         ]
