@@ -68,7 +68,7 @@ class OpenPooling:
             raise RequestFailedError("the request was aborted")
 
     def arrays(self, token_width: int) -> list[Floats]:
-        """What each prompt gets: float32 [width], rows of one array; by token [tokens, token_width]. Cut and normalised."""
+        """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
         return finished_vectors(self.vectors, self.wanted, token_width)
 
 
@@ -77,8 +77,11 @@ def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) ->
     if not vectors:
         return []
     if wanted.task in TOKEN_TASKS:
-        rows = [vector.reshape(-1, token_width) for vector in vectors]
-        return [_finished(each, wanted) for each in rows]
+        vectors = [vector.reshape(-1, token_width) for vector in vectors]
+    if wanted.dimensions is None and not wanted.normalize:
+        return vectors  # nothing is copied: the engine's own bytes, which nobody may write
+    if wanted.task in TOKEN_TASKS:
+        return [_finished(each, wanted) for each in vectors]
     return list(_finished(np.stack(vectors), wanted))
 
 
