@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,7 @@ from torch import nn
 from headway.models.interface import Target
 from headway.pooling.spec import PoolingSpec
 
-HEAD_ACTIVATIONS: Final = {
+HEAD_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "": lambda x: x, "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "log1p_relu": lambda x: torch.log1p(F.relu(x)),
 }  # fmt: skip

@@ -46,9 +46,10 @@ class _Draft:
     def longest_first(self) -> None:
         """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
         order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
-        self.requests, self.query_lens, self.starts, self.samples = (
-            [column[i] for i in order] for column in (self.requests, self.query_lens, self.starts, self.samples)
-        )
+        self.requests = [self.requests[i] for i in order]
+        self.query_lens = [self.query_lens[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.samples = [self.samples[i] for i in order]
 
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""

@@ -115,8 +115,8 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
     config = read_json(own / "config.json")
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    files = None if is_dummy else SafetensorsFiles(own)
-    return Checkpoint(source.path, config, generation, files, sentence)
+    opened = None if is_dummy else SafetensorsFiles(own)
+    return Checkpoint(source.path, config, generation, opened, sentence)
 
 
 def read_json(file: Path) -> dict[str, Any]:

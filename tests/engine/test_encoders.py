@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,15 @@ def test_hidden_states_are_those_of_transformers(name: str, tmp_path: Path) -> N
 def of_method(method: str, states: torch.Tensor, skip: int = 0) -> torch.Tensor:
     """sentence-transformers' formulas on [T, C]."""
     counted, weights = states[skip:], torch.arange(skip + 1, len(states) + 1).float()[:, None]
-    return {
+    formulas: dict[str, Callable[[], torch.Tensor]] = {
         "cls": lambda: counted[0],
         "last": lambda: counted[-1],
         "mean": lambda: counted.mean(0),
         "max": lambda: counted.amax(0),
         "weighted_mean": lambda: (counted * weights).sum(0) / weights.sum(),
         "mean_sqrt": lambda: counted.sum(0) / len(counted) ** 0.5,
-    }[method]()
+    }
+    return formulas[method]()
 
 
 @pytest.mark.parametrize("methods", ["cls", "last", "mean", "max", "weighted_mean", "mean_sqrt", "cls+mean+max"])

@@ -38,6 +38,9 @@ class Mean:
     def __init__(self, arena: SlotArena, width: int) -> None:
         self.width, self._arena = width, arena
 
+    def tokens(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        raise NotImplementedError
+
     def __call__(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         sums = self._arena.view("mean_sums")
         start, end = batch.query_start[:-1, None], batch.query_start[1:, None]

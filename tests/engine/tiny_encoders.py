@@ -44,7 +44,13 @@ def save(model: Any, folder: Path) -> str:
 
 def engine(folder: str, **overrides: Any) -> EngineCore:
     """An engine in float32 on the CPU, whose steps hold few texts."""
-    args = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 8}
+    args: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+    }
     return build_engine(EngineArgs(model=folder, **(args | overrides)), progress=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -71,6 +72,6 @@ def test_the_search_of_the_page(tmp_path: Path) -> None:
         text=True,
         timeout=120,
         cwd=tmp_path,
-        env={"PYTHONPATH": ROOT, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": ROOT},
     )
     assert done.returncode == 0 and "train to Oslo" in done.stdout.splitlines()[0], done.stdout + done.stderr

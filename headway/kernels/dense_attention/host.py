@@ -29,7 +29,7 @@ def dense_attention(
 ) -> torch.Tensor:
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = torch.empty((qkv.shape[0], num_heads * size), dtype=qkv.dtype)
-    for start, rows, length in _runs(query_start.tolist()):
+    for start, rows, length in _runs(query_start.tolist()):  # host: a CPU operation
         end = start + rows * length
         if soft_cap > 0:
             ends = torch.arange(0, end - start + 1, length, dtype=torch.int32)

@@ -14,10 +14,10 @@ def segment_pool(
     hidden: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, skip: torch.Tensor, kind: int
 ) -> torch.Tensor:
     out = torch.full((seq_lens.shape[0], hidden.shape[1]), float("-inf") if kind == 1 else 0.0)
-    starts = query_start.tolist()
-    for row, (start, end, length, skipped) in enumerate(
-        zip(starts, starts[1:], seq_lens.tolist(), skip.tolist(), strict=False)
-    ):
+    ends = query_start[1:]
+    columns = (query_start[:-1], ends, seq_lens, skip)
+    rows = zip(*(column.tolist() for column in columns), strict=True)  # host: a CPU operation
+    for row, (start, end, length, skipped) in enumerate(rows):
         first = length - (end - start)  # position of the row's first token
         begin = start + max(skipped - first, 0)
         if not length or begin >= end:
