@@ -26,7 +26,7 @@ FIELDS = ("text", "input", "content", "prompt")
 """Of a JSON object, the first of these that it has is the text, unless --field names another."""
 
 
-@with_options(sampling=False, model="minilm")
+@with_options(sampling=False, default="minilm", positional=False)
 def embed(
     file: Annotated[str, typer.Argument(help="Texts: JSON lines, or plain lines; - is stdin.")] = "-",
     output: Annotated[

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headway import __version__
 from headway.core.errors import HeadwayError
@@ -100,6 +101,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     for path, handler, kind in POOLING_ROUTES:
         endpoint = _bound(handler, service, pools=True)
         app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind))
+        # Found first, and without FastAPI's work around an endpoint: these requests are short and there are many.
+        app.router.routes.insert(0, Route(path, endpoint, methods=["POST"], include_in_schema=False))
     app.add_api_route(
         "/embeddings", _bound(openai.embeddings, service, True), methods=["POST"], include_in_schema=False
     )

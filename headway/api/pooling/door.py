@@ -107,7 +107,8 @@ class PoolingDoor:
         width = pooling.token_width if task in TOKEN_TASKS else pooling.width
         if dimensions is not None and dimensions > width:
             raise InvalidRequestError(
-                f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}", "dimensions"
+                f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}",
+                "dimensions",
             )
         allowed = pooling.matryoshka_dimensions
         if dimensions is not None and dimensions != width and allowed and dimensions not in allowed:

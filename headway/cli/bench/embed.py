@@ -42,7 +42,7 @@ def random_texts(rng: random.Random, count: int, length: int) -> list[str]:
 
 
 @clean_errors
-@with_options(sampling=False)
+@with_options(sampling=False, default="minilm")
 def embed(
     input_len: Annotated[
         list[int] | None,

@@ -128,7 +128,7 @@ def _sequences(given: str | list[str | list[str]]) -> tuple[list[list[str]], boo
 def _predictions(row: list[float], labels: tuple[str, ...]) -> list[dict[str, Any]]:
     names = [labels[i] if i < len(labels) else f"LABEL_{i}" for i in range(len(row))]
     found = [{"score": score, "label": name} for score, name in zip(row, names, strict=True)]
-    return sorted(found, key=lambda each: -float(each["score"]))  # type: ignore[arg-type]
+    return sorted(found, key=lambda each: -float(each["score"]))
 
 
 async def similarity(service: Service, request: Request) -> Response:
