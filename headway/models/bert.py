@@ -63,7 +63,7 @@ def bert_like(
         layers="encoder.layer",
         norm=norm,
         outputs=read_outputs(fields, head),
-        prefix=prefix,
+        prefixes=(prefix,),
         unused=("pooler.", "cls.", "lm_head.", "classifier."),
         renamed=GAMMA_BETA,
     )

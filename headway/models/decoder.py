@@ -217,7 +217,7 @@ class DecoderModel(nn.Module):
             found |= self.head.destinations(self._head_prefix)
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
         trunk = names.norm.rpartition(".")[0]
-        return WeightMap(found, ("rotary_emb.inv_freq", *shared), f"{trunk}." if trunk else "")
+        return WeightMap(found, ("rotary_emb.inv_freq", *shared), (f"{trunk}.",) if trunk else ())
 
     @torch.no_grad()
     def finalize(self) -> None:

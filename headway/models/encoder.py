@@ -73,7 +73,7 @@ class EncoderConfig:
         last_norm: name of the one behind all blocks, "" for none.
         bias: added to all layers' scores by distance; None: nothing.
         outputs: what it gives.
-        prefix, unused, renamed: see ``WeightMap``.
+        prefixes, unused, renamed: see ``WeightMap``.
     """
 
     architecture: str
@@ -87,7 +87,7 @@ class EncoderConfig:
     outputs: Outputs
     last_norm: str = ""
     bias: PositionBiasSpec | None = None
-    prefix: str = ""
+    prefixes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
 
@@ -246,7 +246,7 @@ class EncoderModel(nn.Module):
         if self.bias is not None:
             found |= self.bias.destinations()
         found |= self.head.destinations()
-        return WeightMap(found, ("position_ids", "inv_freq"), config.prefix, config.unused, config.renamed)
+        return WeightMap(found, ("position_ids", "inv_freq"), config.prefixes, config.unused, config.renamed)
 
     @torch.no_grad()
     def finalize(self) -> None:

@@ -107,22 +107,19 @@ def read_activation(fields: Fields, num_labels: int) -> str:
     return "sigmoid" if num_labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def read_outputs(
-    fields: Fields, heads: Mapping[str, HeadLayers], *, kind: Kind | None = None, method: str = "cls"
-) -> Outputs:
+def read_outputs(fields: Fields, heads: Mapping[str, HeadLayers], *, method: str = "cls") -> Outputs:
     """What the model gives.
 
     Args:
-        heads: layers by kind, see ``DENSE_HEADS``.
-        kind: None: as the architecture's name says.
+        heads: layers by kind, see ``DENSE_HEADS``; "sparse": of a masked language model.
         method: how classifiers, and models that nothing else is said of, pool.
     """
-    kind = kind or kind_of(fields["architectures"][0])
+    architecture = fields["architectures"][0]
+    kind = kind_of(architecture)
     if kind == "embed":
-        return Outputs(pooling=PoolingSpec(kind="embed", methods=(method,), normalize=True))
-    if kind == "sparse":
-        pooling = PoolingSpec(kind="sparse", methods=("max",), head_first=True)
-        return Outputs(pooling=pooling, head=HeadSpec(layers=_spread(heads[kind])))
+        spec = PoolingSpec(kind="embed", methods=(method,), normalize=True)
+        masked = architecture.endswith("ForMaskedLM") and "sparse" in heads
+        return Outputs(pooling=spec, words=HeadSpec(layers=_spread(heads["sparse"])) if masked else None)
     labels = read_labels(fields)
     layers = tuple(layer if layer.size else replace(layer, size=len(labels)) for layer in heads[kind])
     methods = ("all",) if kind == "token_classify" else (method,)

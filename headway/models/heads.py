@@ -157,10 +157,18 @@ class Outputs:
 
     Attributes:
         head: behind its hidden states, before pooling or behind it.
+        words: of a masked language model, what it says of a token: a weight of each entry of the vocabulary.
     """
 
     pooling: PoolingSpec
     head: HeadSpec = field(default_factory=HeadSpec)
+    words: HeadSpec | None = None
+
+    def sparse(self) -> Outputs | None:
+        """The greatest weight of each entry over a text's tokens (Formal et al. 2021); None where there are no words."""
+        if self.words is None:
+            return None
+        return Outputs(pooling=PoolingSpec(kind="sparse", methods=("max",), head_first=True), head=self.words)
 
     def inputs(self, hidden: int) -> int:
         """Numbers that the head takes, of hidden states of ``hidden``."""

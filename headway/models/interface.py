@@ -141,14 +141,14 @@ class WeightMap:
     Attributes:
         targets: by name.
         computed: endings of names that some exporters write and that are computed, shared, or not needed here.
-        prefix: beginning of names that some exporters leave out, or add.
-        unused: beginnings of names, behind the prefix, that are not needed here.
+        prefixes: beginnings of names that some exporters leave out, or add.
+        unused: beginnings of names, behind a prefix, that are not needed here.
         renamed: older endings of names -> today's.
     """
 
     targets: Mapping[str, Target]
     computed: tuple[str, ...] = field(default=())
-    prefix: str = ""
+    prefixes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -157,15 +157,16 @@ class WeightMap:
         for old, new in self.renamed.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
-        for each in (name, self.prefix + name, name.removeprefix(self.prefix)):
+        others = [other for prefix in self.prefixes for other in (prefix + name, name.removeprefix(prefix))]
+        for each in (name, *others):
             if each in self.targets:
                 return each, self.targets[each]
         return None
 
     def leaves_out(self, name: str) -> bool:
         """Whether a tensor that has no target is none that is missed."""
-        own = name.removeprefix(self.prefix)
-        return name.endswith(self.computed) or (bool(self.unused) and own.startswith(self.unused))
+        owns = (name, *(name.removeprefix(prefix) for prefix in self.prefixes))
+        return name.endswith(self.computed) or any(own.startswith(self.unused) for own in owns if self.unused)
 
 
 class Model(Protocol):

@@ -74,13 +74,14 @@ def adapted(config: DecoderConfig | EncoderConfig, fields: Fields, wish: Wish) -
         ConfigError: the model cannot do what the user says.
         UnsupportedModelError: its files ask for something that is not implemented.
     """
-    if wish.runner == "generate" and (isinstance(config, EncoderConfig) or kind_of_decoder(config.architecture)):
+    if wish.runner == "generate" and (config.outputs is not None or kind_of_decoder(config.architecture)):
         raise ConfigError(f"{config.architecture} does not generate; use runner='pooling' or 'auto'")
     if isinstance(config, DecoderConfig):
         kind = kind_of_decoder(config.architecture)
-        if kind is None and not wish.pools:
-            return config
-        config = _decoder(config, fields, wish, kind)
+        if config.outputs is None:
+            if kind is None and not wish.pools:
+                return config
+            config = _decoder(config, fields, wish, kind)
     elif wish.convert == "classify" and config.outputs.pooling.kind == "embed":
         raise ConfigError(f"{config.architecture} has no classifier; use convert='auto' or 'embed'")
     outputs = config.outputs
@@ -180,14 +181,13 @@ def _vocabulary(folder: Path | None) -> Mapping[Any, int]:
 def _with_sentence(outputs: Outputs, files: SentenceFiles, hidden: int) -> Outputs:
     """What sentence-transformers' modules make of the hidden states."""
     spec = outputs.pooling
-    if spec.kind not in ("embed", "sparse"):
+    if spec.kind != "embed":
         return outputs
     if files.sparse:
-        if spec.kind != "sparse":
-            raise UnsupportedModelError(
-                "SpladePooling needs the output layer of a masked language model (...ForMaskedLM)"
-            )
-        return outputs
+        found = outputs.sparse()
+        if found is None:
+            raise UnsupportedModelError("SpladePooling needs the output layer of a masked language model (ForMaskedLM)")
+        return found
     methods = files.methods or ("all",)
     size = hidden * (1 if methods == ("all",) else len(methods))
     layers = []

@@ -45,6 +45,15 @@ ENCODERS: Mapping[str, str] = MappingProxyType(
     {
         "Bert": "headway.models.bert:BertModel",
         "Camembert": "headway.models.bert:RobertaModel",
+        "DistilBert": "headway.models.distilbert:DistilBertModel",
+        "EuroBert": "headway.models.eurobert:EuroBertModel",
+        "Gte": "headway.models.rope_bert:GteModel",
+        "JinaBert": "headway.models.rope_bert:JinaBertModel",
+        "JinaEmbeddingsV3": "headway.models.rope_bert:JinaEmbeddingsV3Model",
+        "MPNet": "headway.models.mpnet:MPNetModel",
+        "ModernBert": "headway.models.modernbert:ModernBertModel",
+        "New": "headway.models.rope_bert:GteModel",
+        "NomicBert": "headway.models.rope_bert:NomicBertModel",
         "Roberta": "headway.models.bert:RobertaModel",
         "XLMRoberta": "headway.models.bert:RobertaModel",
     }
