@@ -46,7 +46,7 @@ class LLM(PoolingMethods):
         **engine_args: fields of ``headway.core.config.EngineArgs``.
 
     Raises:
-        UnknownParameterError: an engine argument nobody knows.
+        UnknownParameterError: an unknown engine argument.
         ConfigError, ModelError, OutOfMemoryError: the engine cannot be built.
     """
 

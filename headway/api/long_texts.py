@@ -76,7 +76,7 @@ def encode_bounded(
     Args:
         most: tokens that fit; a text that certainly has more is refused, most of it unread. None: all are wanted.
         options: keywords of ``Tokenizer.encode``.
-        stop: asked between windows; True: nobody wants the answer any more.
+        stop: asked between windows; True: the request was given up.
         pools: the request pools, so that the refusal has to say something else.
 
     Raises:
@@ -117,7 +117,7 @@ def _refuse_by_windows(
             end = min(start + window, len(text))
             raise too_long(f"the first {end} of the prompt's {len(text)} characters are {seen} tokens", most, pools)
         if stop():
-            raise InvalidRequestError("nobody waits for this text any more", "prompt")
+            raise InvalidRequestError("the request was given up while its text was tokenised", "prompt")
 
 
 def _eats_blanks(tokenizer: Tokenizer, text: str) -> bool:

@@ -60,7 +60,7 @@ class RequestMetrics:
         max_model_len: the largest number of tokens a request can have.
 
     Attributes:
-        observer: see RequestObserver; None: nobody.
+        observer: see RequestObserver; None: there is none.
     """
 
     def __init__(self, max_model_len: int) -> None:

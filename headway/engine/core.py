@@ -30,7 +30,7 @@ class EngineCore:
 
     Args:
         info: what the API floor needs to know.
-        waits: counts host waits inside ``step``; None: nobody counts them.
+        waits: counts host waits inside ``step``; None: they are not counted.
         traced_steps: see ``Thresholds``.
     """
 
@@ -235,7 +235,7 @@ class EngineCore:
         if self._waits is not None:
             self._waits.close()
             if self._waits.counts():
-                logger.warning("host waits in the loop that nobody sanctioned:\n%s", self._waits.text())
+                logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
 
 
 def _reason(error: Exception) -> str:

@@ -180,7 +180,7 @@ class StepBody:
             states: of ``outcome_states``.
 
         Returns:
-            log-probabilities of each outcome, in order, empty when nobody asked; or the vectors.
+            log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
         if self._pooler is not None:
             pooler = self._pooler

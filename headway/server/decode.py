@@ -194,9 +194,7 @@ def _advice(name: str, kind: type[msgspec.Struct], top: bool) -> str:
     if name in REFUSED:
         return f"not served: {REFUSED[name]}"
     near = difflib.get_close_matches(name, kind.__struct_fields__ if top else (), n=1)
-    return (
-        f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; nobody would honour it, leave it out"
-    )
+    return f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; leave it out"
 
 
 def allowed_words(kind: type[msgspec.Struct], path: str) -> list[str]:

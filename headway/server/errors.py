@@ -101,7 +101,7 @@ def shutting_down(cut: bool = False) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError | None:
-    """What a client is told of ``error``; None for one that nobody raised on purpose."""
+    """What a client is told of ``error``; None for one that was not raised on purpose."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):

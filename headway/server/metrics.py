@@ -151,7 +151,7 @@ class Figures(Collector):
         yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.waits)
         yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.wait_seconds)
         if stats.host_waits is not None:
-            help_text = "Host waits in a step that nobody sanctioned, where they are counted."
+            help_text = "Unexpected host waits in steps, where they are counted."
             yield self._by("unsanctioned_host_waits", help_text, "kind", stats.host_waits)
 
     def _gauge(self, metric: str, help_text: str, value: float) -> Metric:

@@ -48,7 +48,7 @@ class Service:
         names: model names clients may use; the first one is shown.
         created: Unix time at which the model was loaded.
         pools: the model pools: it generates nothing.
-        throughput: is told when there is work; None where nobody wants its lines.
+        throughput: is told when there is work; None: no such lines.
     """
 
     throughput: ThroughputLog | None = None
@@ -198,7 +198,7 @@ def _check(output: RequestOutput) -> None:
 
 
 async def _merged(sources: list[AsyncIterator[RequestOutput]]) -> Outputs:
-    """As they come. A source waits while nobody takes its last output, so that its next one holds more."""
+    """As they come. A source waits until its last output is taken, so that its next one holds more."""
     waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
 
     async def follow(number: int, source: AsyncIterator[RequestOutput]) -> None:

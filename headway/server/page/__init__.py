@@ -3,7 +3,7 @@
 The page is one HTML document put together from the files in this folder: no build step, no request to anywhere but
 this server, and a Content-Security-Policy under which nothing else could run or be loaded. It holds no data, so it may be
 given to browsers without a key; ``/live/figures`` and the chat ask for one where the server does. The browser asks for
-figures once a second while the page is in view; no history is kept on this side, so a page nobody looks at costs nothing.
+figures once a second while the page is in view; no history is kept on this side, so a page out of view costs nothing.
 """
 
 from __future__ import annotations
