@@ -6,10 +6,11 @@ with its reason, and hands frozen configurations down. Nothing below the engine 
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
@@ -46,6 +47,14 @@ class EngineArgs:
         enforce_eager: no CUDA graphs.
         load_format: "auto", "safetensors", "gguf" or "dummy" (random weights, for benchmarks).
         seed: seeds dummy weights and the per-request seeds of requests that bring none.
+        runner: what the engine does: "generate", "pooling" (vectors of texts, nothing generated), or "auto": what the model's
+            architecture and files say.
+        convert: what a pooling engine makes of its model: "none" leaves it as it is, "embed" gives vectors of texts, "classify"
+            scores of labels; "auto": what its architecture and files say.
+        pooler_config: JSON of what to pool otherwise than the model's files say: "pooling_type" (cls, last, mean, max,
+            weighted_mean, mean_sqrt, all), "normalize", "activation" (none, sigmoid, softmax), "step_tag_id",
+            "returned_token_ids".
+        hf_overrides: JSON of fields of config.json to be read instead of the model's.
         skip_tokenizer_init: token ids in, token ids out.
         run_ahead: steps in flight before the host reads a result; 0 is the synchronous oracle; "auto" adapts.
         max_logprobs: most logprobs a request may ask for.
@@ -72,6 +81,10 @@ class EngineArgs:
     enforce_eager: bool = False
     load_format: str = "auto"
     seed: int = 0
+    runner: str = "auto"
+    convert: str = "auto"
+    pooler_config: dict[str, Any] | None = None
+    hf_overrides: dict[str, Any] | None = None
     skip_tokenizer_init: bool = False
     run_ahead: RunAhead = "auto"
     max_logprobs: int = 20
@@ -80,6 +93,8 @@ class EngineArgs:
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("pooler_config", "hf_overrides"):
+            setattr(self, name, _json_object(name, getattr(self, name)))
         self._check_choices()
         self._check_numbers()
 
@@ -90,6 +105,8 @@ class EngineArgs:
             "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
             "load_format": ("auto", "safetensors", "gguf", "dummy"),
             "generation_config": ("auto", "vllm"),
+            "runner": ("auto", "generate", "pooling"),
+            "convert": ("auto", "none", "embed", "classify"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -117,6 +134,18 @@ class EngineArgs:
             raise ConfigError(f"max_logprobs must be an integer >= 0; got {self.max_logprobs!r}")
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an integer; got {self.seed!r}")
+
+
+def _json_object(name: str, value: object) -> dict[str, Any] | None:
+    """``value``, or what it is the JSON of (a command line has text)."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} is not JSON: {error}") from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object such as {{}}; got {value!r:.60}")
+    return value
 
 
 def _is_count(value: object, low: int) -> bool:

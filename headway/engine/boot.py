@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from headway.engine.core import EngineCore
 from headway.engine.extras import Drafts, Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
+from headway.engine.pooling import pooling_info, pooling_of
 from headway.engine.sizes import Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context, kv_tokens
 from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.kernels.compiler_process import CompilerProcess
@@ -32,6 +33,7 @@ from headway.kernels.cpu.ops import preferred_dtype
 from headway.kernels.linear_forms.provenance import describe
 from headway.models.interface import Model
 from headway.models.load import load_model
+from headway.models.purpose import Wish
 from headway.models.registry import read_config
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
 from headway.runner.config import RunnerConfig
@@ -41,6 +43,7 @@ from headway.scheduler import Scheduler
 from headway.state.cache_pool import CachePool, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
+from headway.state.token_types import type_tables
 from headway.weights import Checkpoint, open_checkpoint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -127,7 +130,7 @@ def _build(
             max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
-            pools=extras.pooling is not None,
+            pools=loaded.extras.pooling is not None,
             groups=groups,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
@@ -140,7 +143,17 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
         logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
-    config = read_config(checkpoint.config)
+    checkpoint.config.update(args.hf_overrides or {})
+    folder = checkpoint.path if checkpoint.path.is_dir() else None
+    asked = Wish(
+        runner=args.runner,
+        convert=args.convert,
+        pooler_config=args.pooler_config,
+        sentence=checkpoint.sentence,
+        folder=folder,
+    )
+    # What a caller of this function brings is on top of a model that generates.
+    config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
@@ -151,6 +164,8 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         raise ConfigError(
             f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
         )
+    if config.pooling is not None and extras.drafts is not None:
+        raise ConfigError("an engine that pools generates nothing, so there is nothing to draft; leave drafts out")
     model = load_model(
         checkpoint,
         dtype=dtype,
@@ -159,7 +174,10 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         progress=progress,
         seed=args.seed,
         keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
+        config=config,
     )
+    if model.spec.pooling is not None and extras.pooling is None:
+        extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
     return Loaded(device, checkpoint, dtype, kv_dtype, model, extras)
 
 
@@ -216,7 +234,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     """A runner with its KV pool, and the sizes after the memory had its say."""
     block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
-    if device.asynchronous and args.kv_cache_memory_bytes is None:
+    if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
         device.reset_peak()
         before = device.peak_bytes()
         rehearsal = _make_runner(loaded, sizes, 2)
@@ -229,6 +247,11 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
+    if not loaded.model.spec.cache.groups:
+        logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
+        runner = _make_runner(loaded, sizes, 0)
+        warm_up.rehearse(runner, sizes)
+        return runner, sizes
     logger.info(
         "KV cache: %d blocks of %d tokens in %s, %.2f GiB; context %d",
         sizes.num_blocks,
@@ -256,6 +279,8 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     core = core_tables(sizes.longest_row, blocks_per_seq, MAX_STOP_IDS, sizes.width - 1, num_groups)
     hidden, extras = loaded.model.spec.hidden_size, loaded.extras
     tables = core + sampler_tables(vocab_size) + (extras.pooling.tables(hidden) if extras.pooling else [])
+    if loaded.model.spec.num_token_types > 1:
+        tables += type_tables()
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
     caches = CachePool(
         layout,
@@ -323,4 +348,5 @@ def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         num_kv_tokens=kv_tokens(sizes, loaded.model.spec.cache),
         notes=list(loaded.device.notes),
         tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
+        pooling=pooling_info(args, loaded.model, loaded.checkpoint, sizes.max_model_len),
     )

@@ -43,6 +43,14 @@ class _Draft:
         self.masks.append((request.slot, request.mask))
         request.mask = None
 
+    def longest_first(self) -> None:
+        """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
+        order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
+        self.requests = [self.requests[i] for i in order]
+        self.query_lens = [self.query_lens[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.samples = [self.samples[i] for i in order]
+
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""
         self.edit_rows += [row] * len(block_ids)
@@ -330,6 +338,8 @@ class Planner:
         n = len(decode)
         rows = decode
         query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
+        if not self._life.kv.stores:
+            draft.longest_first()
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (
@@ -348,4 +358,5 @@ class Planner:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
-        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools), rows
+        by_token = self._config.pools and any(request.by_token for request in draft.requests)
+        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools, by_token), rows

@@ -49,6 +49,15 @@ def _cut(ids: list[int], values: list[float], rank: int, count: int) -> TokenLog
     return TokenLogprobsRow(ids[:count], values[:count], rank) if count > 0 else None
 
 
+def _vectors_of(request: Request, row: int, result: StepResult) -> bytes | None:
+    """What a request gets whose text ends in this row; None: nothing came."""
+    if not request.by_token:
+        return None if result.vectors is None else result.vectors[row].tobytes()
+    if sum(map(len, request.pooled)) != request.prompt_len:
+        return None
+    return np.concatenate(request.pooled)[request.message.pool_start :].tobytes()
+
+
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:
     """Where ``values`` are not zero. The method: numpy's function of that name comes in three layers of Python."""
     return values.nonzero()[0].tolist()
@@ -125,24 +134,35 @@ class Collector:
         owning = rows.epochs == self._table.epoch[rows.index]
         self._table.in_flight[rows.index[owning]] -= 1
         updates = []
+        ends = plan.query_lens.cumsum() if plan.token_vectors else None
         for row, request in enumerate(rows.requests):
             if request.status is Status.FINISHED:  # aborted, or failed
                 continue
             if not owning[row]:
                 request.in_flight -= 1
+            if request.by_token and ends is not None:
+                self._keep_tokens(request, plan, row, int(ends[row]), result)
             if not plan.samples[row]:  # its text goes on
                 continue
-            if result.vectors is None:
+            vectors = _vectors_of(request, row, result)
+            if vectors is None:
                 updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
                 continue
             self.prompt_tokens += request.prompt_len
             update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
-            update.pooled, update.num_cached_tokens = result.vectors[row].tobytes(), request.cached_tokens or 0
+            update.pooled, update.num_cached_tokens = vectors, request.cached_tokens or 0
             updates.append(update)
             self._life.finish(request)
         found = StepUpdates()
         found.add(updates)
         return found
+
+    def _keep_tokens(self, request: Request, plan: StepPlan, row: int, end: int, result: StepResult) -> None:
+        """Vectors of the row's tokens, which end at token ``end`` of the step; a text that begins again keeps nothing."""
+        if plan.starts_bound[row] == 0:
+            request.pooled = []
+        if result.token_vectors is not None:
+            request.pooled.append(result.token_vectors[end - int(plan.query_lens[row]) : end])
 
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 

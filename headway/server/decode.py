@@ -26,7 +26,7 @@ MAX_PARTS: Final = 2**18
 nothing else is served: this many take 0.1 to 0.2 s, 16 MiB of nothing else would take two."""
 MARKS: Final = (b"[", b"{", b":")
 PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-FLAT: Final = frozenset({"prompt", "tokens"})
+FLAT: Final = frozenset({"prompt", "tokens", "input", "inputs"})
 """Fields whose type bounds their depth; they may hold very many numbers and are not walked."""
 
 T = TypeVar("T", bound=msgspec.Struct)

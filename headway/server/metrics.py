@@ -130,6 +130,8 @@ class Figures(Collector):
         yield self._gauge("engine_up", "Whether the engine answers.", float(self._up))
         yield self._about()
         yield self._by("request_success", "Requests ended, by reason.", "finished_reason", self._requests.finished)
+        if self._info.tasks[0].pools:
+            yield self._by("pooling_requests", "Requests ended that pool, by task.", "task", self._requests.tasks)
         for metric, field, help_text in REQUEST_HISTOGRAMS:
             yield self._histogram(metric, help_text, getattr(self._requests, field))
         if self._stats is not None:

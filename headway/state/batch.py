@@ -41,6 +41,7 @@ class StepBatch:
         max_query_len: >= every row's tokens; sizes grids only.
         max_seq_len_bound: >= every seq_len; sizes grids only.
         width: W, outcomes that a row can have: 1, or with drafts one more than there are.
+        token_types: [T], for models with several types of tokens; None: nobody reads them.
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
     """
 
@@ -57,6 +58,7 @@ class StepBatch:
     max_seq_len_bound: int
     decode_rows: torch.Tensor | None = None
     width: int = 1
+    token_types: torch.Tensor | None = None
 
     def of_last_tokens(self) -> StepBatch:
         """The step of each row's last token alone, T = R: all of them are decode rows then.

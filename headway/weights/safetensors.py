@@ -16,6 +16,8 @@ from headway.core.errors import UnsupportedModelError, WeightsError
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 DTYPE_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+INDICES: Final = ("position_ids", "token_type_ids")
+"""Endings of integer tensors that older exporters wrote: 0, 1, 2, ..., or all zeros. Nobody needs them."""
 
 
 def weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
@@ -89,6 +91,8 @@ class SafetensorsFiles:
                     raise WeightsError(f"{name} is both in {self._file_of[name].name} and in {file.name}")
                 view = opened.get_slice(name)
                 dtype = view.get_dtype()
+                if dtype.startswith("I") and name.endswith(INDICES):
+                    continue
                 if dtype not in DTYPE_BYTES:
                     raise UnsupportedModelError(
                         f"{file}: tensor {name} has dtype {dtype}; supported: {', '.join(DTYPE_BYTES)}"
@@ -104,6 +108,8 @@ class SafetensorsFiles:
         for file in self._files:
             with _opened(file) as opened:
                 for name in opened.offset_keys():
+                    if name not in self._file_of:
+                        continue
                     try:
                         tensor = opened.get_tensor(name)
                     except SafetensorError as error:

@@ -91,8 +91,9 @@ class KVManager:
     # -- prefix hits -----------------------------------------------------------------------------------------------
 
     def may_hit(self, request: Request) -> bool:
-        """Prompt log-probabilities need the logits of every position: such a request skips nothing."""
-        return self.caching and request.prompt_rows is None
+        """Prompt log-probabilities need the logits of every position, vectors of tokens all hidden states: such a request skips
+        nothing."""
+        return self.caching and request.prompt_rows is None and not request.by_token
 
     def lookup(self, request: Request) -> Hits:
         """Blocks that already hold the request's first tokens, in all groups; at least one token is always left to run."""

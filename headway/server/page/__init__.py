@@ -31,6 +31,8 @@ class Requests(msgspec.Struct):
     first_token: Histogram
     next_token: Histogram
     finished: dict[str, int]
+    whole: Histogram
+    tasks: dict[str, int]
 
 
 class Live(msgspec.Struct):
@@ -67,7 +69,7 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
 
     async def live() -> Response:
         stats, kept = await source.read(), llm.request_metrics
-        requests = Requests(kept.first_token, kept.next_token, kept.finished)
+        requests = Requests(kept.first_token, kept.next_token, kept.finished, kept.whole, kept.tasks)
         answer = Live(name, __version__, time.monotonic(), info, stats, requests)
         return Response(
             msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
