@@ -36,6 +36,8 @@ class EngineArgs:
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
+        mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, usually float32),
+            "float32", "bfloat16" or "float16": half the bytes a decode step moves, at the price of rounding at every token.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.
@@ -70,6 +72,7 @@ class EngineArgs:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -103,6 +106,7 @@ class EngineArgs:
             "dtype": ("auto", "float32", "bfloat16", "float16"),
             "quantization": ("auto", "gguf", "none"),
             "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
+            "mamba_ssm_cache_dtype": ("auto", "float32", "bfloat16", "float16"),
             "load_format": ("auto", "safetensors", "gguf", "dummy"),
             "generation_config": ("auto", "vllm"),
             "runner": ("auto", "generate", "pooling"),

@@ -40,7 +40,7 @@ from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
-from headway.state.cache_pool import CachePool, bytes_per_block
+from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.state.token_types import type_tables
@@ -62,6 +62,11 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
+    state_dtype: torch.dtype | None = None
+
+    def states(self, num_slots: int) -> StateStorage:
+        """How the model's states are stored; ``state_dtype``: of recurrent ones, None for what the model says."""
+        return StateStorage(num_slots, self.dtype, self.state_dtype)
 
 
 def build_engine(
@@ -126,7 +131,7 @@ def _build(
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
             num_blocks=sizes.num_blocks,
-            enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
+            enable_prefix_caching=_caches_prefixes(args, loaded) and not runner.needs_whole_prompts,
             max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
@@ -178,7 +183,29 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     if model.spec.pooling is not None and extras.pooling is None:
         extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras)
+    if model.spec.cache.has_states and extras.num_drafts:
+        raise ConfigError(
+            f"{model.spec.architecture} has recurrent states, which cannot be rolled back behind rejected drafts yet; "
+            "turn speculative decoding off"
+        )
+    named = args.mamba_ssm_cache_dtype
+    state_dtype = None if named == "auto" else _DTYPES[named]
+    if state_dtype is not None and not model.spec.cache.has_states:
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
+            "use mamba_ssm_cache_dtype='auto'"
+        )
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype)
+
+
+def _caches_prefixes(args: EngineArgs, loaded: Loaded) -> bool:
+    if args.enable_prefix_caching and loaded.model.spec.cache.has_states:
+        logger.warning(
+            "prefix caching is off: %s has recurrent states, of which no checkpoints are kept",
+            loaded.model.spec.architecture,
+        )
+        return False
+    return args.enable_prefix_caching
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -246,6 +273,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
+    budget -= _state_bytes(loaded, sizes, budget)
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
     if not loaded.model.spec.cache.groups:
         logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
@@ -271,6 +299,26 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     return runner, sizes
 
 
+def _state_bytes(loaded: Loaded, sizes: Sizes, budget: int) -> int:
+    """Bytes of the states of all slots.
+
+    Raises:
+        OutOfMemoryError: they leave nothing of ``budget``; names the number of slots that would fit.
+    """
+    layout = loaded.model.spec.cache
+    needed = loaded.states(sizes.max_num_seqs).bytes(layout)
+    if needed > budget:
+        each = loaded.states(1).bytes(layout)
+        raise OutOfMemoryError(
+            f"the states of max_num_seqs={sizes.max_num_seqs} requests take {needed / 2**20:.1f} MiB and there are "
+            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization"
+        )
+    if needed:
+        logger.info("states of %d requests: %.2f GiB", sizes.max_num_seqs, needed / 2**30)
+    return needed
+
+
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     vocab_size, device = loaded.model.spec.vocab_size, loaded.device
     blocks_per_seq = cdiv(sizes.longest_row, sizes.block_size)
@@ -288,6 +336,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
+        states=loaded.states(sizes.max_num_seqs),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -302,6 +351,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
         edits_per_row=layout.edits_per_row,
+        has_states=layout.has_states,
     )
     drafter = None if extras.drafts is None else extras.drafts.drafter(arena)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)

@@ -114,7 +114,10 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
         return sizes
     blocks_for = partial(_blocks_for, sizes, layout)
     wanted = blocks_for(sizes.max_model_len)
-    num_blocks = min(budget // block_bytes, sizes.max_num_seqs * wanted + 1)
+    most = sizes.max_num_seqs * wanted + 1
+    num_blocks = (
+        min(budget // block_bytes, most) if block_bytes else most
+    )  # blocks of a model that caches no token are free
     need = (wanted + 1) * block_bytes
     if num_blocks > wanted:
         return replace(sizes, num_blocks=num_blocks)

@@ -11,7 +11,7 @@ from headway.core.config import USUAL_THRESHOLDS
 class RunnerConfig:
     """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
     ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
-    ``edits_per_row`` see ``CacheLayout``."""
+    ``edits_per_row`` see ``CacheLayout``; ``has_states``: packed steps carry a chunk table."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -24,6 +24,7 @@ class RunnerConfig:
     prompt_logits_chunk: int = USUAL_THRESHOLDS.prompt_logits_chunk
     width: int = 1
     edits_per_row: int = 1
+    has_states: bool = False
 
     @property
     def longest_row(self) -> int:

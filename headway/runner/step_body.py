@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from headway.core.chunks import most_chunks
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.slot_advance import slot_advance
@@ -73,6 +74,8 @@ class StepBody:
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         edits = config.edits_per_row * (5 * rows + 3 * tokens)
         num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
+        if config.has_states:
+            num_ints += 2 * most_chunks(tokens, rows, tokens)
         self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self.results = torch.zeros(
             config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device

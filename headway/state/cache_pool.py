@@ -1,13 +1,40 @@
-"""Storage of what models cache: per layer the tensors it declared, all indexed by the same block ids."""
+"""Storage of what models cache: per layer the tensors it declared, keys and values by block ids, states by slots."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from headway.core.cache import CacheLayout, Part
 
 LayerCache = tuple[torch.Tensor, ...]
-"""A layer's parts, each [num_blocks, block_size, *part.shape]."""
+"""A layer's parts, each [num_blocks, block_size, *part.shape]; behind them its state's, each [num_slots, *part.shape]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """How states are stored.
+
+    Attributes:
+        num_slots: requests that have one.
+        dtype: of parts that name none: the model's.
+        recurrent: in place of the dtype that a part names (``EngineArgs.mamba_ssm_cache_dtype``); None: as named.
+    """
+
+    num_slots: int
+    dtype: torch.dtype
+    recurrent: torch.dtype | None = None
+
+    def part_dtype(self, part: Part) -> torch.dtype:
+        if part.dtype and self.recurrent is not None:
+            return self.recurrent
+        return part_dtype(part, self.dtype)
+
+    def bytes(self, layout: CacheLayout) -> int:
+        """What all states take."""
+        parts = (part for spec in layout.states if spec is not None for part in spec.parts)
+        return self.num_slots * sum(part.elements * self.part_dtype(part).itemsize for part in parts)
 
 
 class CachePool:
@@ -18,15 +45,24 @@ class CachePool:
         num_blocks, block_size: blocks of each group, and tokens of a block.
         dtype: of parts that name none; the model's or float8_e4m3fn.
         device: where it lies.
+        states: how states are stored; needed where the layout has any.
 
     Attributes:
         layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
-            are then contiguous.
+            are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
+        states: per layer its state alone; empty without any.
     """
 
     def __init__(
-        self, layout: CacheLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: CacheLayout,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StateStorage | None = None,
     ) -> None:
         self.layout, self.num_blocks, self.block_size = layout, num_blocks, block_size
         self.layers: list[LayerCache] = []
@@ -39,6 +75,17 @@ class CachePool:
                 self.layers.append(self.layers[spec.shared_with])
             else:
                 self.layers.append(stored[place[i]])
+        self.states: list[LayerCache] = []
+        if layout.has_states:
+            assert states is not None, "a model with states needs to know how they are stored"
+            self.states = [
+                tuple(
+                    torch.zeros((states.num_slots, *part.shape), dtype=states.part_dtype(part), device=device)
+                    for part in (spec.parts if spec is not None else ())
+                )
+                for spec in layout.states
+            ]
+            self.layers = [paged + own for paged, own in zip(self.layers, self.states, strict=True)]
 
     def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:
         return tuple(self._part(part, dtype, device) for part in parts)

@@ -76,10 +76,14 @@ class PlanWatch:
                 self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
                 raise
 
-        layers = runner.executor.body._caches.layers
-        self._caches = [_on_device(cache) for layer in layers for cache in layer]
+        pool = runner.executor.body._caches
+        states = [state for layer in pool.states for state in layer]
+        theirs = {id(state) for state in states}
+        self._caches = [_on_device(cache) for layer in pool.layers for cache in layer if id(cache) not in theirs]
         for cache in self._caches:
             cache[1:] = GARBAGE
+        for state in states:
+            _on_device(state).fill_(GARBAGE)
         planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True
