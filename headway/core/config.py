@@ -15,6 +15,7 @@ from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
+from headway.core.speculative import SpeculativeConfig, read_speculative
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8
@@ -52,6 +53,8 @@ class EngineArgs:
         generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
         count_host_waits: count, at the cost of a microsecond a step, the times the loop waits for the GPU outside of
             back-pressure (``EngineStats.host_waits``); needs CUDA.
+        speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
+            {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
     """
 
@@ -77,9 +80,11 @@ class EngineArgs:
     max_logprobs: int = 20
     generation_config: str = "auto"
     count_host_waits: bool = False
+    speculative_config: SpeculativeConfig | None = None
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:
+        self.speculative_config = read_speculative(self.speculative_config)
         self._check_choices()
         self._check_numbers()
 

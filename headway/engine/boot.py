@@ -78,20 +78,21 @@ def build_engine(
         device: run on this one instead of the one that ``args.device`` names.
         compiler: for kernels; without one, a GPU gets one that begins now.
         thresholds: for tests.
-        drafts: guess tokens ahead; None: every step brings a row one token.
+        drafts: guess tokens ahead; None: as ``args.speculative_config`` says.
         pooling: take vectors from the hidden states; None: generate.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start, times = time.perf_counter(), PhaseTimes()
+    extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
     with times.phase("device"):
         device = device or select_device(args.device)
     with ExitStack() as stack:
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         warm_up = WarmUp(device, times, progress, compiler)
-        core = _build(args, progress, device, warm_up, times, thresholds, Extras(drafts, pooling))
+        core = _build(args, progress, device, warm_up, times, thresholds, extras)
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 

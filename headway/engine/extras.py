@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.core.errors import ConfigError
+from headway.core.speculative import SpeculativeConfig
 from headway.core.task import Task
 from headway.pooling.pooler import Pooler
 from headway.runner.step_body import Drafter
+from headway.speculative.ngram import NgramDrafter
 from headway.state.slots import SlotArena, Table
 
 
@@ -23,6 +25,14 @@ class Drafts:
 
     number: int
     drafter: Callable[[SlotArena], Drafter]
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig | None) -> Drafts | None:
+        """What ``config`` asks for; None where there is none."""
+        if config is None:
+            return None
+        number = config.num_speculative_tokens
+        return cls(number, lambda arena: NgramDrafter(arena, number, *config.lookup))
 
 
 @dataclass(frozen=True, slots=True)

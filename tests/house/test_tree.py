@@ -8,9 +8,9 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_000, "server": 5_500, "api": 5_850, "engine": 2_400, "runner": 1_900, "speculative": 1_300, "multimodal": 1_600,
+    "cli": 5_000, "server": 5_500, "api": 5_850, "engine": 2_600, "runner": 1_900, "speculative": 1_300, "multimodal": 1_600,
     "models": 3_700, "attention": 900, "recurrent": 700, "sampling": 900, "pooling": 600, "state": 600, "parallel": 1_200,
-    "scheduler": 1_900, "device": 2_500, "kernels": 16_200, "weights": 1_300, "core": 1_500, "syncs": 4_450,
+    "scheduler": 2_050, "device": 2_500, "kernels": 16_200, "weights": 1_300, "core": 1_750, "syncs": 3_850,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there."""

@@ -20,6 +20,7 @@ from headway.kernels.grammar_advance import grammar_advance
 from headway.kernels.grammar_mask import grammar_mask, kept_ints
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
+from headway.kernels.ngram_draft import ngram_draft
 from headway.kernels.registry import Op
 from headway.kernels.sample import sample
 from headway.kernels.slot_advance import slot_advance
@@ -51,6 +52,7 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
             *(_i(S, 2), _i(S, C), _i(3, R, 4)),
         ),
     ),
+    (ngram_draft, lambda: (_i(S, 5), _i(R), _i(S, L), _i(S), 2, 4)),
     (logit_bias, lambda: (_f(R, V), _i(R), _i(S), _i(S, 9), _f(S, 9))),
     (allowed_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S, 2))),
     (min_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S), _i(S, 2), _i(S, C))),

@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_step_unpack": (None, [_POINTER] * 12 + [_INT64] * 7),
     "headway_slot_advance": (None, [_POINTER] * 14 + [_INT64] * 8),
     "headway_count_tokens": (None, [_POINTER] * 5 + [_INT64] * 5),
+    "headway_ngram_draft": (None, [_POINTER] * 4 + [_INT64] * 6),
     "headway_logit_bias": (None, [_POINTER] * 5 + [_INT64] * 5),
     "headway_allowed_tokens": (None, [_POINTER] * 4 + [_INT64] * 5 + [_INT]),
     "headway_min_tokens": (None, [_POINTER] * 6 + [_INT64] * 5),

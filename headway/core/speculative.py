@@ -1,0 +1,90 @@
+"""``SpeculativeConfig``: which drafter guesses tokens ahead, and how many. Names, defaults and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import ConfigError, UnknownParameterError
+from headway.core.params import refuse_unknown
+
+MAX_DRAFTS = 32
+"""Most tokens that are guessed ahead: each costs a place in every step, and a place behind every slot's text."""
+MAX_LOOKUP = 64
+"""Most tokens of a match: each is one more comparison per known token."""
+USUAL_LOOKUP = 5
+
+METHODS = ("ngram",)
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeConfig:
+    """How tokens are guessed.
+
+    Attributes:
+        method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
+        num_speculative_tokens: K, tokens guessed for each step of each row.
+        prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
+        prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
+        self._check_count("num_speculative_tokens", MAX_DRAFTS)
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(self, name) is not None:
+                self._check_count(name, MAX_LOOKUP)
+        low, high = self.lookup
+        if low > high:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={low} is more than prompt_lookup_max={high}; lower the one or "
+                "raise the other"
+            )
+
+    def _check_count(self, name: str, most: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}; got {value!r}")
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """(prompt_lookup_min, prompt_lookup_max), each that is unset like the other."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return low or high or USUAL_LOOKUP, high or low or USUAL_LOOKUP
+
+
+def read_speculative(given: object) -> SpeculativeConfig | None:
+    """What a user gave as ``speculative_config``: None, the object, a mapping or JSON text of one.
+
+    Raises:
+        ConfigError: unknown keys, missing ones, or values that cannot be.
+    """
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"speculative_config is not JSON: {error}") from error
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            'speculative_config must be a mapping such as {"method": "ngram", "num_speculative_tokens": 4}; '
+            f"got {type(given).__name__}"
+        )
+    fields: dict[str, Any] = {str(name): value for name, value in given.items()}
+    for name in ("method", "num_speculative_tokens"):
+        if name not in fields:
+            raise ConfigError(f"speculative_config lacks {name}")
+    try:
+        return SpeculativeConfig(**fields)
+    except UnknownParameterError as error:
+        raise ConfigError(f"speculative_config: {error}") from error
