@@ -17,6 +17,7 @@ MAX_LOOKUP = 64
 USUAL_LOOKUP = 5
 
 METHODS = ("ngram",)
+REJECTION_METHODS = ("standard", "synthetic")
 
 
 @refuse_unknown
@@ -29,12 +30,17 @@ class SpeculativeConfig:
         num_speculative_tokens: K, tokens guessed for each step of each row.
         prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
+        rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
+            "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
+        synthetic_acceptance_length: of "synthetic": mean tokens that a row brings in a step, its own one included.
     """
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    rejection_sample_method: str = "standard"
+    synthetic_acceptance_length: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -43,6 +49,7 @@ class SpeculativeConfig:
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(self, name) is not None:
                 self._check_count(name, MAX_LOOKUP)
+        self._check_rejection()
         low, high = self.lookup
         if low > high:
             raise ConfigError(
@@ -54,6 +61,26 @@ class SpeculativeConfig:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}; got {value!r}")
+
+    def _check_rejection(self) -> None:
+        if self.rejection_sample_method not in REJECTION_METHODS:
+            raise ConfigError(
+                f"speculative_config: rejection_sample_method must be one of {', '.join(REJECTION_METHODS)}; "
+                f"got {self.rejection_sample_method!r}"
+            )
+        length, most = self.synthetic_acceptance_length, self.num_speculative_tokens + 1
+        if (length is not None) != (self.rejection_sample_method == "synthetic"):
+            raise ConfigError(
+                'speculative_config: rejection_sample_method="synthetic" and synthetic_acceptance_length belong together; '
+                "give both or neither"
+            )
+        if length is not None and (
+            not isinstance(length, int | float) or isinstance(length, bool) or not 1 <= length <= most
+        ):
+            raise ConfigError(
+                f"speculative_config: synthetic_acceptance_length must be a number from 1 to {most} "
+                f"(num_speculative_tokens + 1); got {length!r}"
+            )
 
     @property
     def lookup(self) -> tuple[int, int]:

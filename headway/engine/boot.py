@@ -276,7 +276,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         width=sizes.width,
         edits_per_row=layout.edits_per_row,
     )
-    drafter = None if extras.drafts is None else extras.drafts.drafter(arena)
+    drafter = None if extras.drafts is None else extras.drafts.drafter(arena, vocab_size)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
     return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, caches, config, drafter, pooler)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from headway.kernels.ngram_draft import ngram_draft
+from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Looks the last tokens of each slot up in the slot's own history.
 
     Args:
@@ -22,5 +23,5 @@ class NgramDrafter:
         self._min_n, self._max_n = min_n, max_n
 
     def propose(self, batch: StepBatch) -> None:
-        """See ``runner.step_body.Drafter``."""
+        """Searches each row's known tokens."""
         ngram_draft(self._drafts, batch.row_slots, self._history, self._num_tokens, self._min_n, self._max_n)

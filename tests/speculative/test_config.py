@@ -55,3 +55,18 @@ def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: 
 def test_what_cannot_be_is_refused(given: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         EngineArgs(speculative_config=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rejection_sample_method": "synthetic"}, "belong together"),
+        ({"synthetic_acceptance_length": 2.0}, "belong together"),
+        ({"rejection_sample_method": "fly"}, "must be one of standard, synthetic"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 5.1}, "from 1 to 5"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": float("nan")}, "from 1 to 5"),
+    ],
+)
+def test_synthetic_acceptance_is_asked_for_in_full(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(speculative_config=NGRAM | given)  # type: ignore[arg-type]
