@@ -159,6 +159,9 @@ class SchedulerConfig:
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
         headroom_divisor: see ``Thresholds``.
         width: most tokens of a decode row, drafts included.
+        lookahead: places behind a row's last token that the drafter writes keys to.
+        forgets_last_hit: a drafter's keys of a block's last token depend on the token behind it, which may differ where the
+            block is found again: so of a prefix that is found the last block is computed once more.
         pools: requests end with their prompts.
         groups: of layers whose blocks are dealt out together.
     """
@@ -172,6 +175,8 @@ class SchedulerConfig:
     max_upload_ints: int = 2**31 - 1
     headroom_divisor: int = USUAL_THRESHOLDS.headroom_divisor
     width: int = 1
+    lookahead: int = 0
+    forgets_last_hit: bool = False
     pools: bool = False
     groups: tuple[CacheGroup, ...] = ALL_LAYERS
 
@@ -197,13 +202,14 @@ class SchedulerConfig:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that one request of ``num_tokens`` holds at once."""
-        room = most_step_tokens(self.max_num_batched_tokens, self.width)
-        return sum(group.peak_blocks(num_tokens + self.width - 1, self.block_size, room) for group in self.groups)
+        room = most_step_tokens(self.max_num_batched_tokens, self.width) + self.lookahead
+        row = num_tokens + self.width - 1 + self.lookahead
+        return sum(group.peak_blocks(row, self.block_size, room) for group in self.groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Drafts may lie behind the last token that a sequence can have."""
-        return cdiv(self.max_model_len + self.width - 1, self.block_size)
+        return cdiv(self.max_model_len + self.width - 1 + self.lookahead, self.block_size)
 
 
 def most_step_tokens(max_num_batched_tokens: int, width: int) -> int:

@@ -16,7 +16,7 @@ MAX_LOOKUP = 64
 """Most tokens of a match: each is one more comparison per known token."""
 USUAL_LOOKUP = 5
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "draft_model")
 REJECTION_METHODS = ("standard", "synthetic")
 
 
@@ -27,7 +27,10 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
+            "draft_model": what a smaller model of the same vocabulary says.
         num_speculative_tokens: K, tokens guessed for each step of each row.
+        model: of "draft_model": folder, GGUF file or hub name.
+        revision: of ``model``, as for the engine's.
         prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
         rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
@@ -37,6 +40,8 @@ class SpeculativeConfig:
 
     method: str
     num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     rejection_sample_method: str = "standard"
@@ -46,6 +51,7 @@ class SpeculativeConfig:
         if self.method not in METHODS:
             raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
         self._check_count("num_speculative_tokens", MAX_DRAFTS)
+        self._check_model()
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(self, name) is not None:
                 self._check_count(name, MAX_LOOKUP)
@@ -61,6 +67,15 @@ class SpeculativeConfig:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}; got {value!r}")
+
+    def _check_model(self) -> None:
+        has_model = self.method != "ngram"
+        if has_model and not (isinstance(self.model, str) and self.model):
+            raise ConfigError(f"speculative_config: method={self.method!r} needs model, a folder or a hub name")
+        if not has_model and (self.model is not None or self.revision is not None):
+            raise ConfigError(f"speculative_config: method={self.method!r} has no model; leave model and revision out")
+        if has_model and (self.prompt_lookup_max is not None or self.prompt_lookup_min is not None):
+            raise ConfigError("speculative_config: prompt_lookup_max and prompt_lookup_min belong to method='ngram'")
 
     def _check_rejection(self) -> None:
         if self.rejection_sample_method not in REJECTION_METHODS:

@@ -21,7 +21,8 @@ from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
-from headway.engine.extras import Drafts, Extras, Pooling
+from headway.engine.drafts import Drafts, Loading
+from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.sizes import Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context, kv_tokens
@@ -38,6 +39,7 @@ from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
+from headway.speculative.base import DraftHouse
 from headway.state.cache_pool import CachePool, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
@@ -51,7 +53,8 @@ _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_pena
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values."""
+    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values, ``draft_model``
+    the drafter's own."""
 
     device: Device
     checkpoint: Checkpoint
@@ -59,6 +62,7 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
+    draft_model: Model | None = None
 
 
 def build_engine(
@@ -108,7 +112,9 @@ def _build(
 ) -> EngineCore:
     with times.phase("weights"):
         loaded = _load(args, progress, device, extras)
-    sizes = choose_sizes(args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts)
+    sizes = choose_sizes(
+        args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
+    )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
     if device.captures_graphs and not args.enforce_eager:
@@ -125,6 +131,8 @@ def _build(
             max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
+            lookahead=sizes.lookahead,
+            forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
             pools=extras.pooling is not None,
             groups=groups,
         ),
@@ -153,12 +161,16 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         checkpoint,
         dtype=dtype,
         device=device.torch_device,
-        max_model_len=longest + extras.num_drafts,
+        max_model_len=longest + extras.num_drafts + extras.lookahead,
         progress=progress,
         seed=args.seed,
         keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
     )
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras)
+    draft_model = None
+    if extras.drafts is not None and extras.drafts.load is not None:
+        row = longest + extras.num_drafts + extras.lookahead
+        draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, draft_model)
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -212,7 +224,8 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
-    block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
+    models = [model for model in (loaded.model, loaded.draft_model) if model is not None]
+    block_bytes = sum(bytes_per_block(model.spec.cache, sizes.block_size, loaded.kv_dtype) for model in models)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()
@@ -274,11 +287,27 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
+        lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
     )
-    drafter = None if extras.drafts is None else extras.drafts.drafter(arena, vocab_size)
+    sampler = Sampler(arena, vocab_size)
+    drafter = None
+    if extras.drafts is not None:
+        house = DraftHouse(
+            arena=arena,
+            sampler=sampler,
+            target=loaded.model,
+            model=loaded.draft_model,
+            number=extras.drafts.number,
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+            kv_dtype=loaded.kv_dtype,
+            max_tokens=sizes.max_num_batched_tokens,
+            max_rows=sizes.max_num_seqs,
+        )
+        drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
-    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, caches, config, drafter, pooler)
+    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
 
 
 def _upload_budget(sizes: Sizes, vocab_size: int, num_groups: int) -> int:

@@ -128,10 +128,18 @@ class StepBody:
 
     def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
         """Hidden states, [R, hidden] of each row's last token with ``only_rows``, else [T, hidden]."""
-        want = LAST_TOKENS if only_rows else ALL_TOKENS
+        drafter = self._drafter
+        watched = drafter is not None and (drafter.reads_hidden or bool(drafter.auxiliary))
+        want = LAST_TOKENS if only_rows and not watched else ALL_TOKENS
+        if drafter is not None and drafter.auxiliary:
+            want = replace(want, auxiliary=drafter.auxiliary)
         if self._layers is not None:
-            want = replace(want, layers=self._layers)
-        return self.model.forward(batch, self._caches, want).hidden
+            want = replace(want, layers=tuple(sorted({*self._layers, *want.auxiliary})))
+        forward = self.model.forward(batch, self._caches, want)
+        if drafter is None or not watched:
+            return forward.hidden
+        drafter.observe(batch, forward)
+        return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
@@ -181,7 +189,7 @@ class StepBody:
             found += [] if logprobs is None else [logprobs]
             slots = going_on
         if self._drafter is not None:
-            self._drafter.propose(batch)
+            self._drafter.propose(batch, variant.flags)
         return found
 
     def _outcome(

@@ -22,6 +22,6 @@ class NgramDrafter(Drafter):
         self._history, self._num_tokens = arena.view("history"), arena.view("num_tokens")
         self._min_n, self._max_n = min_n, max_n
 
-    def propose(self, batch: StepBatch) -> None:
+    def propose(self, batch: StepBatch, flags: int) -> None:
         """Searches each row's known tokens."""
         ngram_draft(self._drafts, batch.row_slots, self._history, self._num_tokens, self._min_n, self._max_n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.synthetic_accept import synthetic_accept
+from headway.models.interface import Forward
 from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
@@ -25,12 +26,17 @@ class SyntheticDrafter(Drafter):
         self._drafts = arena.view("drafts").view(arena.num_slots, number)
         self._num_tokens, self._seeds = arena.view("num_tokens"), arena.view("seeds")
         self._inner, self._vocab_size = inner, vocab_size
+        self.auxiliary, self.reads_hidden = inner.auxiliary, inner.reads_hidden
         self._always = int(length - 1)
         self._part = round((length - 1 - self._always) * 2**24)
 
-    def propose(self, batch: StepBatch) -> None:
+    def observe(self, batch: StepBatch, forward: Forward) -> None:
         """As the inner drafter does."""
-        self._inner.propose(batch)
+        self._inner.observe(batch, forward)
+
+    def propose(self, batch: StepBatch, flags: int) -> None:
+        """As the inner drafter does."""
+        self._inner.propose(batch, flags)
 
     def judge(self, token_ids: torch.Tensor, slots: torch.Tensor, offset: int) -> None:
         """Makes the tokens the drafts, or something else."""
