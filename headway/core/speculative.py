@@ -16,7 +16,7 @@ MAX_LOOKUP = 64
 """Most tokens of a match: each is one more comparison per known token."""
 USUAL_LOOKUP = 5
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 REJECTION_METHODS = ("standard", "synthetic")
 
 
@@ -27,9 +27,10 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
-            "draft_model": what a smaller model of the same vocabulary says.
+            "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
+            trained on the model's hidden states.
         num_speculative_tokens: K, tokens guessed for each step of each row.
-        model: of "draft_model": folder, GGUF file or hub name.
+        model: of "draft_model", "eagle" and "eagle3": folder, GGUF file or hub name.
         revision: of ``model``, as for the engine's.
         prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.

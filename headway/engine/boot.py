@@ -39,7 +39,7 @@ from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
-from headway.speculative.base import DraftHouse
+from headway.speculative.base import DraftHouse, DraftModel
 from headway.state.cache_pool import CachePool, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
@@ -62,7 +62,7 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
-    draft_model: Model | None = None
+    draft_model: DraftModel | None = None
 
 
 def build_engine(
@@ -224,8 +224,9 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
-    models = [model for model in (loaded.model, loaded.draft_model) if model is not None]
-    block_bytes = sum(bytes_per_block(model.spec.cache, sizes.block_size, loaded.kv_dtype) for model in models)
+    block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
+    if loaded.draft_model is not None:
+        block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None:
         device.reset_peak()

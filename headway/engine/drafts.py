@@ -12,8 +12,11 @@ from headway.core.log import logger
 from headway.core.speculative import SpeculativeConfig
 from headway.models.interface import Model
 from headway.models.load import load_model
-from headway.speculative.base import Drafter, DraftHouse
+from headway.speculative.base import Drafter, DraftHouse, DraftModel
 from headway.speculative.draft_model import ModelDrafter
+from headway.speculative.eagle import EagleDrafter
+from headway.speculative.eagle_load import load_eagle
+from headway.speculative.eagle_model import EagleModel
 from headway.speculative.ngram import NgramDrafter
 from headway.speculative.synthetic import SyntheticDrafter
 from headway.weights import open_checkpoint
@@ -50,7 +53,7 @@ class Drafts:
 
     number: int
     drafter: Callable[[DraftHouse], Drafter]
-    load: Callable[[Loading], Model] | None = None
+    load: Callable[[Loading], DraftModel] | None = None
     lookahead: int = 0
     forgets_last_hit: bool = False
 
@@ -62,6 +65,8 @@ class Drafts:
         number, length = config.num_speculative_tokens, config.synthetic_acceptance_length
         if config.method == "ngram":
             found = cls(number, lambda house: NgramDrafter(house.arena, number, *config.lookup))
+        elif config.method in ("eagle", "eagle3"):
+            found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
         else:
             found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
         return found if length is None else _synthetic(found, length)
@@ -77,6 +82,23 @@ def _load_draft_model(config: SpeculativeConfig, loading: Loading) -> Model:
         device=loading.target.device,
         max_model_len=loading.longest,
         progress=loading.progress,
+        seed=loading.args.seed,
+    )
+
+
+def _load_eagle(config: SpeculativeConfig, loading: Loading) -> EagleModel:
+    assert config.model is not None
+    logger.info("%s head %s", config.method, config.model)
+    checkpoint = open_checkpoint(
+        config.model, revision=config.revision, load_format=loading.args.load_format, integers=True
+    )
+    return load_eagle(
+        checkpoint,
+        checkpoint.config,
+        third=config.method == "eagle3",
+        target=loading.target,
+        dtype=loading.dtype,
+        max_len=loading.longest,
         seed=loading.args.seed,
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from headway.models.interface import Forward, Model
+from headway.models.interface import Forward, Model, ModelSpec
 from headway.sampling.sampler import Sampler
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
@@ -41,6 +42,14 @@ class Drafter:
         compared with the drafts. Only benchmarks do."""
 
 
+class DraftModel(Protocol):
+    """A drafter's model. What else it offers only its drafter knows."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it declares; its cache is the drafter's."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftHouse:
     """What there is where a drafter moves in.
@@ -59,7 +68,7 @@ class DraftHouse:
     arena: SlotArena
     sampler: Sampler
     target: Model
-    model: Model | None
+    model: DraftModel | None
     number: int
     num_blocks: int
     block_size: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from headway.core.errors import ConfigError
-from headway.models.interface import ALL_TOKENS
+from headway.models.interface import ALL_TOKENS, Model
 from headway.speculative.base import Drafter, DraftHouse
 from headway.speculative.chain import Chain
 from headway.state.batch import StepBatch
@@ -22,7 +24,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, house: DraftHouse) -> None:
         assert house.model is not None
-        self._model, self._number = house.model, house.number
+        self._model, self._number = cast(Model, house.model), house.number
         sizes = house.model.spec.vocab_size, house.target.spec.vocab_size
         if sizes[0] != sizes[1]:
             raise ConfigError(

@@ -75,13 +75,16 @@ class Checkpoint:
         return self._files
 
 
-def open_checkpoint(model: str, *, revision: str | None = None, load_format: str = "auto") -> Checkpoint:
+def open_checkpoint(
+    model: str, *, revision: str | None = None, load_format: str = "auto", integers: bool = False
+) -> Checkpoint:
     """Find and open ``model``.
 
     Args:
         model: a folder in Hugging Face form, a .gguf file or a folder with exactly one, "smollm2", or a hub name.
         revision: hub revision, pinned for every file.
         load_format: "auto"; "safetensors" or "gguf" insist; "dummy" reads the configuration only.
+        integers: whether safetensors files may hold tables of integers beside the weights.
 
     Raises:
         ModelError: no such model, or no readable configuration.
@@ -98,7 +101,9 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
     config = read_json(source.path / "config.json")
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    return Checkpoint(source.path, config, generation, None if is_dummy else SafetensorsFiles(source.path))
+    return Checkpoint(
+        source.path, config, generation, None if is_dummy else SafetensorsFiles(source.path, integers=integers)
+    )
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: 
     [
         ({"method": "ngram"}, "lacks num_speculative_tokens"),
         ({"num_speculative_tokens": 2}, "lacks method"),
-        (NGRAM | {"method": "medusa"}, "method must be one of ngram, "),
+        (NGRAM | {"method": "medusa"}, "method must be one of ngram, draft_model"),
         (NGRAM | {"num_speculative_tokens": 0}, "from 1 to 32; got 0"),
         (NGRAM | {"num_speculative_tokens": True}, "got True"),
         (NGRAM | {"num_speculative_tokens": 33}, "from 1 to 32"),
