@@ -16,6 +16,7 @@ from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
+from headway.core.speculative import SpeculativeConfig, read_speculative
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8
@@ -63,6 +64,8 @@ class EngineArgs:
         generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
         count_host_waits: count, at the cost of a microsecond a step, the times the loop waits for the GPU outside of
             back-pressure (``EngineStats.host_waits``); needs CUDA.
+        speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
+            {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
     """
 
@@ -93,11 +96,13 @@ class EngineArgs:
     max_logprobs: int = 20
     generation_config: str = "auto"
     count_host_waits: bool = False
+    speculative_config: SpeculativeConfig | None = None
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("pooler_config", "hf_overrides"):
             setattr(self, name, _json_object(name, getattr(self, name)))
+        self.speculative_config = read_speculative(self.speculative_config)
         self._check_choices()
         self._check_numbers()
 
@@ -187,6 +192,9 @@ class SchedulerConfig:
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
         headroom_divisor: see ``Thresholds``.
         width: most tokens of a decode row, drafts included.
+        lookahead: places behind a row's last token that the drafter writes keys to.
+        forgets_last_hit: a drafter's keys of a block's last token depend on the token behind it, which may differ where the
+            block is found again: so of a prefix that is found the last block is computed once more.
         pools: requests end with their prompts.
         groups: of layers whose blocks are dealt out together.
     """
@@ -200,6 +208,8 @@ class SchedulerConfig:
     max_upload_ints: int = 2**31 - 1
     headroom_divisor: int = USUAL_THRESHOLDS.headroom_divisor
     width: int = 1
+    lookahead: int = 0
+    forgets_last_hit: bool = False
     pools: bool = False
     groups: tuple[CacheGroup, ...] = ALL_LAYERS
 
@@ -225,13 +235,14 @@ class SchedulerConfig:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that one request of ``num_tokens`` holds at once."""
-        room = most_step_tokens(self.max_num_batched_tokens, self.width)
-        return sum(group.peak_blocks(num_tokens + self.width - 1, self.block_size, room) for group in self.groups)
+        room = most_step_tokens(self.max_num_batched_tokens, self.width) + self.lookahead
+        row = num_tokens + self.width - 1 + self.lookahead
+        return sum(group.peak_blocks(row, self.block_size, room) for group in self.groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Drafts may lie behind the last token that a sequence can have."""
-        return cdiv(self.max_model_len + self.width - 1, self.block_size)
+        return cdiv(self.max_model_len + self.width - 1 + self.lookahead, self.block_size)
 
 
 def most_step_tokens(max_num_batched_tokens: int, width: int) -> int:

@@ -21,7 +21,8 @@ from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
-from headway.engine.extras import Drafts, Extras, Pooling
+from headway.engine.drafts import Drafts, Loading
+from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.pooling import pooling_info, pooling_of
@@ -40,6 +41,7 @@ from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
+from headway.speculative.base import DraftHouse, DraftModel
 from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
@@ -54,7 +56,8 @@ _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_pena
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values."""
+    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values, ``draft_model``
+    the drafter's own."""
 
     device: Device
     checkpoint: Checkpoint
@@ -63,6 +66,7 @@ class Loaded:
     model: Model
     extras: Extras
     state_dtype: torch.dtype | None = None
+    draft_model: DraftModel | None = None
 
     def states(self, num_slots: int) -> StateStorage:
         """How the model's states are stored; ``state_dtype``: of recurrent ones, None for what the model says."""
@@ -86,13 +90,14 @@ def build_engine(
         device: run on this one instead of the one that ``args.device`` names.
         compiler: for kernels; without one, a GPU gets one that begins now.
         thresholds: for tests.
-        drafts: guess tokens ahead; None: every step brings a row one token.
+        drafts: guess tokens ahead; None: as ``args.speculative_config`` says.
         pooling: take vectors from the hidden states; None: generate.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start, times = time.perf_counter(), PhaseTimes()
+    extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
     with ExitStack() as stack, ExitStack() as owned:
         if device is None:
             with times.phase("device"):
@@ -101,7 +106,7 @@ def build_engine(
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         warm_up = WarmUp(device, times, progress, compiler)
-        core = _build(args, progress, device, warm_up, times, thresholds, Extras(drafts, pooling))
+        core = _build(args, progress, device, warm_up, times, thresholds, extras)
         core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
@@ -118,7 +123,9 @@ def _build(
 ) -> EngineCore:
     with times.phase("weights"):
         loaded = _load(args, progress, device, extras)
-    sizes = choose_sizes(args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts)
+    sizes = choose_sizes(
+        args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
+    )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
     if device.captures_graphs and not args.enforce_eager:
@@ -136,6 +143,8 @@ def _build(
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
             pools=loaded.extras.pooling is not None,
+            lookahead=sizes.lookahead,
+            forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
             groups=groups,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
@@ -175,7 +184,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         checkpoint,
         dtype=dtype,
         device=device.torch_device,
-        max_model_len=longest + extras.num_drafts,
+        max_model_len=longest + extras.num_drafts + extras.lookahead,
         progress=progress,
         seed=args.seed,
         keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
@@ -195,7 +204,11 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
             f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
             "use mamba_ssm_cache_dtype='auto'"
         )
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype)
+    draft_model = None
+    if extras.drafts is not None and extras.drafts.load is not None:
+        row = longest + extras.num_drafts + extras.lookahead
+        draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
 
 
 def _caches_prefixes(args: EngineArgs, loaded: Loaded) -> bool:
@@ -260,6 +273,8 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
     block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
+    if loaded.draft_model is not None:
+        block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
         device.reset_peak()
@@ -350,12 +365,28 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
+        lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
         has_states=layout.has_states,
     )
-    drafter = None if extras.drafts is None else extras.drafts.drafter(arena)
+    sampler = Sampler(arena, vocab_size)
+    drafter = None
+    if extras.drafts is not None:
+        house = DraftHouse(
+            arena=arena,
+            sampler=sampler,
+            target=loaded.model,
+            model=loaded.draft_model,
+            number=extras.drafts.number,
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+            kv_dtype=loaded.kv_dtype,
+            max_tokens=sizes.max_num_batched_tokens,
+            max_rows=sizes.max_num_seqs,
+        )
+        drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
-    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, caches, config, drafter, pooler)
+    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
 
 
 def _upload_budget(sizes: Sizes, vocab_size: int, num_groups: int) -> int:

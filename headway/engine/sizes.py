@@ -31,7 +31,7 @@ GRAPH_RESERVE_BYTES = 1 * 2**30
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
     """Everything whose size was chosen. ``num_blocks`` is 0 until the memory was measured; ``width`` is the most tokens of a
-    decode row, drafts included."""
+    decode row, drafts included; ``lookahead`` the places behind its last one that the drafter writes keys to."""
 
     max_model_len: int
     max_num_seqs: int
@@ -42,15 +42,21 @@ class Sizes:
     num_blocks: int = 0
     thresholds: Thresholds = USUAL_THRESHOLDS
     width: int = 1
+    lookahead: int = 0
 
     @property
     def longest_row(self) -> int:
         """Most tokens of a slot: drafts may lie behind the last one that a request can have."""
-        return self.max_model_len + self.width - 1
+        return self.max_model_len + self.width - 1 + self.lookahead
 
 
 def choose_sizes(
-    args: EngineArgs, spec: ModelSpec, on_gpu: bool, thresholds: Thresholds = USUAL_THRESHOLDS, width: int = 1
+    args: EngineArgs,
+    spec: ModelSpec,
+    on_gpu: bool,
+    thresholds: Thresholds = USUAL_THRESHOLDS,
+    width: int = 1,
+    lookahead: int = 0,
 ) -> Sizes:
     """Sizes before the memory is known: what the user said, else what suits the device."""
     max_model_len = args.max_model_len or spec.longest_context
@@ -83,6 +89,7 @@ def choose_sizes(
         max_logprobs=min(args.max_logprobs, spec.vocab_size),
         thresholds=thresholds,
         width=width,
+        lookahead=lookahead,
     )
 
 
@@ -144,6 +151,6 @@ def kv_tokens(sizes: Sizes, layout: CacheLayout) -> int:
 
 def _blocks_for(sizes: Sizes, layout: CacheLayout, num_tokens: int) -> int:
     """Most blocks that a request of ``num_tokens`` holds at once."""
-    ahead = most_step_tokens(sizes.max_num_batched_tokens, sizes.width)
-    row = num_tokens + sizes.width - 1
+    ahead = most_step_tokens(sizes.max_num_batched_tokens, sizes.width) + sizes.lookahead
+    row = num_tokens + sizes.width - 1 + sizes.lookahead
     return sum(group.peak_blocks(row, sizes.block_size, ahead) for group in layout.groups or ALL_LAYERS)

@@ -70,7 +70,7 @@ class Planner:
         self._life = life
         self._table = life.table
         self.width = config.width
-        self._drafting = config.width > 1
+        self._drafting, self._lookahead = config.width > 1, config.lookahead
         self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
@@ -117,10 +117,11 @@ class Planner:
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
         ends = starts + width
-        (short,) = (ends > table.capacity[rows.index]).nonzero()
+        stored = ends + self._lookahead
+        (short,) = (stored > table.capacity[rows.index]).nonzero()
         if len(short):
             self._trim_decode(draft, rows, short)
-            count = self._grow_decode(draft, rows, short, ends)
+            count = self._grow_decode(draft, rows, short, stored)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts, ends = rows.first(count), starts[:count], ends[:count]
         table.scheduled[rows.index] = ends
@@ -206,7 +207,8 @@ class Planner:
             if request.slot < 0:  # a victim of an earlier one
                 continue
             scheduled = int(self._table.scheduled[request.slot])
-            if scheduled >= self._table.capacity[request.slot]:
+            stored = scheduled + 1 + self._lookahead
+            if stored > self._table.capacity[request.slot]:
                 self._trim(draft, request, Exact(scheduled))  # its last token is known
                 while not life.kv.growths and life.running.newest is not request:
                     life.preempt(life.running.newest)
@@ -214,7 +216,7 @@ class Planner:
                     if len(life.running) == 1:
                         raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                     continue
-                self._grow(draft, request, Bound(scheduled + 1))
+                self._grow(draft, request, Bound(stored))
             ready.append(request)
         return ready
 
@@ -267,7 +269,8 @@ class Planner:
         # It is the newest request: it never takes blocks from another, it takes what is left.
         start = int(self._table.scheduled[request.slot])
         self._trim(draft, request, Exact(start))
-        self._prefill_row(draft, request, min(self._life.kv.room(request) - start, draft.tokens_left))
+        room = self._life.kv.room(request) - self._lookahead - start
+        self._prefill_row(draft, request, min(room, draft.tokens_left))
 
     def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
         """Adds a row of at most ``most`` known tokens; none when that is 0."""
@@ -277,7 +280,7 @@ class Planner:
         if count <= 0:
             return
         end = start + count
-        self._grow(draft, request, Bound(end))
+        self._grow(draft, request, Bound(end + self._lookahead))
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.

@@ -26,7 +26,9 @@ def test_a_pipe_gets_lines_of_progress(tmp_path: Path) -> None:
     told = [line for line in result.stderr.splitlines() if " of 20 requests after " in line]
     counts = [int(line.split()[0]) for line in told]
     assert counts == sorted(set(counts)) and counts[-1] == 20
-    assert {count * 10 // 20 for count in counts} >= set(range(1, 11)), "a line for every tenth, however slow the machine"
+    assert {count * 10 // 20 for count in counts} >= set(range(1, 11)), (
+        "a line for every tenth, however slow the machine"
+    )
     assert "of 20" not in result.stdout and "of 20" not in quiet.stderr
 
 
