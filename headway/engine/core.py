@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import perf_counter
 
 from headway.core.automaton import Vocabulary
@@ -30,7 +31,7 @@ class EngineCore:
 
     Args:
         info: what the API floor needs to know.
-        waits: counts host waits inside ``step``; None: nobody counts them.
+        waits: counts host waits inside ``step``; None: they are not counted.
         traced_steps: see ``Thresholds``.
     """
 
@@ -52,6 +53,11 @@ class EngineCore:
         self._preparing: dict[str, AddRequest] = {}
         self._meter = StepMeter(runner.clock, traced_steps)
         self._num_steps = 0
+        self._owned = ExitStack()
+
+    def close_at_shutdown(self, resources: ExitStack) -> None:
+        """Own ``resources``, such as the device where the engine chose it."""
+        self._owned.push(resources)
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """Take the bytes of the model's tokens, which grammars need. Once, before the first request with a grammar."""
@@ -235,7 +241,8 @@ class EngineCore:
         if self._waits is not None:
             self._waits.close()
             if self._waits.counts():
-                logger.warning("host waits in the loop that nobody sanctioned:\n%s", self._waits.text())
+                logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
+        self._owned.close()
 
 
 def _reason(error: Exception) -> str:

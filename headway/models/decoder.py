@@ -14,6 +14,7 @@ from headway.core.cache import CacheLayout
 from headway.core.errors import UnsupportedModelError
 from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
+from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
@@ -23,6 +24,7 @@ from headway.models.layers.mixer import StateMixer
 from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.pooling.spec import PoolingSpec
 from headway.recurrent.base import load_states, save_states
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -55,6 +57,7 @@ class DecoderConfig:
         eos_token_ids: of config.json; generation_config.json may name more.
         narrow_from: the last layer whose keys and values later tokens need; from its scores on only the rows' last tokens are
             computed where no others are wanted. None: the last layer.
+        outputs: what it gives instead of logits; None: it generates.
     """
 
     architecture: str
@@ -71,6 +74,12 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...] = ()
     names: DecoderNames = DecoderNames()
     narrow_from: int | None = None
+    outputs: Outputs | None = None
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """What it gives instead of logits; None: it generates."""
+        return None if self.outputs is None else self.outputs.pooling
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -118,16 +127,24 @@ class DecoderModel(nn.Module):
         tied = self.embedding.weight if config.tie_word_embeddings else None
         name, _, head = config.names.head.rpartition(".")
         self._head_prefix = f"{name}." if name else ""
-        self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        self.head, self.outputs, self.head_width = None, None, vocab
+        if config.outputs is None:
+            self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        else:
+            inputs = config.outputs.inputs(hidden)
+            self.outputs = Head(config.outputs.head, inputs, device=device, embedding=self.embedding.weight)
+            self.head_width = self.outputs.width
         multiplier = config.embedding_multiplier
         if config.round_multiplier:
             multiplier = float(torch.tensor(multiplier, dtype=dtype))
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
+        if not all(block.mixer.causal for block in config.blocks):
+            self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
-        self._project_head = ProjectIn(None, self.head)
+        self._project_head = None if self.head is None else ProjectIn(None, self.head)
         self._forms = FormTable([], None, Rules())  # until ``finalize``
 
     def _declare(self, layout: CacheLayout) -> ModelSpec:
@@ -141,8 +158,9 @@ class DecoderModel(nn.Module):
             cache=layout,
             layer_kinds=tuple((block, i > self._narrow_from) for i, block in enumerate(config.blocks)),
             layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
-            head_weights=config.vocab_size * config.hidden_size,
+            head_weights=0 if self.head is None else config.vocab_size * config.hidden_size,
             auxiliary_layers=tuple(range(len(config.blocks))),
+            pooling=config.pooling,
         )
 
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
@@ -185,7 +203,10 @@ class DecoderModel(nn.Module):
         return self.norm.forward(stream.residual) if normed is None or stream.squares is not None else normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, C] hidden states -> [N, V] in the model's dtype."""
+        """[N, C] hidden states -> [N, V] in the model's dtype; of a model that pools f32 [N, width], what its head gives."""
+        if self.outputs is not None:
+            return self.outputs.forward(hidden)
+        assert self._project_head is not None
         logits = self._project_head(Stream(hidden, hidden), self._forms.of_head(hidden.shape[0]))
         config = self.config
         if config.logit_multiplier != 1.0:
@@ -200,9 +221,16 @@ class DecoderModel(nn.Module):
         found: dict[str, Target] = self.embedding.destinations(f"{names.embedding}.")
         for i, block in enumerate(self._layers):
             found |= block.destinations(f"{names.layers}.{i}.")
-        found |= self.norm.destinations(f"{names.norm}.") | self.head.destinations(self._head_prefix)
-        shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
-        return WeightMap(found, ("rotary_emb.inv_freq", *shared))
+        found |= self.norm.destinations(f"{names.norm}.")
+        shared: tuple[str, ...] = ()
+        if self.outputs is not None:
+            found |= self.outputs.destinations()
+            shared = (f"{names.head}.weight", f"{names.head}.bias")
+        elif self.head is not None:
+            found |= self.head.destinations(self._head_prefix)
+            shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
+        trunk = names.norm.rpartition(".")[0]
+        return WeightMap(found, ("rotary_emb.inv_freq", *shared), (f"{trunk}.",) if trunk else ())
 
     @torch.no_grad()
     def finalize(self) -> None:
@@ -210,8 +238,10 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear | RMSNorm | MLP | StateMixer):
                 module.finalize()
-        if self.head.tied:
+        if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)
+        if self.outputs is not None:
+            self.outputs.finalize()
         for module in self.modules():
             # nn.Module finds parameters and submodules through a Python-level __getattr__, at 20 look-ups a layer a
             # visible part of a decode step on CPU. Plain instance attributes shadow it.
@@ -224,7 +254,8 @@ class DecoderModel(nn.Module):
     def use_forms(self, rules: Rules) -> None:
         """Run each product in the form that ``rules`` say is the fastest for a step's number of tokens."""
         products = [block.products for block in self._layers]
-        self._forms = FormTable(products, self._project_head.product(), rules)
+        head = None if self._project_head is None else self._project_head.product()
+        self._forms = FormTable(products, head, rules)
 
 
 def _rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:

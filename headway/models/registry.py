@@ -8,8 +8,12 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from headway.core.errors import UnsupportedModelError
+from headway.models.decoder import DecoderConfig
+from headway.models.encoder import EncoderConfig
+from headway.models.encoder_config import SUFFIXES
 from headway.models.fields import Fields
 from headway.models.interface import Architecture, ModelConfig
+from headway.models.purpose import DECODER_SUFFIXES, Wish, adapted
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
@@ -48,25 +52,67 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 )
 
 
+ENCODERS: Mapping[str, str] = MappingProxyType(
+    {
+        "Bert": "headway.models.bert:BertModel",
+        "Camembert": "headway.models.bert:RobertaModel",
+        "DistilBert": "headway.models.distilbert:DistilBertModel",
+        "EuroBert": "headway.models.eurobert:EuroBertModel",
+        "Gte": "headway.models.rope_bert:GteModel",
+        "JinaBert": "headway.models.rope_bert:JinaBertModel",
+        "JinaEmbeddingsV3": "headway.models.rope_bert:JinaEmbeddingsV3Model",
+        "MPNet": "headway.models.mpnet:MPNetModel",
+        "ModernBert": "headway.models.modernbert:ModernBertModel",
+        "New": "headway.models.rope_bert:GteModel",
+        "NomicBert": "headway.models.rope_bert:NomicBertModel",
+        "Roberta": "headway.models.bert:RobertaModel",
+        "XLMRoberta": "headway.models.bert:RobertaModel",
+    }
+)
+"""Families that see texts both ways; their architectures are the names with an ending of ``encoder_config.SUFFIXES``."""
+
+
+_STEMS: Mapping[str, str] = MappingProxyType({"Gemma3Text": "Gemma3"})
+"""Families whose models have another name without their output layer."""
+
+
+def _path(architecture: str) -> str | None:
+    found = ARCHITECTURES.get(architecture)
+    for suffix in SUFFIXES:
+        if found is None and architecture.endswith(suffix):
+            found = ENCODERS.get(architecture.removesuffix(suffix))
+    for suffix in DECODER_SUFFIXES:
+        if found is None and architecture.endswith(suffix):
+            stem = architecture.removesuffix(suffix)
+            found = ARCHITECTURES.get(f"{_STEMS.get(stem, stem)}ForCausalLM")
+    return found
+
+
 def model_class(architecture: str) -> Architecture:
     """The class that implements an architecture.
 
     Raises:
         UnsupportedModelError: there is none; lists what is supported.
     """
-    path = ARCHITECTURES.get(architecture)
+    path = _path(architecture)
     if path is None:
+        endings = "|".join(SUFFIXES)
         raise UnsupportedModelError(
-            f"architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}, and "
+            f"{', '.join(ENCODERS)} with {endings}"
         )
     module, _, name = path.partition(":")
     return cast(Architecture, getattr(importlib.import_module(module), name))
 
 
-def read_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_config(config: Mapping[str, Any], wish: Wish | None = None) -> ModelConfig:
     """Read a config.json, in the form of any transformers version.
 
+    Args:
+        wish: what the model is for; None: as its architecture says.
+
     Raises:
+        ConfigError: the model cannot do what is wished for.
         UnsupportedModelError: an architecture, field or value that is not implemented, or is inconsistent; names it.
     """
     names = config.get("architectures") or []
@@ -74,5 +120,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         raise UnsupportedModelError(f"config.json must name one architecture in 'architectures', got {names!r}")
     fields = Fields(config)
     found = model_class(names[0]).read(fields)
+    if isinstance(found, DecoderConfig | EncoderConfig):
+        found = adapted(found, fields, wish or Wish())
     fields.refuse_unread()
     return found

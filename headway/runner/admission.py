@@ -7,13 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.automaton import MAX_TABLE_INTS
+from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
+from headway.pooling.text import POOL_RAW, POOL_START
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
 from headway.state.packed_step import EDIT_INTS, PackedStep, segment_ints
 from headway.state.slots import SlotArena
+from headway.state.token_types import TOKEN_TYPES
 
 MAX_EOS_IDS = 16
 MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
@@ -62,7 +65,7 @@ class AdmissionWriter:
             InvalidRequestError: it does not fit the slot tables.
         """
         if request.task.pools:
-            edits = [*_AT_ADMISSION, SlotEdit("alive", ints(1))]
+            edits = [*_AT_ADMISSION, SlotEdit("alive", ints(1)), *self._pooling_edits(request)]
         else:
             edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
         single = [edit for edit in edits if len(edit.values) == 1]
@@ -91,6 +94,8 @@ class AdmissionWriter:
         packed.scatter(base + stride * slot, values)
         packed.write(self._arena.position("history", slot), admission.token_ids)
         if request.task.pools:
+            for table, row in rows:
+                packed.write(self._arena.position(table, slot), row)
             return
         for table, row in (
             *rows,
@@ -98,6 +103,28 @@ class AdmissionWriter:
         ):
             packed.write(self._arena.position(table, slot), row)
         self._sampler.admit(slot, request)
+
+    def _pooling_edits(self, request: AddRequest) -> list[SlotEdit]:
+        """What the pooler and the model read of a slot; the tables are there where somebody does."""
+        (start, end), length = request.token_type_range, len(request.prompt_token_ids)
+        if not 0 <= start <= end <= length:
+            raise InvalidRequestError(
+                f"token_type_range ({start}, {end}) is not within the prompt's {length} tokens", "token_type_range"
+            )
+        if not 0 <= request.pool_start <= length:
+            raise InvalidRequestError(
+                f"pool_start {request.pool_start} is not within the prompt's {length} tokens", "pool_start"
+            )
+        if start < end and not self._arena.has(TOKEN_TYPES):
+            raise InvalidRequestError(
+                "this model knows one type of tokens; leave token_type_range out", "token_type_range"
+            )
+        given = {
+            TOKEN_TYPES: ints(start, end),
+            POOL_START: ints(request.pool_start),
+            POOL_RAW: ints(request.raw),
+        }
+        return [SlotEdit(name, values) for name, values in given.items() if self._arena.has(name)]
 
     def _find_places(self, tables: tuple[str, ...]) -> tuple[Int32s, Int32s]:
         """Where the first slot's rows of tables lie, and the distance to the next. There are as many lists of tables as

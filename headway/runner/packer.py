@@ -7,7 +7,7 @@ import numpy as np
 from headway.core.plan import NO_INTS, Bound, Int32s, StepPlan
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
-from headway.runner.launch import Launch, LaunchShape, PromptPositions
+from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prompt_logprobs import choose_positions
 from headway.sampling.sampler import Sampler, Variant
 from headway.state.packed_step import PackedRows, PackedStep, fits_before_rows
@@ -66,6 +66,8 @@ class Packer:
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:
             self._variant = self._sampler.variant(plan.slots)
+        if plan.pools:
+            self._variant = TOKEN_VECTORS if plan.token_vectors else Variant()
         longest_bound = self.decode_bound if only_decode else None
         if longest_bound is None:
             longest_bound = Bound(int((plan.starts_bound + plan.query_lens).max()))

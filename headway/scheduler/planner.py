@@ -45,6 +45,14 @@ class _Draft:
         self.masks.append((request.slot, request.mask))
         request.mask = None
 
+    def longest_first(self) -> None:
+        """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
+        order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
+        self.requests = [self.requests[i] for i in order]
+        self.query_lens = [self.query_lens[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.samples = [self.samples[i] for i in order]
+
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""
         self.edit_rows += [row] * len(block_ids)
@@ -64,7 +72,7 @@ class Planner:
         self._life = life
         self._table = life.table
         self.width = config.width
-        self._drafting = config.width > 1
+        self._drafting, self._lookahead = config.width > 1, config.lookahead
         self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
@@ -113,10 +121,11 @@ class Planner:
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
         ends = starts + width
-        (short,) = (ends > table.capacity[rows.index]).nonzero()
+        stored = ends + self._lookahead
+        (short,) = (stored > table.capacity[rows.index]).nonzero()
         if len(short):
             self._trim_decode(draft, rows, short)
-            count = self._grow_decode(draft, rows, short, ends)
+            count = self._grow_decode(draft, rows, short, stored)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts, ends = rows.first(count), starts[:count], ends[:count]
         table.scheduled[rows.index] = ends
@@ -202,7 +211,8 @@ class Planner:
             if request.slot < 0:  # a victim of an earlier one
                 continue
             scheduled = int(self._table.scheduled[request.slot])
-            if scheduled >= self._table.capacity[request.slot]:
+            stored = scheduled + 1 + self._lookahead
+            if stored > self._table.capacity[request.slot]:
                 self._trim(draft, request, Exact(scheduled))  # its last token is known
                 while not life.kv.growths and life.running.newest is not request:
                     life.preempt(life.running.newest)
@@ -210,7 +220,7 @@ class Planner:
                     if len(life.running) == 1:
                         raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                     continue
-                self._grow(draft, request, Bound(scheduled + 1))
+                self._grow(draft, request, Bound(stored))
             ready.append(request)
         return ready
 
@@ -263,7 +273,8 @@ class Planner:
         # It is the newest request: it never takes blocks from another, it takes what is left.
         start = int(self._table.scheduled[request.slot])
         self._trim(draft, request, Exact(start))
-        self._prefill_row(draft, request, min(self._life.kv.room(request) - start, draft.tokens_left))
+        room = self._life.kv.room(request) - self._lookahead - start
+        self._prefill_row(draft, request, min(room, draft.tokens_left))
 
     def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
         """Adds a row of at most ``most`` known tokens; none when that is 0."""
@@ -276,7 +287,7 @@ class Planner:
         until = Exact(start + count)
         end, checkpoint = kv.row_end(request, table.history[slot], Exact(start), until, Exact(known))
         count = end - start
-        self._grow(draft, request, Bound(end))
+        self._grow(draft, request, Bound(end + self._lookahead))
         if checkpoint is not None:
             draft.saves.append((slot, checkpoint))
         table.scheduled[slot] = table.least[slot] = end
@@ -341,6 +352,8 @@ class Planner:
         n = len(decode)
         rows = decode
         query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
+        if not self._life.kv.stores:
+            draft.longest_first()
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (
@@ -359,5 +372,8 @@ class Planner:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
-        plan = StepPlan(*at, *changes, rows.requests, self.width, self._config.pools, draft.loads, draft.saves)
+        by_token = self._config.pools and any(request.by_token for request in draft.requests)
+        plan = StepPlan(
+            *at, *changes, rows.requests, self.width, self._config.pools, by_token, draft.loads, draft.saves
+        )
         return plan, rows

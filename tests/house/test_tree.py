@@ -8,13 +8,13 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_000, "server": 5_500, "api": 5_850, "engine": 2_400, "runner": 1_900, "speculative": 1_300, "multimodal": 700,
-    "models": 4_700, "attention": 900, "recurrent": 350, "sampling": 900, "pooling": 600, "state": 600, "parallel": 1_050,
-    "scheduler": 2_050, "device": 2_600, "kernels": 16_200, "weights": 1_300, "core": 1_650, "syncs": 4_450,
+    "cli": 5_500, "server": 6_300, "api": 7_550, "engine": 2_700, "runner": 1_900, "speculative": 1_300, "multimodal": 1_550,
+    "models": 5_500, "attention": 900, "recurrent": 700, "sampling": 900, "pooling": 600, "state": 600, "parallel": 1_200,
+    "scheduler": 1_900, "device": 2_500, "kernels": 16_200, "weights": 1_700, "core": 1_900, "syncs": 4_450,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there."""
-WHOLE_BUDGET = 60_000
+WHOLE_BUDGET = 67_300
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

@@ -43,6 +43,7 @@ def test_minimal_llama() -> None:
     assert not (attention.qkv_bias or attention.out_bias or config.blocks[0].ffn.bias or attention.qk_norm)
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
+    assert attention.cache is not None
     assert attention.cache.kind is CacheKind.FULL
     assert [part.shape for part in attention.cache.parts] == [(4, 12), (4, 12)]
 

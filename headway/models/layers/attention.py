@@ -1,4 +1,4 @@
-"""Self-attention of one layer: what lies between its products, around ``PagedAttention``."""
+"""Self-attention of one layer: what lies between its products, around ``PagedAttention`` or ``DenseAttention``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
+from headway.attention.dense import DenseAttention
 from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheSpec, keys_and_values
 from headway.kernels.wide_linear import wide_qkv
@@ -24,13 +25,14 @@ from headway.state.cache_pool import LayerCache
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Causal self-attention.
+    """Self-attention.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: H, KH, D.
         rope: how queries and keys are rotated; None: not at all.
         scale: factor on the scores; None: D ** -0.5.
-        window: tokens that a query sees, itself included; 0: all.
+        causal: a query sees no later tokens. If it does, nothing is cached and texts are not cut.
+        window: tokens that a query sees, itself included, on each side where it is not causal; 0: all.
         soft_cap: scores become cap * tanh(score / cap); 0: off.
         qkv_bias, out_bias: which products have biases.
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
@@ -44,6 +46,7 @@ class AttentionSpec:
     head_dim: int
     rope: RopeConfig | None
     scale: float | None = None
+    causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
     qkv_bias: bool = False
@@ -54,9 +57,9 @@ class AttentionSpec:
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
-    def cache(self) -> CacheSpec:
+    def cache(self) -> CacheSpec | None:
         """What the layer caches."""
-        return keys_and_values(self.num_kv_heads, self.head_dim, self.window)
+        return None if not self.causal else keys_and_values(self.num_kv_heads, self.head_dim, self.window)
 
     @property
     def state(self) -> None:
@@ -116,14 +119,18 @@ class Attention(nn.Module):
             q_size, k_size = (size, size) if spec.qk_norm == "head" else (self._q_rows, self._kv_rows)
             self.q_norm = norm.make(q_size, dtype=dtype, device=device)
             self.k_norm = norm.make(k_size, dtype=dtype, device=device)
+        scale, heads = size**-0.5 if spec.scale is None else spec.scale, (spec.num_heads, spec.num_kv_heads)
         self.attend = PagedAttention(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
             head_dim=size,
-            scale=size**-0.5 if spec.scale is None else spec.scale,
+            scale=scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
             group=group,
+        )
+        self.dense = DenseAttention(
+            num_heads=heads[0], num_kv_heads=heads[1], scale=scale, reach=spec.window - 1, soft_cap=spec.soft_cap
         )
 
     def forward(
@@ -139,6 +146,8 @@ class Attention(nn.Module):
         Returns:
             [T, H * D], or [R, H * D].
         """
+        if not self.spec.causal:
+            return self.both_ways(project(stream, form), batch)
         if form is In.WIDE:
             q = self._wide_queries(project.normed(stream), batch, cache)
         else:
@@ -150,6 +159,13 @@ class Attention(nn.Module):
                 gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
                 return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
+
+    def both_ways(self, qkv: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Rotate and attend within each row's text: projections [T, (H + 2 KH) * D], which are overwritten -> [T, H * D]."""
+        qkv = self._normalised(qkv)
+        if self.spec.rope is not None or self.spec.qk_norm == "head":
+            self.dense.rotate(qkv, batch, *self._rotation())
+        return self.dense(qkv, batch, bias)
 
     @property
     def into(self) -> Linear:
@@ -196,8 +212,9 @@ class Attention(nn.Module):
     def whole_heads(self) -> bool:
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec
-        whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all"
-        return whole and self.qkv.bias is None and not spec.gated and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
+        whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all" and spec.causal
+        plain = self.qkv.bias is None and not spec.gated
+        return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""

@@ -55,7 +55,8 @@ class KVManager:
         self.block_size = config.block_size
         self.stores = config.num_blocks > 0
         self.caching = config.enable_prefix_caching and self.stores
-        self._step_tokens = most_step_tokens(config.max_num_batched_tokens, config.width)
+        self._step_tokens = most_step_tokens(config.max_num_batched_tokens, config.width) + config.lookahead
+        self._lookahead, self._forgets_last = config.lookahead, config.forgets_last_hit
         self._headroom = config.num_blocks // config.headroom_divisor
         self._index = PrefixIndex(config.block_size, len(config.groups))
         self._groups: list[GroupBlocks] = [
@@ -98,8 +99,9 @@ class KVManager:
     # -- prefix hits -----------------------------------------------------------------------------------------------
 
     def may_hit(self, request: Request) -> bool:
-        """Prompt log-probabilities need the logits of every position: such a request skips nothing."""
-        return self.caching and request.prompt_rows is None
+        """Prompt log-probabilities need the logits of every position, vectors of tokens all hidden states: such a request skips
+        nothing."""
+        return self.caching and request.prompt_rows is None and not request.by_token
 
     def lookup(self, request: Request) -> Hits:
         """Blocks that already hold the request's first tokens, in all groups; at least one token is always left to run."""
@@ -107,6 +109,8 @@ class KVManager:
             return Hits(0, [[] for _ in self._groups])
         self.settle()
         depth = self._longest_named(request, (len(request.tokens) - 1) // self.block_size)
+        if self._forgets_last and depth:
+            depth -= 1
         agreed, named = -1, 0
         while agreed != depth:  # a window may need a block that a shorter prefix does without
             agreed = depth
@@ -150,7 +154,7 @@ class KVManager:
         needed = self._headroom if others_run else 0
         for group, blocks in zip(self._groups, hits.blocks, strict=True):
             held = [block for block in blocks if block != NULL_BLOCK]
-            needed += max(group.peak(len(request.tokens), self._step_tokens) - len(held), 0)
+            needed += max(group.peak(len(request.tokens) + self._lookahead, self._step_tokens) - len(held), 0)
             needed += sum(self.pool.refs(block) == 0 for block in held)
         return needed <= self.pool.num_free
 
