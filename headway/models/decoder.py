@@ -139,7 +139,7 @@ class DecoderModel(nn.Module):
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
-        if not all(block.mixer.causal for block in config.blocks):
+        if not all(block.attention.causal for block in config.blocks):
             self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
