@@ -108,9 +108,8 @@ class EngineCore:
             updates.add(self._failures)
             self._failures = []
         self._meter.stamp(updates)
-        for update in updates.more.values():
-            if update.finish_reason is not None:
-                self._forget(update.request_id)
+        for request_id in updates.ended():
+            self._forget(request_id)
         return updates
 
     def _forget(self, request_id: str) -> None:
