@@ -83,7 +83,8 @@ def test_drafts_are_those_of_the_head_over_the_whole_text(heads: dict[str, Path]
         for i, each in enumerate(prompts)
     ]
     sizes = {"kv_cache_memory_bytes": 20 * BLOCK, "max_num_batched_tokens": 20, "max_num_seqs": 3}
-    core = on_cpu(run_ahead=0, **drafting(heads[kind], number), **sizes)
+    config = drafting(heads[kind], number)["speculative_config"] | {"adaptive": False}
+    core = on_cpu(run_ahead=0, speculative_config=config, **sizes)
     compared, answers = 0, {each.request_id: Answer() for each in batch}
     for each in batch:
         core.add(each)
