@@ -21,6 +21,7 @@ from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
+from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
@@ -150,7 +151,9 @@ def _build(
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits, thresholds.traced_steps)
+    draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
+    info = _info(args, loaded, sizes)
+    return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
 
 def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> Loaded:
