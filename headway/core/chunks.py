@@ -14,6 +14,8 @@ CHUNK = 64
 """Tokens of a chunk: what one program takes at once."""
 CHUNKS_AT = 7
 """Where the packed step's header says where the table is; the number of its entries follows."""
+LOADS_AT, SAVES_AT = 9, 11
+"""Likewise of (source, destination) slots of states that are copied before the forward pass, and behind it."""
 
 
 def chunk_table(query_lens: Int32s) -> Int32s:

@@ -171,12 +171,14 @@ class Thresholds:
         headroom_divisor: while others run, an admission leaves one block in so many free, so that it is not preempted at once.
         upload_ints: int32 values of new requests that a step may carry; None: what the largest request may need, and more.
         traced_steps: latest steps whose times are kept.
+        checkpoint_every: tokens between checkpoints of the states of a long prompt.
     """
 
     prompt_logits_chunk: int = 256
     headroom_divisor: int = 100
     upload_ints: int | None = None
     traced_steps: int = 64
+    checkpoint_every: int = 2048
 
 
 USUAL_THRESHOLDS = Thresholds()
@@ -197,6 +199,9 @@ class SchedulerConfig:
             block is found again: so of a prefix that is found the last block is computed once more.
         pools: requests end with their prompts.
         groups: of layers whose blocks are dealt out together.
+        has_states: prefixes can be hit only where there is a checkpoint of states.
+        num_checkpoints: of those there are so many; their slots follow those of requests.
+        checkpoint_every: see ``Thresholds``.
     """
 
     max_num_seqs: int
@@ -212,6 +217,9 @@ class SchedulerConfig:
     forgets_last_hit: bool = False
     pools: bool = False
     groups: tuple[CacheGroup, ...] = ALL_LAYERS
+    has_states: bool = False
+    num_checkpoints: int = 0
+    checkpoint_every: int = USUAL_THRESHOLDS.checkpoint_every
 
     def __post_init__(self) -> None:
         if not self.num_blocks:

@@ -52,6 +52,8 @@ from headway.weights import Checkpoint, open_checkpoint
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which on GPUs convert 8-bit floats, and Triton has kernels do it."""
+CHECKPOINT_SHARE, CHECKPOINTS_PER_SLOT = 0.3, 2
+"""Checkpoints of states take at most this share of the memory that states of requests leave, and are at most so many."""
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -139,7 +141,7 @@ def _build(
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
             num_blocks=sizes.num_blocks,
-            enable_prefix_caching=_caches_prefixes(args, loaded) and not runner.needs_whole_prompts,
+            enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
             max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
@@ -147,6 +149,9 @@ def _build(
             lookahead=sizes.lookahead,
             forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
             groups=groups,
+            has_states=loaded.model.spec.cache.has_states,
+            num_checkpoints=sizes.num_checkpoints,
+            checkpoint_every=thresholds.checkpoint_every,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
@@ -212,16 +217,6 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         row = longest + extras.num_drafts + extras.lookahead
         draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
     return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
-
-
-def _caches_prefixes(args: EngineArgs, loaded: Loaded) -> bool:
-    if args.enable_prefix_caching and loaded.model.spec.cache.has_states:
-        logger.warning(
-            "prefix caching is off: %s has recurrent states, of which no checkpoints are kept",
-            loaded.model.spec.architecture,
-        )
-        return False
-    return args.enable_prefix_caching
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -291,9 +286,10 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
-    budget -= _state_bytes(loaded, sizes, budget)
+    sizes, taken = _with_states(args, loaded, sizes, budget)
+    budget -= taken
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
-    if not loaded.model.spec.cache.groups:
+    if loaded.model.spec.cache.is_empty:
         logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
         runner = _make_runner(loaded, sizes, 0)
         warm_up.rehearse(runner, sizes)
@@ -317,24 +313,31 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     return runner, sizes
 
 
-def _state_bytes(loaded: Loaded, sizes: Sizes, budget: int) -> int:
-    """Bytes of the states of all slots.
+def _with_states(args: EngineArgs, loaded: Loaded, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
+    """The sizes with the number of checkpoints of states, and the bytes of all states.
 
     Raises:
-        OutOfMemoryError: they leave nothing of ``budget``; names the number of slots that would fit.
+        OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
     """
     layout = loaded.model.spec.cache
-    needed = loaded.states(sizes.max_num_seqs).bytes(layout)
-    if needed > budget:
-        each = loaded.states(1).bytes(layout)
+    if not layout.has_states:
+        return sizes, 0
+    each, slots = loaded.states(1).bytes(layout), sizes.max_num_seqs
+    if each * slots > budget:
         raise OutOfMemoryError(
-            f"the states of max_num_seqs={sizes.max_num_seqs} requests take {needed / 2**20:.1f} MiB and there are "
+            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
             f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
             "kv_cache_memory_bytes or gpu_memory_utilization"
         )
-    if needed:
-        logger.info("states of %d requests: %.2f GiB", sizes.max_num_seqs, needed / 2**30)
-    return needed
+    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    if not args.enable_prefix_caching:
+        checkpoints = 0
+    elif not checkpoints:
+        logger.warning(
+            "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
+        )
+    logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
+    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
 
 
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
@@ -354,7 +357,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
-        states=loaded.states(sizes.max_num_seqs),
+        states=loaded.states(sizes.max_num_seqs + sizes.num_checkpoints),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,

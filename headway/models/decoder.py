@@ -25,6 +25,7 @@ from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
 from headway.pooling.spec import PoolingSpec
+from headway.recurrent.base import load_states, save_states
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 
@@ -164,6 +165,8 @@ class DecoderModel(nn.Module):
 
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
+        if caches.state_storage is not None:
+            load_states(batch, caches.state_storage)
         x = self.embedding.forward(batch.input_ids)
         if self._multiplier != 1.0:
             x *= self._multiplier
@@ -176,7 +179,7 @@ class DecoderModel(nn.Module):
         if last_only and self._forms.narrows(num_tokens) and max(want.auxiliary, default=-1) < self._narrow_from:
             narrow_from = self._narrow_from
         layers = range(len(self._layers)) if want.layers is None else want.layers
-        auxiliary = []
+        auxiliary, batch_of_all = [], batch
         stream = self._layers[layers[0]].enter(x, forms[layers[0]])
         for i in layers:
             if i == narrow_from:
@@ -187,6 +190,8 @@ class DecoderModel(nn.Module):
                 stream = self._layers[i].forward(stream, batch, caches.layers[i], forms[i])
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
+        if caches.state_storage is not None:
+            save_states(batch_of_all, caches.state_storage)
         hidden = self._last_norm(stream)
         if last_only and narrow_from == len(self._layers):
             hidden = hidden.index_select(0, batch.logit_indices)

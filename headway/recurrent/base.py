@@ -14,7 +14,9 @@ from typing import cast
 import torch
 
 from headway.core.cache import CacheKind, CacheSpec, Part
+from headway.core.chunks import LOADS_AT, SAVES_AT
 from headway.kernels.causal_conv import causal_conv
+from headway.kernels.copy_states import copy_states
 from headway.state.batch import StepBatch
 
 
@@ -53,3 +55,16 @@ def convolve(
 ) -> torch.Tensor:
     """x [T, C], convolved over each row and its window, ring [S, W, C], which is written; weight [C, W], bias [C]."""
     return cast(torch.Tensor, causal_conv(x, weight, bias, ring, *rows_of(batch), silu))
+
+
+def load_states(batch: StepBatch, storage: torch.Tensor) -> None:
+    """Copy checkpoints to the slots of rows that begin behind a cached prefix; before the first layer. ``storage``: see
+    ``CachePool.state_storage``."""
+    if batch.max_copies and batch.chunks is not None:
+        copy_states(storage, batch.chunks, LOADS_AT, batch.max_copies)
+
+
+def save_states(batch: StepBatch, storage: torch.Tensor) -> None:
+    """Copy slots to checkpoints; behind the last layer."""
+    if batch.max_copies and batch.chunks is not None:
+        copy_states(storage, batch.chunks, SAVES_AT, batch.max_copies)

@@ -82,6 +82,7 @@ class BatchBuffers:
             width=width,
             chunks=packed if self._has_states else None,
             max_chunks=most_chunks(num_tokens, num_rows, max_query_len) if self._has_states else 0,
+            max_copies=num_rows - num_decode_rows if self._has_states else 0,
             decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if counted and num_decode_rows < num_rows else None,
         )
         step_unpack(

@@ -65,7 +65,7 @@ class StepBody:
         edits = config.edits_per_row * (5 * rows + 3 * tokens)
         num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
         if config.has_states:
-            num_ints += 2 * most_chunks(tokens, rows, tokens)
+            num_ints += 2 * most_chunks(tokens, rows, tokens) + 4 * rows
         self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self.results = torch.zeros(
             config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device

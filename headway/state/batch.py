@@ -45,6 +45,7 @@ class StepBatch:
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
         chunks: the packed step, in which kernels of states find the chunk table; None for models without states.
         max_chunks: >= the table's entries; sizes grids only.
+        max_copies: >= the states that are copied before the forward pass, and behind it; 0 in steps of decode rows alone.
     """
 
     input_ids: torch.Tensor
@@ -63,6 +64,7 @@ class StepBatch:
     token_types: torch.Tensor | None = None
     chunks: torch.Tensor | None = None
     max_chunks: int = 0
+    max_copies: int = 0
 
     def of_last_tokens(self) -> StepBatch:
         """The step of each row's last token alone, T = R: all of them are decode rows then.

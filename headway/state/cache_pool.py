@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.core.cache import CacheLayout, Part
+from headway.core.ints import cdiv, round_up
 
 LayerCache = tuple[torch.Tensor, ...]
 """A layer's parts, each [num_blocks, block_size, *part.shape]; behind them its state's, each [num_slots, *part.shape]."""
@@ -31,10 +32,29 @@ class StateStorage:
             return self.recurrent
         return part_dtype(part, self.dtype)
 
+    def words(self, layout: CacheLayout) -> int:
+        """int32 values that a slot's states take; each part begins at a multiple of 16 bytes."""
+        return sum(self._part_words(part) for spec in layout.states if spec is not None for part in spec.parts)
+
+    def _part_words(self, part: Part) -> int:
+        return round_up(cdiv(part.elements * self.part_dtype(part).itemsize, 4), 4)
+
     def bytes(self, layout: CacheLayout) -> int:
         """What all states take."""
-        parts = (part for spec in layout.states if spec is not None for part in spec.parts)
-        return self.num_slots * sum(part.elements * self.part_dtype(part).itemsize for part in parts)
+        return 4 * self.num_slots * self.words(layout)
+
+    def views(self, layout: CacheLayout, storage: torch.Tensor) -> list[LayerCache]:
+        """Per layer its parts, [num_slots, *part.shape] each, within ``storage``, int32 [num_slots, ``words``]."""
+        first, found = 0, []
+        for spec in layout.states:
+            parts = []
+            for part in spec.parts if spec is not None else ():
+                end = first + self._part_words(part)
+                typed = storage[:, first:end].view(self.part_dtype(part))
+                parts.append(typed[:, : part.elements].unflatten(1, part.shape))
+                first = end
+            found.append(tuple(parts))
+        return found
 
 
 class CachePool:
@@ -52,6 +72,8 @@ class CachePool:
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
             are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
         states: per layer its state alone; empty without any.
+        state_storage: int32 [num_slots, E], which all of ``states`` are views of: a slot's states lie side by side, so that
+            one operation copies them all. None without any.
     """
 
     def __init__(
@@ -76,15 +98,11 @@ class CachePool:
             else:
                 self.layers.append(stored[place[i]])
         self.states: list[LayerCache] = []
+        self.state_storage: torch.Tensor | None = None
         if layout.has_states:
             assert states is not None, "a model with states needs to know how they are stored"
-            self.states = [
-                tuple(
-                    torch.zeros((states.num_slots, *part.shape), dtype=states.part_dtype(part), device=device)
-                    for part in (spec.parts if spec is not None else ())
-                )
-                for spec in layout.states
-            ]
+            self.state_storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
+            self.states = states.views(layout, self.state_storage)
             self.layers = [paged + own for paged, own in zip(self.layers, self.states, strict=True)]
 
     def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:

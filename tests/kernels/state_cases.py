@@ -3,6 +3,7 @@ references, which read nothing on the host."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,19 +62,19 @@ def wide(tokens: int, channels: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def conv_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
-    x, ring = wide(step.tokens, 21, dtype), rand(S, 5, 21, dtype=dtype)
+    x, ring = wide(step.tokens, 21, dtype), states(5, 21, dtype=dtype)
     return x, rand(21, 4, dtype=dtype), rand(21, dtype=dtype), ring, *step.args, True
 
 
 def bare_conv_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
-    return wide(step.tokens, 6, dtype), rand(6, 3, dtype=dtype), None, rand(S, 3, 6, dtype=dtype), *step.args, False
+    return wide(step.tokens, 6, dtype), rand(6, 3, dtype=dtype), None, states(3, 6, dtype=dtype), *step.args, False
 
 
 def scan_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     t, d, n = step.tokens, 11, 5
     return (
         wide(t, d, dtype), wide(t, d, dtype), rand(d), -rand(d, n).abs(), wide(t, n, dtype), wide(t, n, dtype), rand(d),
-        wide(t, d, dtype), rand(S, d, n), *step.args,
+        wide(t, d, dtype), states(d, n), *step.args,
     )  # fmt: skip
 
 
@@ -81,13 +82,13 @@ def ssd_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     t, h, p, g, n = step.tokens, 4, 6, 2, 5
     x, b, c = wide(t, h * p, dtype), wide(t, g * n, dtype), wide(t, g * n, dtype) * 0.5
     shaped = x.unflatten(1, (h, p)), wide(t, h, dtype), rand(h), -rand(h).abs()
-    return *shaped, b.unflatten(1, (g, n)), c.unflatten(1, (g, n)), rand(h), 0.02, 1.5, rand(S, h, p, n), *step.args
+    return *shaped, b.unflatten(1, (g, n)), c.unflatten(1, (g, n)), rand(h), 0.02, 1.5, states(h, p, n), *step.args
 
 
 def lightning_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     t, h, p, n = step.tokens, 2, 20, 18
     x, b, c = (rand(t, h, size, dtype=dtype) * 0.3 for size in (p, n, n))
-    return x, None, None, -rand(h).abs(), b, c, None, 0.0, float("inf"), rand(S, h, p, n), *step.args
+    return x, None, None, -rand(h).abs(), b, c, None, 0.0, float("inf"), states(h, p, n), *step.args
 
 
 def delta_case(step: Step, dtype: torch.dtype, channels: bool = False) -> tuple[Any, ...]:
@@ -97,11 +98,17 @@ def delta_case(step: Step, dtype: torch.dtype, channels: bool = False) -> tuple[
     a = rand(t, h, k, dtype=dtype) if channels else wide(t, h, dtype)
     bias = rand(h, k) if channels else rand(h)
     values, beta = wide(t, h * v, dtype).unflatten(1, (h, v)), wide(t, h, dtype)
-    return q, key, values, a, rand(h) - 2, bias, beta, 2.0, k**-0.5, rand(S, h, k, v), *step.args
+    return q, key, values, a, rand(h) - 2, bias, beta, 2.0, k**-0.5, states(h, k, v), *step.args
 
 
 def by_channel_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     return delta_case(step, dtype, channels=True)
+
+
+def states(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[S, *shape], a part of what lies in each slot."""
+    count = math.prod(shape)
+    return rand(S, count + 7, dtype=dtype)[:, 4 : count + 4].unflatten(1, shape)
 
 
 Make = Callable[[Step, torch.dtype], tuple[Any, ...]]
@@ -123,8 +130,9 @@ def compare(
     old = args[state_at]
     for slot in {*range(S)} - {*step.written}:
         old[slot] = float("nan")
-    mine = [each.to(to).clone() if isinstance(each, torch.Tensor) and each is old else each for each in args]
-    mine = [each.to(to) if isinstance(each, torch.Tensor) else each for each in mine]
+    mine = [each.to(to) if isinstance(each, torch.Tensor) else each for each in args]
+    around = torch.zeros(S, old[0].numel() + 7, dtype=old.dtype, device=to)
+    mine[state_at] = around[:, 4 : old[0].numel() + 4].unflatten(1, old.shape[1:]).copy_(old)
     theirs = [each.clone() if each is old else each for each in args]
     wanted, found = op.reference(*theirs), run(*mine).cpu()
     tolerance = {torch.float32: 3e-4, torch.float16: 2e-2}.get(wanted.dtype, 6e-2)

@@ -86,12 +86,6 @@ def test_simulated_device_gives_the_same_tokens(name: str, depth: int) -> None:
             assert answer.token_ids == truth(name)[key], key
 
 
-def test_prefix_caching_is_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    core = engine("mamba", enable_prefix_caching=True)
-    core.shutdown()
-    assert any("prefix caching is off: MambaForCausalLM has recurrent states" in text for text in caplog.messages)
-
-
 def test_state_dtype() -> None:
     """Half the bytes; nearly the same tokens, and no keys or values are touched by the setting."""
     core = engine("mamba2", mamba_ssm_cache_dtype="bfloat16")

@@ -88,8 +88,9 @@ class PlanWatch:
         self._caches = [_on_device(cache) for cache in every if id(cache) not in theirs]
         for cache in self._caches:
             cache[1:] = GARBAGE
-        for state in states:
-            _on_device(state).fill_(GARBAGE)
+        with torch.inference_mode():  # views of one memory, made by an operation
+            for state in states:
+                _on_device(state).fill_(GARBAGE)
         planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True

@@ -32,6 +32,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     ]
     watch = StateWatch()
     checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
+    checks.append(("copy_states", watch.check_copies))
     return [(name, partial(_check_named, name, check)) for name, check in checks]
 
 

@@ -28,6 +28,25 @@ class StateWatch:
         """int64 [S], tokens that the state of each slot has seen; -1: it means nothing."""
         return self._seen.setdefault(state.data_ptr(), torch.full((len(state),), -1))
 
+    def check_copies(self, args: Any) -> Callable[[], None] | None:
+        """Checkpoints are copied whole, from slots that mean something; the bound covers them."""
+        storage, packed = args.storage, args.packed
+        at, count = packed[args.header_at : args.header_at + 2].tolist()
+        need(count <= args.max_copies, f"copy_states: {count} copies, but max_copies={args.max_copies}")
+        pairs = packed[at : at + 2 * count].view(-1, 2).tolist()
+        sources, destinations = {source for source, _ in pairs}, [destination for _, destination in pairs]
+        need(len({*destinations}) == count and not sources & {*destinations}, "copy_states: copies meet")
+        need(
+            all(0 <= slot < len(storage) for slot in [*sources, *destinations]), "copy_states: a slot outside the pool"
+        )
+        first, size = storage.data_ptr(), storage.shape[1] * storage.itemsize
+        for memory, seen in self._seen.items():
+            if first <= memory < first + size:
+                for source, destination in pairs:
+                    need(int(seen[source]) > 0, f"copy_states: slot {source} has no state to copy")
+                    seen[destination] = seen[source]
+        return None
+
     def check(self, name: str, args: Any) -> Callable[[], None] | None:
         """Before an operation ``name``; gives what is to be checked after it."""
         state: torch.Tensor = getattr(args, STATE_OPS[name])

@@ -24,6 +24,7 @@ def causal_conv_kernel(
     packed_ptr,
     y_ptr,  # [T, C] contiguous
     x_stride,
+    ring_stride,
     channels,
     num_rows,
     num_slots,
@@ -48,7 +49,7 @@ def causal_conv_kernel(
     live = live & tl.where(listed, found & (count > 1), count == 1)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c = c < channels
-    ring = ring_ptr + slot * LENGTH * channels + c[None, :]
+    ring = ring_ptr + slot * ring_stride + c[None, :]
     if live:
         begin = chunk * CHUNK_TOKENS
         end = tl.minimum(begin + CHUNK_TOKENS, count)
@@ -100,12 +101,14 @@ def causal_conv(
     silu: bool,
 ) -> torch.Tensor:
     (slots, length, channels), taps, rows = ring.shape, weight.shape[1], len(seq_lens)
-    assert x.stride(1) == 1 and length >= taps, "channels lie side by side; the ring holds the window"
+    assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
+        "channels lie side by side; the ring holds the window"
+    )
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     several = max_query_len > 1
     block_c = min(128 if several else 256, max(16, next_power_of_2(channels)))
     causal_conv_kernel[(rows + (max_chunks if several else 0), cdiv(channels, block_c))](
-        x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), channels, rows, slots,
+        x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
         LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
         BLOCK_T=16 if several else 1, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), num_warps=4,
     )  # fmt: skip

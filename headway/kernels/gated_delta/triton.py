@@ -45,6 +45,7 @@ def delta_walk_kernel(
     a_stride,
     a_head,
     b_stride,
+    state_stride,
     heads,
     share,  # value heads of a key head
     num_slots,
@@ -65,7 +66,7 @@ def delta_walk_kernel(
     in_k, in_v = k < K, v < V
     both = in_k[:, None] & in_v[None, :]
     if live & (count <= most):
-        at = state_ptr + ((slot * heads + head) * K + k[:, None]) * V + v[None, :]
+        at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
         rate = tl.exp(tl.load(a_log_ptr + head))
         for t in range(0, count):
@@ -113,6 +114,7 @@ def delta_chunks_kernel(
     a_stride,
     a_head,
     b_stride,
+    state_stride,
     heads,
     share,
     num_slots,
@@ -135,7 +137,7 @@ def delta_chunks_kernel(
     both = in_k[:, None] & in_v[None, :]
     kind = v_ptr.dtype.element_ty
     if live & (count > most):
-        at = state_ptr + ((slot * heads + head) * K + k[:, None]) * V + v[None, :]
+        at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
         rate = tl.exp(tl.load(a_log_ptr + head))
         bias = tl.load(dt_bias_ptr + head)
@@ -209,7 +211,7 @@ def gated_delta(
     args: tuple[Any, ...] = (
         q, k, v, a, a_log, dt_bias, b, state, query_start, row_slots, seq_lens, o,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), a.stride(0), a.stride(1), b.stride(0),
-        heads, heads // k.shape[1], slots, beta_scale, scale,
+        state.stride(0), heads, heads // k.shape[1], slots, beta_scale, scale,
     )  # fmt: skip
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
     block_v = max(4, min(next_power_of_2(values), 4096 // block_k))

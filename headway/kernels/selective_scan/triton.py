@@ -31,6 +31,7 @@ def selective_scan_kernel(
     b_stride,
     c_stride,
     z_stride,
+    state_stride,
     channels,
     num_slots,
     N: tl.constexpr,
@@ -43,7 +44,7 @@ def selective_scan_kernel(
     in_d, in_n = d < channels, n < N
     both = in_d[:, None] & in_n[None, :]
     if live:
-        at = state_ptr + (slot * channels + d[:, None]) * N + n[None, :]
+        at = state_ptr + slot * state_stride + d[:, None] * N + n[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)
         a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
         bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
@@ -88,7 +89,7 @@ def selective_scan(
     block_d = max(8, min(64, 1024 // block_n, next_power_of_2(channels)))
     selective_scan_kernel[(len(seq_lens), cdiv(channels, block_d))](
         x, dt, dt_bias, a, b, c, d, z, state, query_start, row_slots, seq_lens, y,
-        x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), channels, slots,
+        x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), state.stride(0), channels, slots,
         N=size, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=2,
     )  # fmt: skip
     return y

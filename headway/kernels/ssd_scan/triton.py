@@ -42,6 +42,7 @@ def ssd_update_kernel(
     b_group,
     c_stride,
     c_group,
+    state_stride,
     heads,
     share,  # heads of a group
     num_slots,
@@ -60,7 +61,7 @@ def ssd_update_kernel(
     both = in_p[:, None] & in_n[None, :]
     if live & (count == 1):
         token = first.to(tl.int64)
-        at = state_ptr + ((slot * heads + head) * P + p[:, None]) * N + n[None, :]
+        at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)
         x = tl.load(x_ptr + token * x_stride + head * x_head + p, mask=in_p, other=0.0).to(tl.float32)
         b = tl.load(b_ptr + token * b_stride + head // share * b_group + n, mask=in_n, other=0.0).to(tl.float32)
@@ -101,6 +102,7 @@ def ssd_scan_kernel(
     b_group,
     c_stride,
     c_group,
+    state_stride,
     heads,
     share,
     num_slots,
@@ -121,7 +123,7 @@ def ssd_scan_kernel(
     both = in_p[:, None] & in_n[None, :]
     kind = x_ptr.dtype.element_ty
     if live & (count > 1):
-        at = state_ptr + ((slot * heads + head) * P + p[:, None]) * N + n[None, :]
+        at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [P, N]
         a = tl.load(a_ptr + head)
         for t0 in range(0, count, TOKENS):
@@ -184,7 +186,7 @@ def ssd_scan(
     args: tuple[Any, ...] = (
         x, dt, dt_bias, a, b, c, d, state, query_start, row_slots, seq_lens, y,
         x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
-        heads, heads // b.shape[1], slots, dt_min, dt_max,
+        state.stride(0), heads, heads // b.shape[1], slots, dt_min, dt_max,
     )  # fmt: skip
     rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
     block = max(4, min(next_power_of_2(width), 4096 // block_n))
