@@ -153,6 +153,11 @@ class CacheLayout:
         return cls(tuple(layers), tuple(best), tuple(group_of.get(i, -1) for i in range(len(layers))), kept)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cached, so that a step takes texts whole."""
+        return not self.groups and not self.has_states
+
+    @property
     def has_states(self) -> bool:
         """Whether a layer has a state that belongs to a slot."""
         return bool(self.states)

@@ -92,11 +92,17 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
         request_ids: the request of each update.
         token_ids: the one token it brought; meaningless where ``more`` has an entry.
         more: place -> an update that says more than a token, or something else.
+        vectors, width: of a step that pools, float32 [n, width] in native byte order: the first n requests have ended with one
+            each, but for those in ``more``; their ``token_ids`` mean nothing. With width 0 there are none.
+        queue_seconds: of those n, in the same order; see ``RequestUpdate``.
     """
 
     request_ids: list[str] = []
     token_ids: list[int] = []
     more: dict[int, RequestUpdate] = {}
+    vectors: bytes = b""
+    width: int = 0
+    queue_seconds: list[float | None] = []
 
     def add(self, updates: Sequence[RequestUpdate]) -> None:
         """Append some. The columns may be shared with others, so they are replaced."""
@@ -108,7 +114,27 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
     def __len__(self) -> int:
         return len(self.request_ids)
 
+    def ended(self) -> list[str]:
+        """Requests that are over."""
+        found = [each.request_id for each in self.more.values() if each.finish_reason is not None]
+        if not self.width:
+            return found
+        return found + [name for place, name in enumerate(self.request_ids) if place not in self.more]
+
+    def _pooled(self) -> Iterator[RequestUpdate]:
+        size, seconds = 4 * self.width, self.queue_seconds
+        for place, request_id in enumerate(self.request_ids):
+            found = self.more.get(place)
+            if found is None:
+                vector = self.vectors[place * size : (place + 1) * size]
+                found = RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="stop", pooled=vector)
+                found.queue_seconds = seconds[place] if seconds else None
+            yield found
+
     def __iter__(self) -> Iterator[RequestUpdate]:
+        if self.width:
+            yield from self._pooled()
+            return
         more = self.more
         for place, (request_id, token) in enumerate(zip(self.request_ids, self.token_ids, strict=True)):
             found = more.get(place) if more else None

@@ -36,6 +36,8 @@ class SpeculativeConfig:
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
         rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
             "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
+        adaptive: leave drafts out of steps while they cost more time than they save, which is measured. Unset: yes, but with
+            "synthetic".
         synthetic_acceptance_length: of "synthetic": mean tokens that a row brings in a step, its own one included.
     """
 
@@ -47,6 +49,7 @@ class SpeculativeConfig:
     prompt_lookup_min: int | None = None
     rejection_sample_method: str = "standard"
     synthetic_acceptance_length: float | None = None
+    adaptive: bool | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -57,6 +60,8 @@ class SpeculativeConfig:
             if getattr(self, name) is not None:
                 self._check_count(name, MAX_LOOKUP)
         self._check_rejection()
+        if self.adaptive not in (None, True, False):
+            raise ConfigError(f"speculative_config: adaptive must be true, false or null; got {self.adaptive!r}")
         low, high = self.lookup
         if low > high:
             raise ConfigError(
@@ -97,6 +102,11 @@ class SpeculativeConfig:
                 f"speculative_config: synthetic_acceptance_length must be a number from 1 to {most} "
                 f"(num_speculative_tokens + 1); got {length!r}"
             )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether drafts are left out while they do not pay."""
+        return self.rejection_sample_method == "standard" if self.adaptive is None else self.adaptive
 
     @property
     def lookup(self) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
+from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
@@ -155,7 +156,9 @@ def _build(
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits, thresholds.traced_steps)
+    draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
+    info = _info(args, loaded, sizes)
+    return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
 
 def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> Loaded:
@@ -270,9 +273,6 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
     if loaded.draft_model is not None:
         block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
-    block_bytes = block_bytes or int(
-        loaded.model.spec.cache.has_states
-    )  # blocks that name tokens, and hold none of them
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
         device.reset_peak()
@@ -289,7 +289,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     sizes, taken = _with_states(args, loaded, sizes, budget)
     budget -= taken
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
-    if not loaded.model.spec.cache.groups:
+    if loaded.model.spec.cache.is_empty:
         logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
         runner = _make_runner(loaded, sizes, 0)
         warm_up.rehearse(runner, sizes)

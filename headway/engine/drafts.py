@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,6 +49,7 @@ class Drafts:
         drafter: makes the drafter.
         load: loads its model; None: it has none.
         lookahead, forgets_last_hit: see ``SchedulerConfig``.
+        adaptive: whether steps leave them out while they do not pay.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Drafts:
     load: Callable[[Loading], DraftModel] | None = None
     lookahead: int = 0
     forgets_last_hit: bool = False
+    adaptive: bool = False
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None) -> Drafts | None:
@@ -69,6 +71,7 @@ class Drafts:
             found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
         else:
             found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
+        found = replace(found, adaptive=config.is_adaptive)
         return found if length is None else _synthetic(found, length)
 
 
@@ -114,4 +117,4 @@ def _synthetic(real: Drafts, length: float) -> Drafts:
     def make(house: DraftHouse) -> Drafter:
         return SyntheticDrafter(house.arena, house.number, real.drafter(house), length, house.target.spec.vocab_size)
 
-    return Drafts(real.number, make, real.load, real.lookahead, real.forgets_last_hit)
+    return replace(real, drafter=make)

@@ -63,7 +63,7 @@ def choose_sizes(
     max_model_len = args.max_model_len or spec.longest_context
     max_num_seqs = args.max_num_seqs or (256 if on_gpu else 64)
     tokens = args.max_num_batched_tokens or (STEP_TOKENS if on_gpu else 1024)
-    if not spec.cache.groups:  # a step takes texts whole
+    if spec.cache.is_empty:  # a step takes texts whole
         if args.max_num_batched_tokens is None:
             tokens = max(tokens, max_model_len)
         elif tokens < max_model_len:
@@ -118,10 +118,11 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
     Raises:
         OutOfMemoryError: naming the context that would fit.
     """
-    if not block_bytes:  # nothing is cached
+    if layout.is_empty:
         return sizes
     blocks_for = partial(_blocks_for, sizes, layout)
     wanted = blocks_for(sizes.max_model_len)
+    block_bytes = max(block_bytes, 1)  # blocks of a model that caches no token are free
     num_blocks = min(budget // block_bytes, sizes.max_num_seqs * wanted + 1)
     need = (wanted + 1) * block_bytes
     if num_blocks > wanted:
@@ -139,7 +140,7 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
 
 def kv_tokens(sizes: Sizes, layout: CacheLayout) -> int:
     """Tokens that the cache holds, where groups let tokens go: of requests of the longest context."""
-    if not layout.groups:
+    if layout.is_empty:
         return 0
     usable = sizes.num_blocks - 1
     if len(layout.groups) < 2 and not any(group.window for group in layout.groups):

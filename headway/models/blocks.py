@@ -22,6 +22,7 @@ from torch import nn
 
 from headway.core.cache import CacheSpec
 from headway.models.interface import Target
+from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
 from headway.models.layers.mixer import MixerSpec
@@ -64,6 +65,18 @@ class BlockSpec:
     names: BlockNames = BlockNames()
     parallel: bool = False
     residual_multiplier: float = 1.0
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a block whose mixer is attention."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """The feed-forward part of a block that has one."""
+        assert self.ffn is not None
+        return self.ffn
 
     @property
     def cache(self) -> CacheSpec | None:

@@ -29,7 +29,7 @@ class GraniteForCausalLM(DecoderModel):
             raise fields.refuse("logits_scaling", "divides logits: it cannot be 0")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, mixer=replace(block.mixer, scale=scale), residual_multiplier=residual)
+            return replace(block, mixer=replace(block.attention, scale=scale), residual_multiplier=residual)
 
         return replace(
             map_blocks(config, change),
@@ -63,6 +63,6 @@ class GraniteMoeHybridForCausalLM(DecoderModel):
             block = replace(block, ffn=shared, names=replace(block.names, ffn="shared_mlp"))
             if kinds[layer] == STATE:
                 return replace(block, mixer=mamba, names=replace(block.names, mixer="mamba"))
-            return block if rotates == "rope" else replace(block, mixer=replace(block.mixer, rope=None))
+            return block if rotates == "rope" else replace(block, mixer=replace(block.attention, rope=None))
 
         return map_blocks(config, change)

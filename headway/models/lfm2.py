@@ -43,7 +43,9 @@ class Lfm2ForCausalLM(DecoderModel):
             projections = ("q_proj", "k_proj", "v_proj")
             return replace(
                 block,
-                mixer=replace(block.mixer, names=(projections, "out_proj"), norm_names=("q_layernorm", "k_layernorm")),
+                mixer=replace(
+                    block.attention, names=(projections, "out_proj"), norm_names=("q_layernorm", "k_layernorm")
+                ),
             )
 
         return replace(map_blocks(config, change), names=DecoderNames(norm="model.embedding_norm"))

@@ -57,8 +57,8 @@ def read_limits(fields: Fields, name: str = "time_step_limit") -> tuple[float, f
     if value is None:
         return 0.0, float("inf")
     try:
-        least, most = (float(each.get("__float__") if isinstance(each, dict) else each) for each in value)
-    except (TypeError, ValueError) as error:
+        least, most = (float(each["__float__"] if isinstance(each, dict) else each) for each in value)
+    except (KeyError, TypeError, ValueError) as error:
         raise fields.refuse(name, "is not a pair of numbers") from error
     if not 0 <= least <= most:
         raise fields.refuse(name, "must rise from 0 or more")

@@ -45,7 +45,9 @@ class Olmo3ForCausalLM(DecoderModel):
         )
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, mixer=replace(block.mixer, rope=ropes[SLIDING if block.mixer.window else FULL]))
+            return replace(
+                block, mixer=replace(block.attention, rope=ropes[SLIDING if block.attention.window else FULL])
+            )
 
         return map_blocks(config, change)
 

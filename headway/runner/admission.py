@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from headway.core.automaton import MAX_TABLE_INTS
-from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
-from headway.pooling.text import POOL_RAW, POOL_START
+from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
 from headway.state.packed_step import EDIT_INTS, PackedStep, segment_ints
 from headway.state.slots import SlotArena
-from headway.state.token_types import TOKEN_TYPES
 
 MAX_EOS_IDS = 16
 MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
@@ -51,6 +50,7 @@ class AdmissionWriter:
 
     def __init__(self, arena: SlotArena, sampler: Sampler) -> None:
         self._arena, self._sampler = arena, sampler
+        self._pooled = PooledAdmissions(arena)
         self._prepared: dict[str, Prepared] = {}
         self._places: dict[tuple[str, ...], tuple[Int32s, Int32s]] = {}
 
@@ -65,9 +65,8 @@ class AdmissionWriter:
             InvalidRequestError: it does not fit the slot tables.
         """
         if request.task.pools:
-            edits = [*_AT_ADMISSION, SlotEdit("alive", ints(1)), *self._pooling_edits(request)]
-        else:
-            edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
+            return self._pooled.check(request)
+        edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
         single = [edit for edit in edits if len(edit.values) == 1]
         rows = [edit for edit in edits if len(edit.values) != 1]
         values = np.concatenate([edit.values for edit in single])
@@ -84,6 +83,10 @@ class AdmissionWriter:
         """The request is over. Unknown ids are ignored."""
         self._prepared.pop(request_id, None)
 
+    def write_pooled(self, packed: PackedStep, admissions: Sequence[Admission]) -> None:
+        """``write`` for all requests of a step that pools."""
+        self._pooled.write(packed, admissions)
+
     def write(self, packed: PackedStep, admission: Admission) -> None:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""
         request, slot = admission.request, admission.slot
@@ -93,38 +96,12 @@ class AdmissionWriter:
         base, stride = self._places.get(tables) or self._find_places(tables)
         packed.scatter(base + stride * slot, values)
         packed.write(self._arena.position("history", slot), admission.token_ids)
-        if request.task.pools:
-            for table, row in rows:
-                packed.write(self._arena.position(table, slot), row)
-            return
         for table, row in (
             *rows,
             *self._sampler.restart(request, admission.token_ids[len(request.prompt_token_ids) :]),
         ):
             packed.write(self._arena.position(table, slot), row)
         self._sampler.admit(slot, request)
-
-    def _pooling_edits(self, request: AddRequest) -> list[SlotEdit]:
-        """What the pooler and the model read of a slot; the tables are there where somebody does."""
-        (start, end), length = request.token_type_range, len(request.prompt_token_ids)
-        if not 0 <= start <= end <= length:
-            raise InvalidRequestError(
-                f"token_type_range ({start}, {end}) is not within the prompt's {length} tokens", "token_type_range"
-            )
-        if not 0 <= request.pool_start <= length:
-            raise InvalidRequestError(
-                f"pool_start {request.pool_start} is not within the prompt's {length} tokens", "pool_start"
-            )
-        if start < end and not self._arena.has(TOKEN_TYPES):
-            raise InvalidRequestError(
-                "this model knows one type of tokens; leave token_type_range out", "token_type_range"
-            )
-        given = {
-            TOKEN_TYPES: ints(start, end),
-            POOL_START: ints(request.pool_start),
-            POOL_RAW: ints(request.raw),
-        }
-        return [SlotEdit(name, values) for name, values in given.items() if self._arena.has(name)]
 
     def _find_places(self, tables: tuple[str, ...]) -> tuple[Int32s, Int32s]:
         """Where the first slot's rows of tables lie, and the distance to the next. There are as many lists of tables as

@@ -92,6 +92,9 @@ class Packer:
 
     def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
+        if plan.pools:
+            self.admissions.write_pooled(packed, plan.admissions)
+            return NO_LIST
         for admission in plan.admissions:
             self.admissions.write(packed, admission)
             self._prompts[admission.slot] = admission.token_ids[: len(admission.request.prompt_token_ids)]

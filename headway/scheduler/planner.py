@@ -373,7 +373,6 @@ class Planner:
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
         by_token = self._config.pools and any(request.by_token for request in draft.requests)
-        plan = StepPlan(
-            *at, *changes, rows.requests, self.width, self._config.pools, by_token, draft.loads, draft.saves
-        )
+        pools = self._config.pools
+        plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
         return plan, rows

@@ -140,27 +140,36 @@ class Collector:
         """Rows that ended their texts bring their vectors, which ends their requests; the others bring nothing yet."""
         owning = rows.epochs == self._table.epoch[rows.index]
         self._table.in_flight[rows.index[owning]] -= 1
-        updates = []
+        updates: list[RequestUpdate] = []
+        pooled: list[int] = []  # rows that bring a vector and nothing else
         ends = plan.query_lens.cumsum() if plan.token_vectors else None
+        going_on, ours = (~plan.samples).tolist(), owning.tolist()
         for row, request in enumerate(rows.requests):
             if request.status is Status.FINISHED:  # aborted, or failed
                 continue
-            if not owning[row]:
+            if not ours[row]:
                 request.in_flight -= 1
             if request.by_token and ends is not None:
                 self._keep_tokens(request, plan, row, int(ends[row]), result)
-            if not plan.samples[row]:  # its text goes on
+            if going_on[row]:
                 continue
-            vectors = _vectors_of(request, row, result)
-            if vectors is None:
-                updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
-                continue
+            if not (request.by_token or request.cached_tokens or result.vectors is None):
+                pooled.append(row)
+            else:
+                vectors = _vectors_of(request, row, result)
+                if vectors is None:
+                    updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
+                    continue
+                update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
+                update.pooled, update.num_cached_tokens = vectors, request.cached_tokens or 0
+                updates.append(update)
             self.prompt_tokens += request.prompt_len
-            update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
-            update.pooled, update.num_cached_tokens = vectors, request.cached_tokens or 0
-            updates.append(update)
             self._life.finish(request)
         found = StepUpdates()
+        if pooled and result.vectors is not None:
+            picked = result.vectors if len(pooled) == len(rows) else result.vectors[pooled]
+            ids = [rows.ids[row] for row in pooled]
+            found = StepUpdates(ids, [0] * len(ids), {}, picked.tobytes(), picked.shape[1])
         found.add(updates)
         return found
 

@@ -38,6 +38,8 @@ class ModelDrafter(Drafter):
         """K passes of a token a row, behind one over the step's own tokens that fills the cache."""
         model, chain, slots = self._model, self._chain, batch.row_slots
         model.forward(chain.whole(batch), chain.caches, ALL_TOKENS)
+        if batch.width == 1:
+            return
         tokens = self._nothing[: len(slots)]
         for link in range(self._number):
             step = chain.link(batch, tokens, link)

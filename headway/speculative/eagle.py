@@ -42,6 +42,8 @@ class EagleDrafter(Drafter):
         model, chain, slots = self._model, self._chain, batch.row_slots
         hidden = self._hidden[: len(batch.input_ids)]
         out, carried = model.forward(self._following(batch), hidden, chain.whole(batch), chain.caches)
+        if batch.width == 1:
+            return
         last = self._last_places(batch)
         out, carried = out.index_select(0, last), carried.index_select(0, last)
         tokens = chain.draw(model.logits(out), slots, 0, flags)

@@ -24,4 +24,5 @@ class NgramDrafter(Drafter):
 
     def propose(self, batch: StepBatch, flags: int) -> None:
         """Searches each row's known tokens."""
-        ngram_draft(self._drafts, batch.row_slots, self._history, self._num_tokens, self._min_n, self._max_n)
+        if batch.width > 1:
+            ngram_draft(self._drafts, batch.row_slots, self._history, self._num_tokens, self._min_n, self._max_n)

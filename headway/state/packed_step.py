@@ -16,6 +16,8 @@ through ``list_at``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -122,6 +124,21 @@ class PackedStep:
         edits[:, 0] = position + starts
         edits[:, 1] = source + starts
         edits[:, 2] = np.minimum(len(values) - starts, MAX_EDIT)
+        self._add(edits)
+
+    def write_many(self, positions: npt.NDArray[np.integer], values: Sequence[Int32s]) -> None:
+        """``write`` of each of ``values``, which are not empty, to its position."""
+        lengths = np.array([len(each) for each in values], np.int32)
+        if int(lengths.max()) > MAX_EDIT:
+            for position, each in zip(positions.tolist(), values, strict=True):
+                self.write(position, each)
+            return
+        source = self.list_at(np.concatenate(values))
+        edits = np.empty((len(values), EDIT_INTS), np.int32)
+        edits[:, 0] = positions
+        edits[0, 1] = source
+        edits[1:, 1] = source + lengths[:-1].cumsum()
+        edits[:, 2] = lengths
         self._add(edits)
 
     def scatter(self, positions: npt.NDArray[np.integer], values: Int32s) -> None:

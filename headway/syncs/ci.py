@@ -44,7 +44,7 @@ def new_findings(run: Run, baseline: set[Key]) -> list[Finding]:
     return [finding for finding in run.log.unsanctioned if key_of(finding) not in baseline]
 
 
-def annotations(run: Run, new: list[Finding] | None = None) -> str:
+def github_annotations(run: Run, new: list[Finding] | None = None) -> str:
     """GitHub's workflow commands: an error on each line that waits; a notice where it is in the baseline already."""
     lines = []
     for finding in run.log.unsanctioned:

@@ -35,7 +35,13 @@ def test_rows_one_by_one(link: int, first: int) -> None:
         if link:
             drafts[slot][link - 1] = tokens[r]
         place = known[slot] + first + link
-        if alive[slot] and computed[slot] == known[slot] - 1 and 0 <= place < MB * BS and table[slot][place // BS]:
+        if (
+            link < K
+            and alive[slot]
+            and computed[slot] == known[slot] - 1
+            and 0 <= place < MB * BS
+            and table[slot][place // BS]
+        ):
             token = tokens[r] if link else history[slot][place]
             outputs[r] = [token, place, table[slot][place // BS] * BS + place % BS, place + 1]
     poison = [ints([-7] * rows) for _ in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,5 +30,5 @@ def test_listed_rows_are_copied_whole(form: str, count: int, device: str) -> Non
 
 
 def test_reference_reads_nothing_on_the_host() -> None:
-    ints = {"dtype": torch.int32, "device": "meta"}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": "meta"}
     copy_states.reference(torch.empty(3, 8, **ints), torch.empty(40, **ints), LOADS_AT, 2)

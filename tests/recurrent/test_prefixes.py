@@ -73,7 +73,8 @@ def test_prompt_logprobs_hit_nothing_and_save_nothing() -> None:
     prompt = list(range(3, 80))
     for number in range(2):
         run(core, [request(str(number), prompt, temperature=0.0, max_tokens=2, prompt_logprobs=1)])
-    assert len(core._scheduler._life.kv.states) == 0
+    states = core._scheduler._life.kv.states
+    assert states is not None and len(states) == 0
     core.shutdown()
 
 
@@ -81,7 +82,7 @@ def test_forgotten_prefixes_leave_all_checkpoints_free() -> None:
     core = engine("mamba2", enable_prefix_caching=True)
     run(core, conversation())
     states = core._scheduler._life.kv.states
-    assert len(states) > 0
+    assert states is not None and len(states) > 0
     core._scheduler._life.kv.forget_prefixes()
     assert len(states) == 0
     core.check_integrity()

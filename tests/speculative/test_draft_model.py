@@ -35,8 +35,8 @@ def stranger() -> str:
 
 
 def drafting(number: int, model: str | None = None) -> dict[str, Any]:
-    model = model_folder() if model is None else model
-    return {"speculative_config": {"method": "draft_model", "model": model, "num_speculative_tokens": number}}
+    config = {"method": "draft_model", "model": model or model_folder(), "num_speculative_tokens": number}
+    return {"speculative_config": config | {"adaptive": False}}
 
 
 def on_cpu(**sizes: Any) -> EngineCore:

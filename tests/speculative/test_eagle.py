@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from headway.core.errors import ConfigError, UnsupportedModelError, WeightsError
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.engine.draft_pacer import DraftPacer
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
@@ -41,7 +43,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def drafting(head: Path, number: int) -> dict[str, Any]:
     method = "eagle3" if "eagle3" in head.name else "eagle"
-    return {"speculative_config": {"method": method, "model": str(head), "num_speculative_tokens": number}}
+    config = {"method": method, "model": str(head), "num_speculative_tokens": number}
+    return {"speculative_config": config | {"adaptive": False}}
 
 
 def on_cpu(**sizes: Any) -> EngineCore:
@@ -117,6 +120,49 @@ def test_on_the_simulated_device(heads: dict[str, Path], kind: str, depth: int, 
     with simulated(5, run_ahead=depth, **drafting(heads[kind], 2), **(memory | sizes)) as (core, _, _):
         check(core, batch)
         assert (core.stats().num_graph_steps > 0) == graphs
+
+
+class Fickle(DraftPacer):
+    """Leaves drafts out by chance."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self._full, self._rng = width, random.Random(width)
+
+    def observe(self, width: int, rows: int, tokens: int, step_us: float | None) -> int:
+        self.width = self._full if self._rng.random() < 0.6 else 1
+        return self.width
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("eagle3_reduced", 0), ("eagle3", 2)])
+def test_drafts_may_come_and_go(heads: dict[str, Path], kind: str, depth: int) -> None:
+    """The head's cache is kept up in steps without drafts, so that those of later steps are right."""
+    oracle = Oracle(folder_of_model(), heads[kind])
+    batch = requests_for([FEATURES[name] for name in ("greedy", "presence", "frequency", "bad_words")], seed=70)
+    core = on_cpu(run_ahead=depth, kv_cache_memory_bytes=22 * BLOCK, **drafting(heads[kind], 3))
+    core._draft_pacer = Fickle(4)
+    answers, compared = {each.request_id: Answer() for each in batch}, 0
+    for each in batch:
+        core.add(each)
+    while core.has_work():
+        width = core._scheduler.width
+        for update in core.step():
+            answers[update.request_id].take(update)
+        if depth == 0 and width > 1:  # the step drafted
+            compared += compare_drafts(core, oracle, 3)
+    for each in batch:
+        settle(answers[each.request_id], expected(batch)[each.request_id], each, ask_oracle)
+    assert depth or compared > 10
+    core.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["eagle3_reduced"])
+def test_drafts_may_come_and_go_on_the_simulated_device(heads: dict[str, Path], kind: str) -> None:
+    batch = requests_for([FEATURES[name] for name in ("greedy", "schema", "ignore_eos", "host_grammar")], seed=71)
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "kv_cache_memory_bytes": 22 * BLOCK}
+    with simulated(8, run_ahead=2, **drafting(heads[kind], 3), **sizes) as (core, _, _):
+        core._draft_pacer = Fickle(4)
+        check(core, batch)
 
 
 def test_heads_that_do_not_fit_are_refused(heads: dict[str, Path], tmp_path: Path) -> None:

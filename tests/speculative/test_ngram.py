@@ -21,7 +21,7 @@ SMALL = {"kv_cache_memory_bytes": 18 * KV_BLOCK_BYTES, "max_num_batched_tokens":
 
 
 def ngram(number: int, low: int = 1, high: int = 3) -> dict[str, Any]:
-    lookup = {"prompt_lookup_min": low, "prompt_lookup_max": high}
+    lookup = {"prompt_lookup_min": low, "prompt_lookup_max": high, "adaptive": False}
     return {"speculative_config": {"method": "ngram", "num_speculative_tokens": number} | lookup}
 
 

@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_graph_replays_into_the_same_tensors() -> None:
 
 def test_saved_tensors_come_back_where_they_were() -> None:
     file = io.BytesIO()
-    state = {"x": rand(2), "n": 3}
+    state: dict[str, Any] = {"x": rand(2), "n": 3}
     assert kinds(lambda: torch.save(state, file)) == ["read"]
     for where, cuda in ((None, True), ("cpu", False), ("cuda", True), (lambda storage, at: storage, False)):
         file.seek(0)
@@ -168,8 +169,9 @@ def test_in_place_views_and_old_type_names() -> None:
     x = rand(2, 3)
     assert x.unsqueeze_(0) is x and x.shape == (1, 2, 3)
     assert x.squeeze_(0).t_().shape == (3, 2) == x.cpu().shape
-    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, torch.cuda.FloatTensor)
-    assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64 and x.type(torch.cuda.HalfTensor).dtype == torch.half
+    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, torch.cuda.FloatTensor)  # type: ignore[attr-defined]
+    assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64  # type: ignore[attr-defined]
+    assert x.type(torch.cuda.HalfTensor).dtype == torch.half  # type: ignore[attr-defined]
     assert x.to(0).is_cuda and torch.ones(2).to(0).is_cuda and torch.ones(2).cuda(0).device == torch.device("cuda:0")
 
 
@@ -206,7 +208,7 @@ def test_pinned_memory_is_known_by_its_storage() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(6.0).view(3, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
     for (batch,) in loader:
-        assert batch.is_pinned() and kinds(lambda batch=batch: batch.to("cuda", non_blocking=True)) == []
+        assert batch.is_pinned() and kinds(partial(batch.to, "cuda", non_blocking=True)) == []
 
 
 def test_checkpointed_gradients() -> None:

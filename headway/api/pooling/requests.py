@@ -69,7 +69,11 @@ class OpenPooling:
 
     def arrays(self, token_width: int) -> list[Floats]:
         """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
-        return finished_vectors(self.vectors, self.wanted, token_width)
+        arrays = finished_vectors(self.vectors, self.wanted, token_width)
+        if self.wanted.columns or self.wanted.step_tag_id is not None:
+            pairs = zip(arrays, self.messages, strict=True)
+            arrays = [_steps(rows, message.prompt_token_ids, self.wanted) for rows, message in pairs]
+        return arrays
 
 
 def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) -> list[Floats]:
@@ -89,6 +93,24 @@ def _finished(rows: Floats, wanted: Wanted) -> Floats:
     if wanted.dimensions is not None:
         rows = rows[:, : wanted.dimensions]
     return normalized(rows) if wanted.normalize else rows
+
+
+def _steps(rows: Floats, ids: list[int], wanted: Wanted) -> Floats:
+    """What a process reward model says of the steps that end at its tags: [steps, columns]. ``rows``: of the last tokens."""
+    if wanted.columns:
+        rows = _activated(rows[:, list(wanted.columns)], wanted.activation)
+    if wanted.step_tag_id is not None:
+        rows = rows[np.asarray(ids[len(ids) - len(rows) :]) == wanted.step_tag_id]
+    return rows
+
+
+def _activated(rows: Floats, activation: str) -> Floats:
+    if activation == "sigmoid":
+        return np.reciprocal(1 + np.exp(-rows), dtype=np.float32)
+    if activation == "softmax":
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+    return rows
 
 
 def normalized(rows: Floats) -> Floats:

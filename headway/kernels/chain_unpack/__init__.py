@@ -14,7 +14,7 @@ S = slots, R = rows, K = drafts, L = most tokens of a slot, MB = blocks of a slo
 Where link > 0, drafts[slot, link - 1] becomes the row's token, on every row that is no padding. A row goes on when its request
 lives, all its tokens but the last are computed, and its position num_tokens + first + link has a block: its input is the
 token, with link 0 the one at that position; kv_slots is block * block_size + position mod block_size and seq_lens position + 1.
-Other rows: input, position and length 0, kv_slots -1.
+Other rows, and all behind the last draft (link = K): input, position and length 0, kv_slots -1.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def chain_unpack(
     column = position // block_size
     block = gather_rows(block_table, slot, column)
     goes_on = real & (alive.index_select(0, slot) != 0) & (num_computed.index_select(0, slot) == known - 1)
-    goes_on &= (position >= 0) & (column < columns) & (block > 0)
+    goes_on &= (position >= 0) & (column < columns) & (block > 0) & (link < number)
     token = token_ids if link else gather_rows(history, slot, position)
     input_ids.copy_(torch.where(goes_on, token, 0))
     positions.copy_(torch.where(goes_on, position, 0))

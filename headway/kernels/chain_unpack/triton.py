@@ -22,7 +22,7 @@ def chain_kernel(
     tl.store(drafts + slot * number + link - 1, token, mask=real & (link > 0))
     known = tl.load(num_tokens + slot, mask=real, other=0)
     position = known + first + link
-    goes_on = real & (tl.load(alive + slot, mask=real, other=0) != 0) & (position >= 0)
+    goes_on = real & (tl.load(alive + slot, mask=real, other=0) != 0) & (position >= 0) & (link < number)
     goes_on = goes_on & (tl.load(num_computed + slot, mask=real, other=-1) == known - 1)
     column = position // block_size
     goes_on = goes_on & (column < columns)

@@ -6,6 +6,7 @@ Shapes: T tokens of the step, D inner channels, N state size, H heads of P chann
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -63,12 +64,8 @@ class Mamba(StateMixer):
         self.x_proj = Linear(inner, {"x_proj": rank + 2 * size}, bias=False, dtype=dtype, device=device)
         self.dt_proj = Linear(rank, {"dt_proj": inner}, bias=False, dtype=dtype, device=device)
         self.out = Linear(inner, {"out_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
-        wide = {"dtype": torch.float32, "device": device}
-        self.dt_bias, self.d, self.a = (
-            parameter(inner, **wide),
-            parameter(inner, **wide),
-            parameter(inner, size, **wide),
-        )
+        wide = partial(parameter, dtype=torch.float32, device=device)
+        self.dt_bias, self.d, self.a = wide(inner), wide(inner), wide(inner, size)
         sizes = (rank, size, size) if spec.norms else ()
         self.norms = nn.ParameterList([parameter(n, dtype=dtype, device=device) for n in sizes])
 
@@ -162,8 +159,8 @@ class Mamba2(StateMixer):
         self.into = Linear(hidden, rows, bias=spec.bias, dtype=dtype, device=device)
         self.conv = Convolution(spec.convolved, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
         self.out = Linear(spec.inner, {"out_proj": hidden}, bias=spec.out_bias, dtype=dtype, device=device)
-        wide = {"dtype": torch.float32, "device": device}
-        self.a, self.d, self.dt_bias = (parameter(spec.num_heads, **wide) for _ in range(3))
+        wide = partial(parameter, dtype=torch.float32, device=device)
+        self.a, self.d, self.dt_bias = (wide(spec.num_heads) for _ in range(3))
         self.norm = parameter(spec.inner, dtype=dtype, device=device) if spec.norm else None
 
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:

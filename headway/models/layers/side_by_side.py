@@ -38,7 +38,7 @@ class SideBySideSpec:
     names: tuple[str, str] = ("self_attn", "mamba")
 
     @property
-    def cache(self) -> CacheSpec:
+    def cache(self) -> CacheSpec | None:
         return self.attention.cache
 
     @property
