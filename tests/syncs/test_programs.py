@@ -1,4 +1,4 @@
-"""Whole programs under the simulation, without stubs: the values of a run on the CPU, and the waits that belong to each line."""
+"""Whole programs under the simulation, without stubs: the values of a run on the CPU, and the waits that each line has."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, loading
@@ -303,6 +305,11 @@ def fake_cuda(report: Report) -> Iterator[None]:
                 if hasattr(owner, name):
                     undo.callback(setattr, owner, name, getattr(owner, name))
                     setattr(owner, name, value)
+        # Optimizers take several tensors at once where all are plain, as a card's are.
+        for module in (optimizer, _foreach_utils):
+            plain: Any = module._foreach_supported_types
+            plain.append(SimTensor)
+            undo.callback(plain.remove, SimTensor)
         tensor: Any = torch.Tensor
         for name, method in (("pin_memory", _pin_memory), ("is_pinned", _is_pinned)):
             setattr(tensor, name, method)
