@@ -260,6 +260,14 @@ def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG00
     return not isinstance(tensor, SimTensor) and tensor.device.type == "cpu" and tensor in PINS
 
 
+def _record_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        if not isinstance(stream, SimStream):
+            original(tensor, stream)
+
+    return record_stream
+
+
 def _mirrored(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.set_autocast_enabled and its kin, for the backend too when they are told of cuda."""
 
@@ -311,7 +319,12 @@ def fake_cuda(report: Report) -> Iterator[None]:
             plain.append(SimTensor)
             undo.callback(plain.remove, SimTensor)
         tensor: Any = torch.Tensor
-        for name, method in (("pin_memory", _pin_memory), ("is_pinned", _is_pinned)):
+        methods = {
+            "pin_memory": _pin_memory,
+            "is_pinned": _is_pinned,
+            "record_stream": _record_stream(tensor.record_stream),
+        }
+        for name, method in methods.items():
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
         yield

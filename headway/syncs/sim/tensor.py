@@ -23,6 +23,7 @@ from headway.syncs.sim.cells import CELLS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
 MISSING: Final = frozenset({"resize_", "resize_as_", "set_"})
+"""Not served: they change a tensor's memory. ``x.set_(y)`` is."""
 IMPLICIT: Final = "CompositeImplicitAutograd"
 _CPU: Final = torch.device("cpu")
 
@@ -222,6 +223,9 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+    if func is torch.ops.aten.set_.source_Tensor and len(ours) == 2:
+        ours[0].held = ours[1].held
+        return _reshaped(ours[0])
     if name in MISSING:
         raise backend.refuse(f"the simulation does not serve {name}: run on a GPU, without --simulate")
     kind = wait_of(func, args, kwargs)
