@@ -314,6 +314,17 @@ def test_packed_sequences_and_inverse_transforms() -> None:
     assert kinds(lambda: torch.istft(spectrum, 64, window=window)) == ["read"]
 
 
+def test_parametrizations_that_set_tensors_and_lengths_of_the_host() -> None:
+    layer = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 3).cuda())
+    assert kinds(lambda: layer(rand(2, 3)).sum().backward()) == []
+    scores = torch.randn(6, 2, 4, device="cuda").log_softmax(2)
+    target = torch.ones(2, 2, dtype=torch.long, device="cuda")
+    on_host = F.ctc_loss(scores.cpu(), target.cpu(), torch.tensor([6, 6]), torch.tensor([2, 2]))
+    torch.testing.assert_close(F.ctc_loss(scores, target, torch.tensor([6, 6]), torch.tensor([2, 2])).cpu(), on_host)
+    x = rand(3)
+    x.record_stream(torch.cuda.Stream())
+
+
 def test_polling_a_stream_is_a_wait() -> None:
     stream, x = torch.cuda.current_stream(), rand(2)
 
