@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
+from headway.engine.pooling import pooling_info, pooling_of
 from headway.engine.sizes import Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context, kv_tokens
 from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.kernels.compiler_process import CompilerProcess
@@ -34,6 +35,7 @@ from headway.kernels.cpu.ops import preferred_dtype
 from headway.kernels.linear_forms.provenance import describe
 from headway.models.interface import Model
 from headway.models.load import load_model
+from headway.models.purpose import Wish
 from headway.models.registry import read_config
 from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
 from headway.runner.config import RunnerConfig
@@ -41,14 +43,17 @@ from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
 from headway.speculative.base import DraftHouse, DraftModel
-from headway.state.cache_pool import CachePool, bytes_per_block
+from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
+from headway.state.token_types import type_tables
 from headway.weights import Checkpoint, open_checkpoint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which on GPUs convert 8-bit floats, and Triton has kernels do it."""
+CHECKPOINT_SHARE, CHECKPOINTS_PER_SLOT = 0.3, 2
+"""Checkpoints of states take at most this share of the memory that states of requests leave, and are at most so many."""
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -63,7 +68,12 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
+    state_dtype: torch.dtype | None = None
     draft_model: DraftModel | None = None
+
+    def states(self, num_slots: int) -> StateStorage:
+        """How the model's states are stored; ``state_dtype``: of recurrent ones, None for what the model says."""
+        return StateStorage(num_slots, self.dtype, self.state_dtype)
 
 
 def build_engine(
@@ -91,13 +101,16 @@ def build_engine(
     """
     start, times = time.perf_counter(), PhaseTimes()
     extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
-    with times.phase("device"):
-        device = device or select_device(args.device)
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as owned:
+        if device is None:
+            with times.phase("device"):
+                device = select_device(args.device)
+            owned.callback(device.close)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         warm_up = WarmUp(device, times, progress, compiler)
         core = _build(args, progress, device, warm_up, times, thresholds, extras)
+        core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 
@@ -132,10 +145,13 @@ def _build(
             max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
+            pools=loaded.extras.pooling is not None,
             lookahead=sizes.lookahead,
             forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
-            pools=extras.pooling is not None,
             groups=groups,
+            has_states=loaded.model.spec.cache.has_states,
+            num_checkpoints=sizes.num_checkpoints,
+            checkpoint_every=thresholds.checkpoint_every,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
@@ -149,7 +165,17 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     for note in device.notes:  # on a GPU a note names something missed; on a CPU it is how CPUs are
         logger.log(logging.WARNING if device.asynchronous else logging.INFO, "%s", note)
     checkpoint = open_checkpoint(args.model, revision=args.revision, load_format=args.load_format)
-    config = read_config(checkpoint.config)
+    checkpoint.config.update(args.hf_overrides or {})
+    folder = checkpoint.path if checkpoint.path.is_dir() else None
+    asked = Wish(
+        runner=args.runner,
+        convert=args.convert,
+        pooler_config=args.pooler_config,
+        sentence=checkpoint.sentence,
+        folder=folder,
+    )
+    # What a caller of this function brings is on top of a model that generates.
+    config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
@@ -160,6 +186,8 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         raise ConfigError(
             f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
         )
+    if config.pooling is not None and extras.drafts is not None:
+        raise ConfigError("an engine that pools generates nothing, so there is nothing to draft; leave drafts out")
     model = load_model(
         checkpoint,
         dtype=dtype,
@@ -168,12 +196,27 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         progress=progress,
         seed=args.seed,
         keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
+        config=config,
     )
+    if model.spec.pooling is not None and extras.pooling is None:
+        extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
+    if model.spec.cache.has_states and extras.num_drafts:
+        raise ConfigError(
+            f"{model.spec.architecture} has recurrent states, which cannot be rolled back behind rejected drafts yet; "
+            "turn speculative decoding off"
+        )
+    named = args.mamba_ssm_cache_dtype
+    state_dtype = None if named == "auto" else _DTYPES[named]
+    if state_dtype is not None and not model.spec.cache.has_states:
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
+            "use mamba_ssm_cache_dtype='auto'"
+        )
     draft_model = None
     if extras.drafts is not None and extras.drafts.load is not None:
         row = longest + extras.num_drafts + extras.lookahead
         draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, draft_model)
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
@@ -231,7 +274,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     if loaded.draft_model is not None:
         block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
-    if device.asynchronous and args.kv_cache_memory_bytes is None:
+    if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
         device.reset_peak()
         before = device.peak_bytes()
         rehearsal = _make_runner(loaded, sizes, 2)
@@ -243,7 +286,14 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
+    sizes, taken = _with_states(args, loaded, sizes, budget)
+    budget -= taken
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
+    if loaded.model.spec.cache.is_empty:
+        logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
+        runner = _make_runner(loaded, sizes, 0)
+        warm_up.rehearse(runner, sizes)
+        return runner, sizes
     logger.info(
         "KV cache: %d blocks of %d tokens in %s, %.2f GiB; context %d",
         sizes.num_blocks,
@@ -263,6 +313,33 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     return runner, sizes
 
 
+def _with_states(args: EngineArgs, loaded: Loaded, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
+    """The sizes with the number of checkpoints of states, and the bytes of all states.
+
+    Raises:
+        OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
+    """
+    layout = loaded.model.spec.cache
+    if not layout.has_states:
+        return sizes, 0
+    each, slots = loaded.states(1).bytes(layout), sizes.max_num_seqs
+    if each * slots > budget:
+        raise OutOfMemoryError(
+            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
+            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization"
+        )
+    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    if not args.enable_prefix_caching:
+        checkpoints = 0
+    elif not checkpoints:
+        logger.warning(
+            "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
+        )
+    logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
+    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
+
+
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     vocab_size, device = loaded.model.spec.vocab_size, loaded.device
     blocks_per_seq = cdiv(sizes.longest_row, sizes.block_size)
@@ -271,6 +348,8 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     core = core_tables(sizes.longest_row, blocks_per_seq, MAX_STOP_IDS, sizes.width - 1, num_groups)
     hidden, extras = loaded.model.spec.hidden_size, loaded.extras
     tables = core + sampler_tables(vocab_size) + (extras.pooling.tables(hidden) if extras.pooling else [])
+    if loaded.model.spec.num_token_types > 1:
+        tables += type_tables()
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
     caches = CachePool(
         layout,
@@ -278,6 +357,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
+        states=loaded.states(sizes.max_num_seqs + sizes.num_checkpoints),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -293,6 +373,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         width=sizes.width,
         lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
+        has_states=layout.has_states,
     )
     sampler = Sampler(arena, vocab_size)
     drafter = None
@@ -354,4 +435,5 @@ def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         num_kv_tokens=kv_tokens(sizes, loaded.model.spec.cache),
         notes=list(loaded.device.notes),
         tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
+        pooling=pooling_info(args, loaded.model, loaded.checkpoint, sizes.max_model_len),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import perf_counter
 
 from headway.core.automaton import Vocabulary
@@ -31,7 +32,7 @@ class EngineCore:
 
     Args:
         info: what the API floor needs to know.
-        waits: counts host waits inside ``step``; None: nobody counts them.
+        waits: counts host waits inside ``step``; None: they are not counted.
         traced_steps: see ``Thresholds``.
         draft_pacer: says when drafts pay; None: they always do, or there are none.
     """
@@ -56,6 +57,11 @@ class EngineCore:
         self._meter = StepMeter(runner.clock, traced_steps)
         self._num_steps = 0
         self._draft_pacer = draft_pacer
+        self._owned = ExitStack()
+
+    def close_at_shutdown(self, resources: ExitStack) -> None:
+        """Own ``resources``, such as the device where the engine chose it."""
+        self._owned.push(resources)
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """Take the bytes of the model's tokens, which grammars need. Once, before the first request with a grammar."""
@@ -106,9 +112,8 @@ class EngineCore:
             updates.add(self._failures)
             self._failures = []
         self._meter.stamp(updates)
-        for update in updates.more.values():
-            if update.finish_reason is not None:
-                self._forget(update.request_id)
+        for request_id in updates.ended():
+            self._forget(request_id)
         return updates
 
     def _forget(self, request_id: str) -> None:
@@ -250,7 +255,8 @@ class EngineCore:
         if self._waits is not None:
             self._waits.close()
             if self._waits.counts():
-                logger.warning("host waits in the loop that nobody sanctioned:\n%s", self._waits.text())
+                logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
+        self._owned.close()
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ class RunnerConfig:
     """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
     ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
     ``lookahead`` the places behind a row's last token that the drafter writes keys to; ``edits_per_row`` see
-    ``CacheLayout``."""
+    ``CacheLayout``; ``has_states``: packed steps carry a chunk table."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -26,6 +26,7 @@ class RunnerConfig:
     width: int = 1
     lookahead: int = 0
     edits_per_row: int = 1
+    has_states: bool = False
 
     @property
     def longest_row(self) -> int:

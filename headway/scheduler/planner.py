@@ -35,6 +35,8 @@ class _Draft:
     edit_rows: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
 
     def draw_masked(self, request: Request) -> None:
         """The row draws under the request's mask, which is thereby used up."""
@@ -42,6 +44,14 @@ class _Draft:
             raise HeadwayError(f"{request.request_id} would draw before its grammar has seen the last token")
         self.masks.append((request.slot, request.mask))
         request.mask = None
+
+    def longest_first(self) -> None:
+        """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
+        order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
+        self.requests = [self.requests[i] for i in order]
+        self.query_lens = [self.query_lens[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.samples = [self.samples[i] for i in order]
 
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""
@@ -97,6 +107,8 @@ class Planner:
             self._life.drain(request)
         self._drained = []
         self._life.kv.settle()
+        if self._life.kv.states is not None:
+            self._life.kv.states.settle()
 
     # -- decode rows ---------------------------------------------------------------------------------------------
 
@@ -271,8 +283,13 @@ class Planner:
         count = min(most, known - start)
         if count <= 0:
             return
-        end = start + count
+        kv = self._life.kv
+        until = Exact(start + count)
+        end, checkpoint = kv.row_end(request, table.history[slot], Exact(start), until, Exact(known))
+        count = end - start
         self._grow(draft, request, Bound(end + self._lookahead))
+        if checkpoint is not None:
+            draft.saves.append((slot, checkpoint))
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
@@ -325,6 +342,8 @@ class Planner:
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
         self._edit(draft, request, life.kv.opening_edits(request))
+        if hits.state >= 0:
+            draft.loads.append((hits.state, request.slot))
         self._prefill_row(draft, request, draft.tokens_left)
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -333,6 +352,8 @@ class Planner:
         n = len(decode)
         rows = decode
         query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
+        if not self._life.kv.stores:
+            draft.longest_first()
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (
@@ -351,4 +372,7 @@ class Planner:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
-        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools), rows
+        by_token = self._config.pools and any(request.by_token for request in draft.requests)
+        pools = self._config.pools
+        plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
+        return plan, rows

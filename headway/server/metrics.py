@@ -135,6 +135,8 @@ class Figures(Collector):
         yield self._gauge("engine_up", "Whether the engine answers.", float(self._up))
         yield self._about()
         yield self._by("request_success", "Requests ended, by reason.", "finished_reason", self._requests.finished)
+        if self._info.tasks[0].pools:
+            yield self._by("pooling_requests", "Requests ended that pool, by task.", "task", self._requests.tasks)
         for metric, field, help_text in REQUEST_HISTOGRAMS:
             yield self._histogram(metric, help_text, getattr(self._requests, field))
         if self._stats is not None:
@@ -159,7 +161,7 @@ class Figures(Collector):
         yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.waits)
         yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.wait_seconds)
         if stats.host_waits is not None:
-            help_text = "Host waits in a step that nobody sanctioned, where they are counted."
+            help_text = "Unexpected host waits in steps, where they are counted."
             yield self._by("unsanctioned_host_waits", help_text, "kind", stats.host_waits)
 
     def _gauge(self, metric: str, help_text: str, value: float) -> Metric:

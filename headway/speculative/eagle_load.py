@@ -65,7 +65,7 @@ def load_eagle(
     )
     if checkpoint.is_dummy:
         generator = torch.Generator(target.device).manual_seed(seed)
-        for name, (tensor, _) in model.destinations().items():
+        for name, (tensor, *_) in model.destinations().items():
             tensor.fill_(1.0) if "norm" in name else tensor.normal_(0.0, DUMMY_STD, generator=generator)
     else:
         _fill(model, checkpoint)

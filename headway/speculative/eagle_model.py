@@ -53,7 +53,7 @@ class EagleLayer(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        mixer = spec.mixer
+        mixer = spec.attention
         assert mixer.rope is not None
         self.cos_sin, self.eps = cos_sin_table(mixer.rope, max_len, device), norm.eps
         rows, kv_rows = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
@@ -69,19 +69,19 @@ class EagleLayer(nn.Module):
         self.input_norm: Norm | None = norm.make(hidden, dtype=dtype, device=device) if first_norm else None
         self.hidden_norm: Norm | None = norm.make(hidden, dtype=dtype, device=device) if inputs > hidden else None
         self.after_norm = norm.make(hidden, dtype=dtype, device=device)
-        self.ffn = MLP(spec.ffn, hidden, dtype=dtype, device=device)
+        self.mlp = MLP(spec.mlp, hidden, dtype=dtype, device=device)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Attention over x [T, inputs], then the feed-forward block; adds to the residual [T, C], in place, and returns it."""
         heads = self.attend(self.qkv.forward(x), batch, cache, self.cos_sin, None, None, self.eps)
         y = self.after_norm.add(self.out.forward(heads), residual)
-        return residual.add_(self.ffn.down.forward(self.ffn.act(self.ffn.gate_up.forward(y))))
+        return residual.add_(self.mlp.down.forward(self.mlp.act(self.mlp.gate_up.forward(y))))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         attention = f"{prefix}self_attn."
         found = self.qkv.destinations(attention) | self.out.destinations(attention)
-        found |= self.ffn.destinations(f"{prefix}mlp.")
+        found |= self.mlp.destinations(f"{prefix}mlp.")
         norms = {
             "input_layernorm": self.input_norm,
             "hidden_norm": self.hidden_norm,
@@ -142,7 +142,7 @@ class EagleModel(nn.Module):
             self.head = Linear(hidden, {"lm_head": config.draft_vocab}, bias=False, dtype=dtype, device=device)
         if config.draft_vocab != decoder.vocab_size:
             self.target_ids = torch.arange(config.draft_vocab, device=device)
-        layout = CacheLayout.of([spec.mixer.cache for spec in decoder.blocks], max_len)
+        layout = CacheLayout.of([spec.attention.cache for spec in decoder.blocks], max_len)
         self.spec = ModelSpec(
             architecture="EAGLE-3" if config.third else "EAGLE-1",
             vocab_size=decoder.vocab_size,

@@ -1,4 +1,8 @@
-"""Whose line was it? The innermost frame outside torch, the standard library and this package."""
+"""Whose line was it? The innermost frame of the user's own code; a library's line means its caller.
+
+Own is what lies neither in torch, the standard library or this package (never shown), nor among installed packages (shown as
+what the line went through).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import os
 import sysconfig
 from types import FrameType
 
-from headway.syncs.findings import Site
+from headway.syncs.places import Site
 
 MAX_STACK = 12
 
@@ -38,18 +42,33 @@ def is_users(file: str) -> bool:
     return "site-packages" in path or not path.startswith(sysconfig.get_paths()["stdlib"] + os.sep)
 
 
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether ``file`` belongs to an installed package."""
+    path = os.path.abspath(file)
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
 def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
-    """The user's site and the stack around it, starting at ``frame`` or at the caller."""
+    """The user's site and the stack around it, innermost first, starting at ``frame`` or at the caller.
+
+    Where installed packages alone are on the stack, as in ``python -m package``, the innermost of their frames is the site.
+    """
     frame = frame or inspect.currentframe()
-    site: Site | None = None
+    own: Site | None = None
+    library: Site | None = None
     fallback: Site | None = None
     stack: list[str] = []
-    while frame is not None and len(stack) < MAX_STACK:
+    while frame is not None and (len(stack) < MAX_STACK or own is None):
         code = frame.f_code
         here = Site(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname)
         if is_users(code.co_filename):
-            site = site or here
-            stack.append(f"{here} {here.function}")
+            if is_installed(code.co_filename):
+                library = library or here
+            else:
+                own = own or here
+            if len(stack) < MAX_STACK:
+                stack.append(f"{here} {here.function}")
         fallback = here
         frame = frame.f_back
-    return site or fallback or Site("<native thread>", 0, ""), tuple(stack)
+    return own or library or fallback or Site("<native thread>", 0, ""), tuple(stack)

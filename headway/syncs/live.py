@@ -164,6 +164,16 @@ class LiveProbe:
         thread = threading.current_thread().name
         sink(Wait(site, kind, label, micros if exact is None else exact, begin, thread, self.name, None, stack))
 
+    def check(self) -> None:
+        """Prove once more, at the end: others may have taken torch's mode away meanwhile. (A trace has a proof of its own.)
+
+        Raises:
+            ProbeError: a deliberate sync went unnoticed.
+        """
+        if not self._annotate:
+            self._proven = False
+            self._prove()
+
     # Process-wide parts: set up by the first thread, taken down by the last.
 
     def _arm(self) -> None:

@@ -21,6 +21,7 @@ from headway.syncs.errors import SyncError
 from headway.syncs.findings import Log, Wait
 from headway.syncs.fixes import fix_for
 from headway.syncs.probes import Probe
+from headway.syncs.steps import STEPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -211,6 +212,8 @@ def judge(wait: Wait) -> None:
     """
     reason: str | None = None
     offended = False
+    if STEPS.number is not None:
+        wait = dataclasses.replace(wait, step=STEPS.number)
     for entry in reversed(_STACK.get()):
         if entry.log is None:
             reason = reason or entry.reason

@@ -16,6 +16,8 @@ from headway.core.errors import UnsupportedModelError, WeightsError
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 DTYPE_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+INDICES: Final = ("position_ids", "token_type_ids")
+"""Endings of integer tensors that older exporters wrote: 0, 1, 2, ..., or all zeros. Nobody needs them."""
 INTEGER_BYTES: Final = {"I64": 8, "I32": 4, "BOOL": 1}
 """Types of tables that some checkpoints have beside their weights."""
 
@@ -95,6 +97,8 @@ class SafetensorsFiles:
                     raise WeightsError(f"{name} is both in {self._file_of[name].name} and in {file.name}")
                 view = opened.get_slice(name)
                 dtype = view.get_dtype()
+                if dtype.startswith("I") and name.endswith(INDICES):
+                    continue
                 if dtype not in self._sizes:
                     raise UnsupportedModelError(
                         f"{file}: tensor {name} has dtype {dtype}; supported: {', '.join(self._sizes)}"
@@ -110,6 +114,8 @@ class SafetensorsFiles:
         for file in self._files:
             with _opened(file) as opened:
                 for name in opened.offset_keys():
+                    if name not in self._file_of:
+                        continue
                     try:
                         tensor = opened.get_tensor(name)
                     except SafetensorError as error:

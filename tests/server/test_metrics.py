@@ -186,7 +186,9 @@ def test_a_device_without_a_clock_claims_nothing() -> None:
 
 def test_every_figure_of_the_engine_is_published() -> None:
     """A field added to EngineStats must get a metric, or a place in this list with a reason."""
-    rows = metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
+    rows: tuple[tuple[str, str, str], ...] = (
+        metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
+    )
     rows += metrics.DRAFT_COUNTERS
     published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits", "num_accepted_tokens_per_pos"}
     elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # a reason of waits

@@ -78,13 +78,19 @@ class PlanWatch:
                 self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
                 raise
 
-        layers = runner.executor.body._caches.layers
+        pool = runner.executor.body._caches
+        states = [state for layer in pool.states for state in layer]
+        theirs = {id(state) for state in states}
         chain = getattr(runner.executor.body._drafter, "_chain", None)  # of drafters with a cache
         own = [] if chain is None else chain.caches.layers
         self._drafting = runner.config.width > 1
-        self._caches = [_on_device(cache) for layer in [*layers, *own] for cache in layer]
+        every = [cache for layer in [*pool.layers, *own] for cache in layer]
+        self._caches = [_on_device(cache) for cache in every if id(cache) not in theirs]
         for cache in self._caches:
             cache[1:] = GARBAGE
+        with torch.inference_mode():  # views of one memory, made by an operation
+            for state in states:
+                _on_device(state).fill_(GARBAGE)
         planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True

@@ -21,7 +21,7 @@ def test_drafts_are_counted_by_their_place(depth: int) -> None:
     batch = requests_for([LONG] * 2, seed=7)
     found = {}
     for pattern in ("all", "none"):
-        drafts = forced(batch, expected(batch), 3, pattern)  # type: ignore[arg-type]
+        drafts = forced(batch, expected(batch), 3, pattern)
         core = build_engine(arguments({"device": "cpu", "run_ahead": depth}), progress=False, drafts=drafts)
         run(core, batch)
         stats = core.stats()

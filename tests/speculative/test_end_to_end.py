@@ -11,7 +11,7 @@ from headway import LLM, RequestOutput, SamplingParams
 SIZES: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "dtype": "float32", "device": "cpu"}
 CONFIG = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 LIST = "one, two, three, one, two, three, one, two, three, one, two,"
-ASKED = [
+ASKED: list[tuple[str, dict[str, Any]]] = [
     (LIST, {"temperature": 0.0, "max_tokens": 24, "logprobs": 1}),
     (LIST, {"temperature": 0.0, "max_tokens": 40, "stop": ["three, one"]}),
     (LIST, {"temperature": 0.0, "max_tokens": 40, "stop": ["wo, th"], "include_stop_str_in_output": True}),
