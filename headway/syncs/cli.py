@@ -127,7 +127,7 @@ def _write(run: Run, options: Options, new: list[Finding] | None) -> None:
     if options.write_allow:
         options.write_allow.write_text(ci.allow_file(run), encoding="utf-8")
     if options.github or ci.in_github():
-        sys.stdout.write(ci.annotations(run, new))
+        sys.stdout.write(ci.github_annotations(run, new))
 
 
 def _run(target: list[str]) -> int:

@@ -52,11 +52,11 @@ def test_lines_are_counted_not_repeats() -> None:
 def test_annotations_for_github() -> None:
     run = example()
     run.unproven.append("lost: 100 %\nsecond line")
-    text = ci.annotations(run)
+    text = ci.github_annotations(run)
     assert "::error file=/home/me/train.py,line=12,title=host wait::Tensor.item waits for the GPU (read, 1x)." in text
     assert "Through" in text and "loop.py:7 log" in text and "line=20" not in text
     assert "lost: 100 %25%0Asecond line" in text and len(text.splitlines()) == 2
-    assert ci.annotations(run, []).startswith("::notice")
+    assert ci.github_annotations(run, []).startswith("::notice")
 
 
 def test_sarif_holds_places_and_suppressions() -> None:

@@ -144,7 +144,7 @@ def test_a_graph_replays_into_the_same_tensors() -> None:
 
 def test_saved_tensors_come_back_where_they_were() -> None:
     file = io.BytesIO()
-    state = {"x": rand(2), "n": 3}
+    state: dict[str, Any] = {"x": rand(2), "n": 3}
     assert kinds(lambda: torch.save(state, file)) == ["read"]
     for where, cuda in ((None, True), ("cpu", False), ("cuda", True), (lambda storage, at: storage, False)):
         file.seek(0)
@@ -168,8 +168,9 @@ def test_in_place_views_and_old_type_names() -> None:
     x = rand(2, 3)
     assert x.unsqueeze_(0) is x and x.shape == (1, 2, 3)
     assert x.squeeze_(0).t_().shape == (3, 2) == x.cpu().shape
-    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, torch.cuda.FloatTensor)
-    assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64 and x.type(torch.cuda.HalfTensor).dtype == torch.half
+    old: Any = torch.cuda
+    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, old.FloatTensor)
+    assert old.LongTensor([1, 2]).dtype == torch.int64 and x.type(old.HalfTensor).dtype == torch.half
     assert x.to(0).is_cuda and torch.ones(2).to(0).is_cuda and torch.ones(2).cuda(0).device == torch.device("cuda:0")
 
 
@@ -205,8 +206,8 @@ def test_pinned_memory_is_known_by_its_storage() -> None:
     assert not any(torch.zeros(8, 4).is_pinned() for _ in range(20)), "memory given back is pinned no more"
     data = torch.utils.data.TensorDataset(torch.arange(6.0).view(3, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
-    for (batch,) in loader:
-        assert batch.is_pinned() and kinds(lambda batch=batch: batch.to("cuda", non_blocking=True)) == []
+    (batch,) = next(iter(loader))
+    assert batch.is_pinned() and kinds(lambda: batch.to("cuda", non_blocking=True)) == []
 
 
 def test_checkpointed_gradients() -> None:
