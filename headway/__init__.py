@@ -23,25 +23,38 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WeightsError,
     )
-    from headway.core.outputs import CompletionOutput, Logprob, RequestOutput
-    from headway.core.params import SamplingParams, StructuredOutputsParams
+    from headway.core.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
+    from headway.core.params import PoolingParams, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingRequestOutput",
     "EngineDeadError",
     "HeadwayError",
     "InvalidRequestError",
     "Logprob",
     "ModelError",
     "OutOfMemoryError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "UnknownParameterError",
     "UnsupportedModelError",
@@ -52,8 +65,16 @@ __all__ = [
 _HOMES = {
     "headway.api.llm": ("LLM",),
     "headway.api.async_llm": ("AsyncLLM",),
-    "headway.core.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
-    "headway.core.params": ("SamplingParams", "StructuredOutputsParams"),
+    "headway.core.outputs": (
+        "ClassificationRequestOutput",
+        "CompletionOutput",
+        "EmbeddingRequestOutput",
+        "Logprob",
+        "PoolingRequestOutput",
+        "RequestOutput",
+        "ScoringRequestOutput",
+    ),
+    "headway.core.params": ("PoolingParams", "SamplingParams", "StructuredOutputsParams"),
 }
 
 

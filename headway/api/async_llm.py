@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
@@ -19,12 +19,16 @@ from headway.api.inputs import Door, PreparedRequest, Prompt, default_params
 from headway.api.lanes import Lane
 from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
 from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.pooling.door import PoolingDoor, check_task
+from headway.api.pooling.online import AsyncPooling
+from headway.api.pooling.requests import OpenPooling, PoolingProcessor
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import EngineStats, ModelInfo, RequestUpdate
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
+from headway.core.task import Task
 from headway.engine.client import EngineClient
 
 if TYPE_CHECKING:
@@ -39,13 +43,24 @@ WOKEN_AT_ONCE = 16
 token is sent, each of which would last as long as it takes to write to all streams."""
 
 
+Open = OpenRequest | OpenPooling
+
+
+class Processor(Protocol):
+    """What the hub needs of an OutputProcessor, or of a PoolingProcessor."""
+
+    def apply(self, updates: list[RequestUpdate], /) -> tuple[Sequence[Open], list[str]]: ...
+    def requests(self) -> Sequence[Open]: ...
+    def drop(self, request: Any, /) -> list[str]: ...
+
+
 class _Hub:
     """Carries updates from the engine to the event loop. Its thread waits in ``client.poll``; all else is the loop's.
 
     Knows nothing of the AsyncLLM, so that the thread does not keep that alive.
     """
 
-    def __init__(self, client: EngineClient, processor: OutputProcessor) -> None:
+    def __init__(self, client: EngineClient, processor: Processor) -> None:
         self.client = client
         self.processor = processor
         self.dead: EngineDeadError | None = None
@@ -57,7 +72,7 @@ class _Hub:
         self._lock = threading.Lock()
         self._inbox: list[RequestUpdate] = []
         self._called = False
-        self._news: dict[int, OpenRequest] = {}
+        self._news: dict[int, Open] = {}
         """Requests whose consumers are to be woken, by id(); of the loop alone."""
         self._waking = False
         """The loop will call ``_wake_some`` in its next turn; until then nobody else wakes consumers."""
@@ -121,7 +136,7 @@ class _Hub:
         for event in self._events.values():
             event.set()
 
-    def wake(self, request: OpenRequest) -> None:
+    def wake(self, request: Open) -> None:
         event = self._events.get(id(request))
         if event is not None:
             event.set()
@@ -141,7 +156,7 @@ class _Hub:
             self.abort_in_engine(self.processor.drop(request))
         self._loop = loop
 
-    def open(self, request: OpenRequest, only_final: bool) -> asyncio.Event:
+    def open(self, request: Open, only_final: bool) -> asyncio.Event:
         event = self._events[id(request)] = asyncio.Event()
         if only_final:
             self._quiet.add(id(request))
@@ -155,7 +170,7 @@ class _Hub:
             await self._died.wait()
         return self.dead
 
-    def leave(self, request: OpenRequest) -> None:
+    def leave(self, request: Open) -> None:
         """The consumer has gone: abort what still runs."""
         self._events.pop(id(request), None)
         self._quiet.discard(id(request))
@@ -174,7 +189,7 @@ class _Hub:
             self._thread.join()
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncPooling):
     """A model and its engine, for concurrent streaming requests on one asyncio event loop.
 
     The engine runs in its own process unless ``multiprocess=False`` (then in a thread). Arguments and errors as for
@@ -193,9 +208,16 @@ class AsyncLLM:
         self.request_metrics = RequestMetrics(self._info.max_model_len)
         # Threads of their own for each kind of work: a flood of one must not hold up another, or the engine's figures.
         self._compiling = Lane("compiling of grammars", COMPILING_THREADS, MAX_WAITING_GRAMMARS)
-        self._texts = None if self._tokenizer is None else TextLanes(self._tokenizer, self._info.max_model_len - 1)
+        pools = self._info.tasks[0].pools
+        most = self._info.max_model_len - (not pools)
+        self._texts = None if self._tokenizer is None else TextLanes(self._tokenizer, most, pools)
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="headway-stats")
-        self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
+        self._pools = PoolingDoor(self._info, self._tokenizer)
+        self._processor: Processor
+        if pools:
+            self._processor = PoolingProcessor(self.request_metrics)
+        else:
+            self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
         self._hub = _Hub(client, self._processor)
         self._finalizer = weakref.finalize(self, self._hub.close)
         self._chat = frontend.ChatRenderer(self._tokenizer)
@@ -244,7 +266,7 @@ class AsyncLLM:
         """When the engine was last heard of (``monotonic``), and its processor time in seconds, where that can be told."""
         return self._hub.heard, self._hub.client.processor_seconds()
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """All ids of ``text``, however many, without holding up the event loop.
 
         Raises:
@@ -254,11 +276,11 @@ class AsyncLLM:
         return await self._lanes().encode(text, whole=True, add_special_tokens=add_special_tokens)
 
     async def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``; as ``encode``."""
+        """Text of ``ids``; as ``tokenize``."""
         return await self._lanes().decode(ids, skip_special_tokens)
 
     async def token_texts(self, ids: list[int]) -> list[str]:
-        """What each token alone reads as; as ``encode``."""
+        """What each token alone reads as; as ``tokenize``."""
         name = self.get_tokenizer().token_text
         if len(ids) <= LONG_TEXT_CHARS:
             return list(map(name, ids))
@@ -297,11 +319,13 @@ class AsyncLLM:
             EngineDeadError: the engine stopped.
         """
         arrived = monotonic()
+        check_task(self._info, Task.GENERATE)
         self.check_health()
         self._hub.attach()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
         prepared = await self._prepare(prompt, params, options)
+        assert isinstance(self._processor, OutputProcessor)
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
         news = self._hub.open(request, only_final)
         try:
@@ -349,6 +373,7 @@ class AsyncLLM:
         delta: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         """Answer one conversation; as ``generate``."""
+        check_task(self._info, Task.GENERATE)
         [talk] = frontend.conversations([messages])
         text = self._chat.render(talk, options or ChatOptions())
         outputs = self.generate(

@@ -79,6 +79,10 @@ class ControlTexts:
                 found.append(len(end) - count)
         return sorted(found)
 
+    def spelled(self, text: str) -> bool:
+        """Whether ``text`` holds a whole control token."""
+        return self._patterns is not None and self._patterns[0].search(text) is not None
+
     def marked(self, text: str, mark: str) -> str:
         """``text`` with a mark behind the first character of each control token."""
         parts, done = [], 0

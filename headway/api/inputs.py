@@ -170,7 +170,7 @@ class Door:
         if not isinstance(params, SamplingParams):
             raise _wrong_params(params)
         text, given, own_salt = self._read_prompt(prompt)
-        cache_salt = _checked_salt(cache_salt)
+        cache_salt = checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
         self._check_vocabulary(params)
         self._check_logprobs(params)
@@ -234,13 +234,13 @@ class Door:
             if not parse_special and isinstance(prompt, str):
                 prompt = self.as_text(prompt)
         if isinstance(prompt, str):
-            return prompt, [], _checked_salt(salt)
+            return prompt, [], checked_salt(salt)
         if not isinstance(prompt, (list, tuple)):
             raise InvalidRequestError(
                 f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompt).__name__}", "prompt"
             )
         self._check_prompt_ids(prompt)
-        return None, list(prompt), _checked_salt(salt)
+        return None, list(prompt), checked_salt(salt)
 
     def _check_prompt_ids(self, ids: Sequence[object]) -> None:
         if not ids:
@@ -401,7 +401,8 @@ def mix64(seed: int, number: int) -> int:
     return value
 
 
-def _checked_salt(salt: object) -> str | None:
+def checked_salt(salt: object) -> str | None:
+    """A prompt's cache_salt, if it has one. Raises InvalidRequestError."""
     if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
         raise InvalidRequestError(f"cache_salt must be text of 1 to {MAX_CACHE_SALT_CHARS} characters", "cache_salt")
     return salt

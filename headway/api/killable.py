@@ -2,7 +2,7 @@
 
 A process serves one job at a time over an inherited socket pair; frames are a four-byte length and bytes. It limits itself: a
 timer of *processor* time ends it (SIGPROF), a limit on its address space makes allocations fail. So its end tells whose fault
-it was. The timer, and a crash that happens again in a fresh process, are the job's own. Everything else is nobody's: a kill
+it was. The timer, and a crash that happens again in a fresh process, are the job's own. The rest is not its fault: a kill
 from outside, a process that was stopped, a machine too busy to run it. Such a job is tried once more, and then the
 caller is told to come back later (``BusyError``).
 """

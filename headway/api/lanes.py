@@ -91,7 +91,7 @@ class Lane:
         self._next()
 
     def _next(self) -> None:
-        """A thread is free: it is the next one's, or nobody's."""
+        """A thread is free: the next in line gets it, if there is one."""
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():

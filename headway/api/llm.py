@@ -15,11 +15,14 @@ from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
 from headway.api.inputs import Door, PreparedRequest, Prompt, default_params, params_list, prompt_list
 from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.pooling.door import PoolingDoor, check_task
+from headway.api.pooling.offline import PoolingMethods, PoolingRunner
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
+from headway.core.task import Task
 
 if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
@@ -30,8 +33,8 @@ PART_TOKENS = 8192
 the first prompts while the host still checks and adds the others."""
 
 
-class LLM:
-    """A model and its engine, for batch work.
+class LLM(PoolingMethods):
+    """A model and its engine, for batch work. What it serves is the model's: ``model_info.tasks``.
 
     >>> with LLM("smollm2") as llm:
     ...     [output] = llm.generate("The capital of France is", SamplingParams(temperature=0))
@@ -43,7 +46,7 @@ class LLM:
         **engine_args: fields of ``headway.core.config.EngineArgs``.
 
     Raises:
-        UnknownParameterError: an engine argument nobody knows.
+        UnknownParameterError: an unknown engine argument.
         ConfigError, ModelError, OutOfMemoryError: the engine cannot be built.
     """
 
@@ -56,6 +59,7 @@ class LLM:
         self._chat = frontend.ChatRenderer(self._tokenizer)
         self._numbers = itertools.count()
         self._running = threading.Lock()
+        self._pooling = PoolingRunner(self._client, PoolingDoor(self._client.info, self._tokenizer), self._running)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -97,6 +101,7 @@ class LLM:
             InvalidRequestError: a request cannot be served.
             EngineDeadError: the engine stopped.
         """
+        check_task(self._client.info, Task.GENERATE)
         wanted = prompt_list(prompts)
         params = self._params(sampling_params, len(wanted))
         return self._run((self._door.prepare(p, q) for p, q in zip(wanted, params)), len(wanted), use_tqdm)
@@ -115,6 +120,7 @@ class LLM:
         parse_special: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; arguments as in ``generate`` and ``ChatOptions``."""
+        check_task(self._client.info, Task.GENERATE)
         talks = frontend.conversations(messages)
         options = ChatOptions(
             chat_template=chat_template,

@@ -45,12 +45,15 @@ THREADS = PROCESSES = 2
 
 
 class TextJob(msgspec.Struct, array_like=True):
-    """One text for the process. ``most``: as for ``encode_bounded``; ``mark``: the text is the marked form of a MarkedText."""
+    """One text for the process. ``most``, ``pools``: as for ``encode_bounded``; ``mark``: the text is the marked form of a
+    MarkedText.
+    """
 
     text: str
     options: dict[str, bool]
     most: int | None
     mark: str | None = None
+    pools: bool = False
 
 
 class TextReply(msgspec.Struct, array_like=True):
@@ -66,24 +69,26 @@ def encode_bounded(
     most: int | None,
     options: dict[str, bool],
     stop: Callable[[], bool] = lambda: False,
+    pools: bool = False,
 ) -> list[int]:
     """Ids of ``text``.
 
     Args:
         most: tokens that fit; a text that certainly has more is refused, most of it unread. None: all are wanted.
         options: keywords of ``Tokenizer.encode``.
-        stop: asked between windows; True: nobody wants the answer any more.
+        stop: asked between windows; True: the request was given up.
+        pools: the request pools, so that the refusal has to say something else.
 
     Raises:
         InvalidRequestError: more than ``most`` tokens for certain, or no valid Unicode. Fewer are not certain: see to it.
     """
     if most is not None:
-        _refuse_by_length(tokenizer, text, most)
-        _refuse_by_windows(tokenizer, text, most, options, stop)
+        _refuse_by_length(tokenizer, text, most, pools)
+        _refuse_by_windows(tokenizer, text, most, options, stop, pools)
     return tokenizer.encode(text, **options)
 
 
-def _refuse_by_length(tokenizer: Tokenizer, text: str, most: int) -> None:
+def _refuse_by_length(tokenizer: Tokenizer, text: str, most: int, pools: bool) -> None:
     if len(text) <= max(most, LONG_TEXT_CHARS):
         return
     bound = getattr(tokenizer, "token_bound", None)
@@ -93,11 +98,11 @@ def _refuse_by_length(tokenizer: Tokenizer, text: str, most: int) -> None:
         text = "".join(text.split())
     least = bound.least(text)
     if least > most:
-        raise too_long(f"the prompt's {len(text)} characters are at least {least} tokens", most)
+        raise too_long(f"the prompt's {len(text)} characters are at least {least} tokens", most, pools)
 
 
 def _refuse_by_windows(
-    tokenizer: Tokenizer, text: str, most: int, options: dict[str, bool], stop: Callable[[], bool]
+    tokenizer: Tokenizer, text: str, most: int, options: dict[str, bool], stop: Callable[[], bool], pools: bool
 ) -> None:
     window = min(max(CHARS_A_TOKEN * most, MIN_WINDOW), PROCESS_CHARS)
     if len(text) <= max(window, CHARS_A_TOKEN * most // 4):
@@ -110,9 +115,9 @@ def _refuse_by_windows(
         seen += max(0, len(tokenizer.encode(part, **options)) - SLACK_TOKENS)
         if seen > 2 * most:  # twice: of what the cuts change no more is known than that it is little
             end = min(start + window, len(text))
-            raise too_long(f"the first {end} of the prompt's {len(text)} characters are {seen} tokens", most)
+            raise too_long(f"the first {end} of the prompt's {len(text)} characters are {seen} tokens", most, pools)
         if stop():
-            raise InvalidRequestError("nobody waits for this text any more", "prompt")
+            raise InvalidRequestError("the request was given up while its text was tokenised", "prompt")
 
 
 def _eats_blanks(tokenizer: Tokenizer, text: str) -> bool:
@@ -120,8 +125,11 @@ def _eats_blanks(tokenizer: Tokenizer, text: str) -> bool:
     return any(each in text for each in getattr(tokenizer, "blank_eaters", ()))
 
 
-def too_long(what: str, most: int) -> InvalidRequestError:
+def too_long(what: str, most: int, pools: bool = False) -> InvalidRequestError:
     """The error for a prompt with more than ``most`` tokens."""
+    if pools:
+        fix = "shorten the text, or set truncate_prompt_tokens to have its end cut off (-1: whatever does not fit)"
+        return InvalidRequestError(f"{what}, but at most {most} fit (max_model_len); {fix}", "prompt")
     return InvalidRequestError(
         f"{what}, but at most {most} fit: max_model_len is {most + 1} and at least one token has to be generated; "
         f"shorten the prompt or raise max_model_len",
@@ -134,10 +142,11 @@ class TextLanes:
 
     Args:
         most: tokens of a prompt that fit.
+        pools: the model's requests pool.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int) -> None:
-        self._tokenizer, self._most = tokenizer, most
+    def __init__(self, tokenizer: Tokenizer, most: int, pools: bool = False) -> None:
+        self._tokenizer, self._most, self._pools = tokenizer, most, pools
         self._threads = Lane("tokenising", THREADS, MAX_WAITING_CHARS)
         self._processes = Lane("tokenising of long texts", PROCESSES, MAX_WAITING_CHARS)
         self._pool: Pool | None = None
@@ -156,20 +165,21 @@ class TextLanes:
         """
         most = None if whole else self._most
         # A marked text may need the tokenizer's twin, which takes a while to build.
-        if len(text) <= LONG_TEXT_CHARS and not isinstance(text, MarkedText) and self._has_time(len(text)):
+        if len(text) <= LONG_TEXT_CHARS and not isinstance(text, MarkedText) and self.has_time(len(text)):
             return encode_bounded(self._tokenizer, text, most, options)
         if most is not None and len(text) > most:
             await self.beside(lambda: getattr(self._tokenizer, "token_bound", None), 0)  # takes a while, once
-            _refuse_by_length(self._tokenizer, text, most)
+            _refuse_by_length(self._tokenizer, text, most, self._pools)
         if len(text) > PROCESS_CHARS and getattr(self._tokenizer, "backend", None) is not None:
             marked = (text.marked, text.mark) if isinstance(text, MarkedText) else (text, None)
-            request = TextJob(marked[0], options, most, marked[1])
+            request = TextJob(marked[0], options, most, marked[1], self._pools)
             return await self._processes.run(lambda job: self._in_process(request, job), len(text))
         return await self._threads.run(
-            lambda job: encode_bounded(self._tokenizer, text, most, options, lambda: job.given_up), len(text)
+            lambda job: encode_bounded(self._tokenizer, text, most, options, lambda: job.given_up, self._pools),
+            len(text),
         )
 
-    def _has_time(self, size: int) -> bool:
+    def has_time(self, size: int) -> bool:
         """Whether this turn of the event loop has time for a short text."""
         loop = asyncio.get_running_loop()
         if self._inline == 0 or loop is not self._loop:
@@ -238,7 +248,7 @@ def start(boot: bytes) -> Callable[[bytes], bytes]:
         job = decode(data)
         try:
             text = job.text if job.mark is None else MarkedText.of(job.text, job.mark)
-            reply = TextReply(encode_bounded(tokenizer, text, job.most, job.options))
+            reply = TextReply(encode_bounded(tokenizer, text, job.most, job.options, pools=job.pools))
         except InvalidRequestError as error:
             reply = TextReply(None, str(error))
         return msgspec.msgpack.encode(reply)

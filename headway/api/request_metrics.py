@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from headway.core.histogram import Histogram
+from headway.core.task import Task
 
 if TYPE_CHECKING:
     from headway.api.output_processor import OpenCompletion, OpenRequest
@@ -59,7 +60,7 @@ class RequestMetrics:
         max_model_len: the largest number of tokens a request can have.
 
     Attributes:
-        observer: see RequestObserver; None: nobody.
+        observer: see RequestObserver; None: there is none.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -72,6 +73,8 @@ class RequestMetrics:
         self.prompt_tokens, self.generation_tokens, self.max_tokens = (Histogram.over(tokens) for _ in range(3))
         self.n = Histogram.over(COUNT_BOUNDS)
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.tasks: dict[str, int] = {}
+        """Finished requests that pool, by task."""
         self.observer: RequestObserver | None = None
 
     def took(self, request: OpenRequest, completion: OpenCompletion, update: RequestUpdate, now: float) -> None:
@@ -86,6 +89,16 @@ class RequestMetrics:
         else:
             self.next_token.observe(now - completion.last_token_at)
         completion.last_token_at = now
+
+    def pooled(self, task: Task, tokens: int, seconds: float, queued: float | None, reason: str) -> None:
+        """A request that pools has ended, ``seconds`` after its arrival."""
+        self.finished[reason] += 1
+        self.tasks[task.value] = self.tasks.get(task.value, 0) + 1
+        self.whole.observe(seconds)
+        self.prompt_tokens.observe(tokens)
+        if queued is not None:
+            self.queue.observe(queued)
+            self.inference.observe(max(seconds - queued, 0.0))
 
     def ended(self, request: OpenRequest, completion: OpenCompletion, now: float) -> None:
         """A completion has its finish reason."""

@@ -119,6 +119,20 @@ class Tokenizer:
             raise InvalidRequestError(f"text is not valid Unicode: {error}") from error
         return ids
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of each text, as ``encode`` gives them; on all cores, while other threads of Python go on.
+
+        Raises:
+            InvalidRequestError: a text is not valid Unicode (lone surrogates).
+        """
+        if len(texts) == 1 and len(texts[0]) < LONG_CALL:
+            return [self.encode(texts[0], add_special_tokens)]  # a batch wakes threads, a tenth of a millisecond
+        try:
+            found = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequestError(f"text is not valid Unicode: {error}") from error
+        return [each.ids for each in found]
+
     def _encode_marked(self, text: MarkedText, add_special_tokens: bool) -> list[int]:
         """Marks go in the twin's first normalising step, behind the search for special tokens. Where a special token is looked
         for after that, or the model has it among its pieces, marks are cut out before the model instead.

@@ -9,6 +9,7 @@ import typer
 from headway import __version__
 from headway.cli.bench import bench
 from headway.cli.chat import chat
+from headway.cli.embed import embed
 from headway.cli.env import env
 from headway.cli.errors import clean_errors, set_up_logging
 from headway.cli.generate import generate
@@ -46,6 +47,7 @@ def _root(
 app.command("serve")(clean_errors(serve))
 app.command("generate")(clean_errors(generate))
 app.command("chat")(clean_errors(chat))
+app.command("embed")(clean_errors(embed))
 app.add_typer(bench, name="bench")
 app.command("syncs")(syncs)
 app.command("tune")(clean_errors(tune))

@@ -59,6 +59,11 @@ def run_ahead(text: object) -> int | str:
     return "auto" if text == "auto" else human_int(text)
 
 
+def _as_given(value: object) -> object:
+    """Text of the command line, or what a file of settings holds."""
+    return value
+
+
 def field_help(cls: type) -> dict[str, str]:
     """Field -> its description in the Attributes section of the class docstring."""
     texts: dict[str, str] = {}
@@ -82,6 +87,9 @@ def _option(name: str, kind: str, flag: str, text: str | None, default: object) 
     elif kind == "RunAhead":
         declared = str
         settings |= {"parser": run_ahead, "metavar": "INTEGER|auto"}
+    elif kind.startswith("SpeculativeConfig"):
+        declared = str | None
+        settings |= {"parser": _as_given, "metavar": "JSON"}  # EngineArgs reads it
     elif kind.startswith("list[int]"):
         declared = list[int] | None
     elif kind.startswith("list[str]"):
@@ -140,30 +148,37 @@ def settings_parameters(cls: type) -> list[inspect.Parameter]:
 
 
 def with_options(
-    *, sampling: bool, settings: type | None = None
+    *, sampling: bool, settings: type | None = None, default: str = "smollm2", positional: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: a command that takes ``engine`` (EngineArgs) gets the MODEL argument and the engine's flags instead.
 
     Args:
         sampling: it also takes ``sampling``, a dictionary of the SamplingParams fields that were given.
         settings: it also takes ``settings``, a dataclass of this type made from flags of its own.
+        default: the model where none is named.
+        positional: there is a MODEL argument beside --model.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in _MADE]
-        model = Annotated[str | None, typer.Argument(help="Folder, GGUF file, hub name, or the built-in smollm2.")]
-        first = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=model)
+        named_model = Annotated[
+            str | None, typer.Argument(help=f"Folder, GGUF file, hub name, or the built-in {default}.")
+        ]
+        model_argument = inspect.Parameter(
+            "model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=named_model
+        )
+        firsts = [model_argument] if positional else []
         made = [*(sampling_parameters() if sampling else []), *engine_parameters()]
         made = [*(settings_parameters(settings) if settings is not None else []), *made]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
             fields = _collect(values, "engine_")
-            positional, named = values.pop("model"), fields.pop("model")
-            if positional and named and positional != named:
-                raise ConfigError(f"the model is given twice: {positional!r} and --model {named!r}")
-            values["engine"] = EngineArgs(model=positional or named or "smollm2", **fields)
+            first, named = values.pop("model", None), fields.pop("model")
+            if first and named and first != named:
+                raise ConfigError(f"the model is given twice: {first!r} and --model {named!r}")
+            values["engine"] = EngineArgs(model=first or named or default, **fields)
             if sampling:
                 given = _collect(values, "sampling_")
                 values["sampling"] = {name: value for name, value in given.items() if value not in (None, [])}
@@ -172,7 +187,7 @@ def with_options(
                 values["settings"] = settings(**{name: value for name, value in given.items() if value is not None})
             command(**values)
 
-        run.__signature__ = inspect.Signature([first, *own, *made])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*firsts, *own, *made])  # type: ignore[attr-defined]
         run.__annotations__ = {}
         del run.__wrapped__  # typer must read the signature above
         return run

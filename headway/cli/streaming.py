@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def start_engine(engine: EngineArgs) -> AsyncLLM:
-    """A streaming engine; in a thread of this process unless --multiprocess: nobody else needs this process's time."""
+    """A streaming engine; in a thread of this process unless --multiprocess: nothing else needs this process's time."""
     from headway import AsyncLLM
     from headway.cli.options import engine_kwargs
 

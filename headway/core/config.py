@@ -6,15 +6,17 @@ with its reason, and hands frozen configurations down. Nothing below the engine 
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
+from headway.core.speculative import SpeculativeConfig, read_speculative
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8
@@ -35,6 +37,8 @@ class EngineArgs:
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
+        mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, usually float32),
+            "float32", "bfloat16" or "float16": half the bytes a decode step moves, at the price of rounding at every token.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.
@@ -46,12 +50,22 @@ class EngineArgs:
         enforce_eager: no CUDA graphs.
         load_format: "auto", "safetensors", "gguf" or "dummy" (random weights, for benchmarks).
         seed: seeds dummy weights and the per-request seeds of requests that bring none.
+        runner: what the engine does: "generate", "pooling" (vectors of texts, nothing generated), or "auto": what the model's
+            architecture and files say.
+        convert: what a pooling engine makes of its model: "none" leaves it as it is, "embed" gives vectors of texts, "classify"
+            scores of labels; "auto": what its architecture and files say.
+        pooler_config: JSON of what to pool otherwise than the model's files say: "pooling_type" (cls, last, mean, max,
+            weighted_mean, mean_sqrt, all), "normalize", "activation" (none, sigmoid, softmax), "step_tag_id",
+            "returned_token_ids".
+        hf_overrides: JSON of fields of config.json to be read instead of the model's.
         skip_tokenizer_init: token ids in, token ids out.
         run_ahead: steps in flight before the host reads a result; 0 is the synchronous oracle; "auto" adapts.
         max_logprobs: most logprobs a request may ask for.
         generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
         count_host_waits: count, at the cost of a microsecond a step, the times the loop waits for the GPU outside of
             back-pressure (``EngineStats.host_waits``); needs CUDA.
+        speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
+            {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
     """
 
@@ -61,6 +75,7 @@ class EngineArgs:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -72,14 +87,22 @@ class EngineArgs:
     enforce_eager: bool = False
     load_format: str = "auto"
     seed: int = 0
+    runner: str = "auto"
+    convert: str = "auto"
+    pooler_config: dict[str, Any] | None = None
+    hf_overrides: dict[str, Any] | None = None
     skip_tokenizer_init: bool = False
     run_ahead: RunAhead = "auto"
     max_logprobs: int = 20
     generation_config: str = "auto"
     count_host_waits: bool = False
+    speculative_config: SpeculativeConfig | None = None
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("pooler_config", "hf_overrides"):
+            setattr(self, name, _json_object(name, getattr(self, name)))
+        self.speculative_config = read_speculative(self.speculative_config)
         self._check_choices()
         self._check_numbers()
 
@@ -88,8 +111,11 @@ class EngineArgs:
             "dtype": ("auto", "float32", "bfloat16", "float16"),
             "quantization": ("auto", "gguf", "none"),
             "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
+            "mamba_ssm_cache_dtype": ("auto", "float32", "bfloat16", "float16"),
             "load_format": ("auto", "safetensors", "gguf", "dummy"),
             "generation_config": ("auto", "vllm"),
+            "runner": ("auto", "generate", "pooling"),
+            "convert": ("auto", "none", "embed", "classify"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -119,6 +145,18 @@ class EngineArgs:
             raise ConfigError(f"seed must be an integer; got {self.seed!r}")
 
 
+def _json_object(name: str, value: object) -> dict[str, Any] | None:
+    """``value``, or what it is the JSON of (a command line has text)."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} is not JSON: {error}") from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object such as {{}}; got {value!r:.60}")
+    return value
+
+
 def _is_count(value: object, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
@@ -133,12 +171,14 @@ class Thresholds:
         headroom_divisor: while others run, an admission leaves one block in so many free, so that it is not preempted at once.
         upload_ints: int32 values of new requests that a step may carry; None: what the largest request may need, and more.
         traced_steps: latest steps whose times are kept.
+        checkpoint_every: tokens between checkpoints of the states of a long prompt.
     """
 
     prompt_logits_chunk: int = 256
     headroom_divisor: int = 100
     upload_ints: int | None = None
     traced_steps: int = 64
+    checkpoint_every: int = 2048
 
 
 USUAL_THRESHOLDS = Thresholds()
@@ -154,8 +194,14 @@ class SchedulerConfig:
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
         headroom_divisor: see ``Thresholds``.
         width: most tokens of a decode row, drafts included.
+        lookahead: places behind a row's last token that the drafter writes keys to.
+        forgets_last_hit: a drafter's keys of a block's last token depend on the token behind it, which may differ where the
+            block is found again: so of a prefix that is found the last block is computed once more.
         pools: requests end with their prompts.
         groups: of layers whose blocks are dealt out together.
+        has_states: prefixes can be hit only where there is a checkpoint of states.
+        num_checkpoints: of those there are so many; their slots follow those of requests.
+        checkpoint_every: see ``Thresholds``.
     """
 
     max_num_seqs: int
@@ -167,8 +213,13 @@ class SchedulerConfig:
     max_upload_ints: int = 2**31 - 1
     headroom_divisor: int = USUAL_THRESHOLDS.headroom_divisor
     width: int = 1
+    lookahead: int = 0
+    forgets_last_hit: bool = False
     pools: bool = False
     groups: tuple[CacheGroup, ...] = ALL_LAYERS
+    has_states: bool = False
+    num_checkpoints: int = 0
+    checkpoint_every: int = USUAL_THRESHOLDS.checkpoint_every
 
     def __post_init__(self) -> None:
         if not self.num_blocks:
@@ -192,13 +243,14 @@ class SchedulerConfig:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that one request of ``num_tokens`` holds at once."""
-        room = most_step_tokens(self.max_num_batched_tokens, self.width)
-        return sum(group.peak_blocks(num_tokens + self.width - 1, self.block_size, room) for group in self.groups)
+        room = most_step_tokens(self.max_num_batched_tokens, self.width) + self.lookahead
+        row = num_tokens + self.width - 1 + self.lookahead
+        return sum(group.peak_blocks(row, self.block_size, room) for group in self.groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Drafts may lie behind the last token that a sequence can have."""
-        return cdiv(self.max_model_len + self.width - 1, self.block_size)
+        return cdiv(self.max_model_len + self.width - 1 + self.lookahead, self.block_size)
 
 
 def most_step_tokens(max_num_batched_tokens: int, width: int) -> int:

@@ -2,7 +2,7 @@
 
 HeadwayError
 ├── InvalidRequestError (ValueError)     one request is wrong; says which field and how to mend it
-│   └── UnknownParameterError (TypeError)   a keyword nobody honours
+│   └── UnknownParameterError (TypeError)   an unknown keyword
 ├── ConfigError (ValueError)             engine arguments contradict each other or the machine
 ├── ModelError                           the checkpoint cannot be served
 │   ├── UnsupportedModelError            architecture or feature we do not implement

@@ -12,6 +12,7 @@ import msgspec
 from headway.core.automaton import Automaton
 from headway.core.histogram import Histogram
 from headway.core.params import SamplingParams
+from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 
 
@@ -30,6 +31,10 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
         host_grammar: the same for the matcher on the host, when no automaton holds it; at most one of the two is set.
         task: what is wanted. Requests that pool generate nothing: of ``params`` nothing is read, and the prompt may be as
             long as the context.
+        token_type_range: (start, end): prompt tokens at these positions are of type 1, the others of type 0. The second of a
+            pair of texts, for models with ``PoolingInfo.num_token_types`` of 2.
+        raw: vectors are wanted as they are, neither normalised nor activated.
+        pool_start: tokens before this position take no part in a mean, a maximum, or what is told token by token.
     """
 
     request_id: str
@@ -42,6 +47,9 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     automaton: Automaton | None = None
     host_grammar: str | None = None
     task: Task = Task.GENERATE
+    token_type_range: tuple[int, int] = (0, 0)
+    pool_start: int = 0
+    raw: bool = False
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
@@ -59,7 +67,8 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     ``finish_reason`` is None while it runs; ``stop_token_id`` is set when a ``stop_token_ids`` entry ended it.
     ``queue_seconds``, in the first update: from arrival at the engine to the first step with the request.
     ``error_parameter``: the request's field that makes ``error`` its own fault and not the engine's.
-    ``pooled``: the vector of a request that pools, float32 in native byte order; it comes with the end ("stop").
+    ``pooled``: the vector of a request that pools, float32 in native byte order; it comes with the end ("stop"). For tasks by
+    token the vectors of all tokens from ``AddRequest.pool_start`` on, one behind the other.
     """
 
     request_id: str
@@ -83,11 +92,17 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
         request_ids: the request of each update.
         token_ids: the one token it brought; meaningless where ``more`` has an entry.
         more: place -> an update that says more than a token, or something else.
+        vectors, width: of a step that pools, float32 [n, width] in native byte order: the first n requests have ended with one
+            each, but for those in ``more``; their ``token_ids`` mean nothing. With width 0 there are none.
+        queue_seconds: of those n, in the same order; see ``RequestUpdate``.
     """
 
     request_ids: list[str] = []
     token_ids: list[int] = []
     more: dict[int, RequestUpdate] = {}
+    vectors: bytes = b""
+    width: int = 0
+    queue_seconds: list[float | None] = []
 
     def add(self, updates: Sequence[RequestUpdate]) -> None:
         """Append some. The columns may be shared with others, so they are replaced."""
@@ -99,7 +114,27 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
     def __len__(self) -> int:
         return len(self.request_ids)
 
+    def ended(self) -> list[str]:
+        """Requests that are over."""
+        found = [each.request_id for each in self.more.values() if each.finish_reason is not None]
+        if not self.width:
+            return found
+        return found + [name for place, name in enumerate(self.request_ids) if place not in self.more]
+
+    def _pooled(self) -> Iterator[RequestUpdate]:
+        size, seconds = 4 * self.width, self.queue_seconds
+        for place, request_id in enumerate(self.request_ids):
+            found = self.more.get(place)
+            if found is None:
+                vector = self.vectors[place * size : (place + 1) * size]
+                found = RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="stop", pooled=vector)
+                found.queue_seconds = seconds[place] if seconds else None
+            yield found
+
     def __iter__(self) -> Iterator[RequestUpdate]:
+        if self.width:
+            yield from self._pooled()
+            return
         more = self.more
         for place, (request_id, token) in enumerate(zip(self.request_ids, self.token_ids, strict=True)):
             found = more.get(place) if more else None
@@ -119,6 +154,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         generation_defaults: sampling fields taken from the model's generation_config.json (temperature, top_k, ...).
         num_kv_tokens: capacity of the KV cache in tokens.
         tasks: what requests may want; "generate", or some that pool.
+        pooling: what these give; None where the engine generates.
         notes: what the engine does without, and why (for example "no pinned memory: copies block").
     """
 
@@ -136,6 +172,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     num_kv_tokens: int
     notes: list[str]
     tasks: tuple[Task, ...] = (Task.GENERATE,)
+    pooling: PoolingInfo | None = None
 
 
 class StepTrace(msgspec.Struct, array_like=True):
@@ -185,6 +222,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
         host_step_seconds: the host's own work for a step.
         recent_steps: the latest steps, oldest first.
         host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
+        num_drafts: rows of drafts that were verified; num_draft_tokens their drafts, num_accepted_tokens those that became
+            tokens, num_accepted_tokens_per_pos the same by place, empty where nothing is drafted.
     """
 
     num_running: int = 0
@@ -218,3 +257,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     device_step_seconds: Histogram = msgspec.field(default_factory=Histogram)
     recent_steps: list[StepTrace] = []
     host_waits: dict[str, int] | None = None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []

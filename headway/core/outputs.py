@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -62,3 +64,86 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     error_parameter: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    """What a request that pools gets, as it came from the device.
+
+    Attributes:
+        data: float32, [width], or [tokens, width] of tasks that give something for each token.
+    """
+
+    data: npt.NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False)
+class EmbeddingOutput(PoolingOutput):
+    """One vector for a text. ``data`` costs nothing; ``embedding`` makes a list each time."""
+
+    @property
+    def embedding(self) -> list[float]:
+        """The vector as Python numbers."""
+        return self.data.tolist()
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the vector."""
+        return len(self.data)
+
+
+@dataclass(slots=True, eq=False)
+class ClassificationOutput(PoolingOutput):
+    """A number for each label: probabilities, or with ``use_activation=False`` logits."""
+
+    @property
+    def probs(self) -> list[float]:
+        """As Python numbers."""
+        return self.data.tolist()
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.data)
+
+
+@dataclass(slots=True, eq=False)
+class ScoringOutput:
+    """How well two texts fit together: a cross-encoder's answer, or the cosine of two embeddings."""
+
+    score: float
+
+
+_Pooled = TypeVar("_Pooled")
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[_Pooled]):
+    """One finished request that pooled. ``outputs`` is one object and not a list, as in vLLM."""
+
+    request_id: str
+    outputs: _Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """Of ``LLM.embed``."""
+
+    __slots__ = ()
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Of ``LLM.classify``."""
+
+    __slots__ = ()
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """Of ``LLM.score``. ``prompt_token_ids``: of both texts, one after the other."""
+
+    __slots__ = ()
+
+
+AnyPoolingOutput = PoolingRequestOutput[Any]

@@ -1,4 +1,4 @@
-"""``SamplingParams``: how one request wants its tokens chosen.
+"""``SamplingParams``: how one request wants its tokens chosen; ``PoolingParams``: how it wants its vector.
 
 Every field keeps vLLM's name, default and meaning. Values that do not depend on the model are checked here, on
 construction; values that do (token ids against the vocabulary, lengths against the context) in ``api.inputs``.
@@ -254,3 +254,46 @@ class SamplingParams:
             _refuse(name, f"takes at most {most} ids, got {len(ids)}")
         if not isinstance(ids, list) or not all(_is_int(token) and token >= 0 for token in ids):
             _refuse(name, f"must be a list of token ids >= 0, got {ids[:9] if isinstance(ids, list) else ids!s:.80}")
+
+
+MAX_PROMPT_NAME_CHARS = 256
+
+
+@refuse_unknown
+@dataclass(kw_only=True, slots=True)
+class PoolingParams:
+    """What one request that pools wants. None means: as the model's own files say.
+
+    Attributes:
+        dimensions: only so many leading numbers of an embedding, for models trained for that (Matryoshka); with ``normalize``
+            what is left has length 1 again.
+        normalize: make embeddings of Euclidean length 1.
+        use_activation: apply the sigmoid or softmax of a classifier; False gives its logits.
+        truncate_prompt_tokens: cut longer prompts to so many tokens, special tokens included; -1 cuts to max_model_len. None
+            refuses prompts that are too long.
+        truncation_side: which end is cut off, "right" or "left"; None: as the model's tokenizer is set up.
+        prompt_name: put the model's instruction of this name in front of each text; None takes the model's default.
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    prompt_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, most in (("dimensions", 1, 2**20), ("truncate_prompt_tokens", -1, 2**31 - 1)):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or not low <= value <= most or value == 0):
+                more = " or -1 (as many as fit)" if low < 0 else ""
+                _refuse(name, f"must be an integer from 1 to {most}{more}, got {value!r:.80}")
+        for name in ("normalize", "use_activation"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                _refuse(name, f"must be true or false, got {value!r:.80}")
+        if self.truncation_side not in (None, "right", "left"):
+            _refuse("truncation_side", f"must be 'right' or 'left', got {self.truncation_side!r:.80}")
+        name_given = self.prompt_name
+        if name_given is not None and (not isinstance(name_given, str) or len(name_given) > MAX_PROMPT_NAME_CHARS):
+            _refuse("prompt_name", f"must be the name of a prompt of the model, got {name_given!r:.80}")

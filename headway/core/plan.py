@@ -79,6 +79,9 @@ class StepPlan:
         width: tokens of a decode row: the last known one, and drafts. Such a row brings 1 to ``width`` tokens, unless its
             request has ended; any other row that samples brings one.
         pools: the step's requests generate nothing: their outcome is a vector when their text ends.
+        token_vectors: some row wants a vector for each of its tokens.
+        state_loads, state_saves: (source, destination) slots of states that are copied before the rows run, and after it;
+            there are none in steps of decode rows alone.
     """
 
     step: int
@@ -95,6 +98,9 @@ class StepPlan:
     owners: Sequence[object] = ()
     width: int = 1
     pools: bool = False
+    token_vectors: bool = False
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -136,6 +142,7 @@ class StepResult:
         prompt_logprobs: row -> log-probabilities of the prompt tokens that FOLLOW each token of the row
             (position start+1 up to start+query_len, cut at the prompt's end).
         vectors: float32 [R, width of the pooler], of a step that pools; valid where the row ends its text. Counts are 0 then.
+        token_vectors: float32 [T, width of the pooler's tokens], of a step whose plan wants them.
     """
 
     counts: Int32s
@@ -144,3 +151,4 @@ class StepResult:
     logprobs: LogprobsResult | None = None
     prompt_logprobs: dict[int, LogprobsResult] = field(default_factory=dict)
     vectors: Floats | None = None
+    token_vectors: Floats | None = None

@@ -26,3 +26,8 @@ class Task(StrEnum):
     def pools(self) -> bool:
         """Whether nothing is generated."""
         return self is not Task.GENERATE
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has an outcome of its own."""
+        return self in (Task.TOKEN_EMBED, Task.TOKEN_CLASSIFY)

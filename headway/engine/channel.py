@@ -103,7 +103,7 @@ def decode_stats(data: bytes) -> EngineStats:
 
 
 def describe(error: BaseException, details: str = "") -> Dead:
-    """An exception as a message; ``details`` (a traceback) is added to errors that nobody raised on purpose."""
+    """An exception as a message; ``details`` (a traceback) is added to errors not raised on purpose."""
     message = str(error)
     if not isinstance(error, errors.HeadwayError):
         message = f"{type(error).__name__}: {message}" + (f"\n{details}" if details else "")

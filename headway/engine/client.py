@@ -70,7 +70,7 @@ class EngineClient(Protocol):
     def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
         """Next updates. Waits (asleep, not spinning) until there are some or ``timeout`` seconds have passed.
 
-        InprocClient, which has nobody else to make progress, takes one turn whatever the ``timeout``, and returns [] at once
+        InprocClient, which has no thread of its own, takes one turn whatever the ``timeout``, and returns [] at once
         when it has no work.
         """
 
@@ -78,7 +78,7 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats: ...
 
     def processor_seconds(self) -> float | None:
-        """Processor time of the engine's process so far: whether a silent engine works. None where nobody can tell."""
+        """Processor time of the engine's process so far: whether a silent engine works. None where that is not known."""
 
     def close(self) -> None:
         """Stop the engine and free everything; a poll blocked in another thread raises. Safe to call twice."""

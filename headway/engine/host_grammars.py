@@ -93,7 +93,7 @@ class HostGrammars:
         """Start a request's matcher; its first mask comes out of ``ready``.
 
         Raises:
-            InvalidRequestError: nobody told the vocabulary, or the id is open.
+            InvalidRequestError: the vocabulary is not known, or the id is open.
         """
         if self._vocabulary is None or request.request_id in self._open:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Host waits that nobody sanctioned, counted while the engine serves: ``EngineArgs.count_host_waits``."""
+"""Unexpected host waits, counted while the engine serves: ``EngineArgs.count_host_waits``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class HostWaits:
 
     def __init__(self, device: Device, runtime: Runtime | None = None) -> None:
         if not device.asynchronous:
-            raise ConfigError("count_host_waits: this device is synchronous, nobody waits for it; leave it off")
+            raise ConfigError(
+                "count_host_waits: this device is synchronous, so there is nothing to wait for; leave it off"
+            )
         self._probe = LiveProbe(runtime or CudaRuntime(), light=True)
         self._log = Log()
         self._open = True

@@ -68,6 +68,8 @@ class StepMeter:
         if self._queued:
             for update in updates.more.values():  # a first update says more than a token
                 update.queue_seconds = self._queued.pop(update.request_id, None)
+            if updates.width:
+                updates.queue_seconds = [self._queued.pop(name, None) for name in updates.request_ids]
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

@@ -206,8 +206,7 @@ class ProcessClient:
         if report is None:
             return []
         if isinstance(report, channel.Updates):
-            ended = (each.request_id for each in report.updates.more.values() if each.finish_reason is not None)
-            self._open.difference_update(ended)
+            self._open.difference_update(report.updates.ended())
             return list(report.updates)
         message = report.message if isinstance(report, channel.Dead) else f"unexpected {type(report).__name__}"
         self._dead = EngineDeadError(f"the engine failed: {message}")

@@ -14,13 +14,19 @@ from headway.core.cache import CacheLayout
 from headway.core.errors import UnsupportedModelError
 from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
+from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
+from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import StateMixer
+from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.pooling.spec import PoolingSpec
+from headway.recurrent.base import load_states, save_states
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 
@@ -52,6 +58,7 @@ class DecoderConfig:
         eos_token_ids: of config.json; generation_config.json may name more.
         narrow_from: the last layer whose keys and values later tokens need; from its scores on only the rows' last tokens are
             computed where no others are wanted. None: the last layer.
+        outputs: what it gives instead of logits; None: it generates.
     """
 
     architecture: str
@@ -68,10 +75,17 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...] = ()
     names: DecoderNames = DecoderNames()
     narrow_from: int | None = None
+    outputs: Outputs | None = None
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """What it gives instead of logits; None: it generates."""
+        return None if self.outputs is None else self.outputs.pooling
 
     def __post_init__(self) -> None:
         for block in self.blocks:
-            heads, kv_heads = block.mixer.num_heads, block.mixer.num_kv_heads
+            attention = None if block.mixer is None else block.mixer.rotated
+            heads, kv_heads = (attention.num_heads, attention.num_kv_heads) if attention else (1, 1)
             if heads % kv_heads:
                 raise UnsupportedModelError(
                     f"config.json: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
@@ -91,34 +105,47 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config, self.dtype, self.device, self.max_model_len = config, dtype, device, max_model_len
         hidden, vocab = config.hidden_size, config.vocab_size
-        layout = CacheLayout.of([block.mixer.cache for block in config.blocks], max_model_len)
+        layout = CacheLayout.of(
+            [block.cache for block in config.blocks], max_model_len, [block.state for block in config.blocks]
+        )
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}  # layers with the same rotation share one
-        for block in config.blocks:
-            key = block.mixer.rope, block.mixer.head_dim
+
+        def table(block: BlockSpec) -> torch.Tensor | None:
+            attention = None if block.mixer is None else block.mixer.rotated
+            if attention is None:
+                return None
+            key = attention.rope, attention.head_dim
             if key not in tables:
                 tables[key] = _rotation(*key, max_model_len, device)
+            return tables[key]
+
         self.embedding = Embedding(vocab, hidden, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            Block(
-                block, config.norm, hidden, tables[block.mixer.rope, block.mixer.head_dim], group,
-                dtype=dtype, device=device,
-            )
+            Block(block, config.norm, hidden, table(block), group, dtype=dtype, device=device)
             for block, group in zip(config.blocks, layout.group_of_layer, strict=True)
-        )  # fmt: skip
+        )
         self.norm = config.norm.make(hidden, dtype=dtype, device=device)
         tied = self.embedding.weight if config.tie_word_embeddings else None
         name, _, head = config.names.head.rpartition(".")
         self._head_prefix = f"{name}." if name else ""
-        self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        self.head, self.outputs, self.head_width = None, None, vocab
+        if config.outputs is None:
+            self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
+        else:
+            inputs = config.outputs.inputs(hidden)
+            self.outputs = Head(config.outputs.head, inputs, device=device, embedding=self.embedding.weight)
+            self.head_width = self.outputs.width
         multiplier = config.embedding_multiplier
         if config.round_multiplier:
             multiplier = float(torch.tensor(multiplier, dtype=dtype))
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
+        if any(isinstance(block.mixer, AttentionSpec) and not block.mixer.causal for block in config.blocks):
+            self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
-        self._project_head = ProjectIn(None, self.head)
+        self._project_head = None if self.head is None else ProjectIn(None, self.head)
         self._forms = FormTable([], None, Rules())  # until ``finalize``
 
     def _declare(self, layout: CacheLayout) -> ModelSpec:
@@ -132,12 +159,15 @@ class DecoderModel(nn.Module):
             cache=layout,
             layer_kinds=tuple((block, i > self._narrow_from) for i, block in enumerate(config.blocks)),
             layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
-            head_weights=config.vocab_size * config.hidden_size,
+            head_weights=0 if self.head is None else config.vocab_size * config.hidden_size,
             auxiliary_layers=tuple(range(len(config.blocks))),
+            pooling=config.pooling,
         )
 
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
+        if caches.state_storage is not None:
+            load_states(batch, caches.state_storage)
         x = self.embedding.forward(batch.input_ids)
         if self._multiplier != 1.0:
             x *= self._multiplier
@@ -150,8 +180,8 @@ class DecoderModel(nn.Module):
         if last_only and self._forms.narrows(num_tokens) and max(want.auxiliary, default=-1) < self._narrow_from:
             narrow_from = self._narrow_from
         layers = range(len(self._layers)) if want.layers is None else want.layers
-        auxiliary = []
-        stream = self._layers[layers[0]].into_mixer.enter(x, forms[layers[0]].into_mixer)
+        auxiliary, batch_of_all = [], batch
+        stream = self._layers[layers[0]].enter(x, forms[layers[0]])
         for i in layers:
             if i == narrow_from:
                 stream = self._layers[i].forward_last(stream, batch, caches.layers[i], forms[i])
@@ -161,6 +191,8 @@ class DecoderModel(nn.Module):
                 stream = self._layers[i].forward(stream, batch, caches.layers[i], forms[i])
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
+        if caches.state_storage is not None:
+            save_states(batch_of_all, caches.state_storage)
         hidden = self._last_norm(stream)
         if last_only and narrow_from == len(self._layers):
             hidden = hidden.index_select(0, batch.logit_indices)
@@ -172,7 +204,10 @@ class DecoderModel(nn.Module):
         return self.norm.forward(stream.residual) if normed is None or stream.squares is not None else normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, C] hidden states -> [N, V] in the model's dtype."""
+        """[N, C] hidden states -> [N, V] in the model's dtype; of a model that pools f32 [N, width], what its head gives."""
+        if self.outputs is not None:
+            return self.outputs.forward(hidden)
+        assert self._project_head is not None
         logits = self._project_head(Stream(hidden, hidden), self._forms.of_head(hidden.shape[0]))
         config = self.config
         if config.logit_multiplier != 1.0:
@@ -187,18 +222,27 @@ class DecoderModel(nn.Module):
         found: dict[str, Target] = self.embedding.destinations(f"{names.embedding}.")
         for i, block in enumerate(self._layers):
             found |= block.destinations(f"{names.layers}.{i}.")
-        found |= self.norm.destinations(f"{names.norm}.") | self.head.destinations(self._head_prefix)
-        shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
-        return WeightMap(found, ("rotary_emb.inv_freq", *shared))
+        found |= self.norm.destinations(f"{names.norm}.")
+        shared: tuple[str, ...] = ()
+        if self.outputs is not None:
+            found |= self.outputs.destinations()
+            shared = (f"{names.head}.weight", f"{names.head}.bias")
+        elif self.head is not None:
+            found |= self.head.destinations(self._head_prefix)
+            shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
+        trunk = names.norm.rpartition(".")[0]
+        return WeightMap(found, ("rotary_emb.inv_freq", *shared), (f"{trunk}.",) if trunk else ())
 
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm):
+            if isinstance(module, Linear | RMSNorm | MLP | StateMixer):
                 module.finalize()
-        if self.head.tied:
+        if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)
+        if self.outputs is not None:
+            self.outputs.finalize()
         for module in self.modules():
             # nn.Module finds parameters and submodules through a Python-level __getattr__, at 20 look-ups a layer a
             # visible part of a decode step on CPU. Plain instance attributes shadow it.
@@ -211,7 +255,8 @@ class DecoderModel(nn.Module):
     def use_forms(self, rules: Rules) -> None:
         """Run each product in the form that ``rules`` say is the fastest for a step's number of tokens."""
         products = [block.products for block in self._layers]
-        self._forms = FormTable(products, self._project_head.product(), rules)
+        head = None if self._project_head is None else self._project_head.product()
+        self._forms = FormTable(products, head, rules)
 
 
 def _rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:

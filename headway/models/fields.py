@@ -51,6 +51,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "is_encoder_decoder": _OFF,
         "add_cross_attention": _OFF,
         "alibi": _OFF,
+        "position_embedding_type": (None, "absolute", "rope", "rotary"),
+        "conv_kernel_size": _NONE,
         "use_parallel_residual": _OFF,
         "parallel_attn": _OFF,
         "use_mrope": _OFF,

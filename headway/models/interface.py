@@ -14,11 +14,9 @@ import torch
 
 from headway.core.cache import CacheLayout
 from headway.models.fields import Fields
+from headway.pooling.spec import PoolingSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
-
-Task = str
-GENERATE: Task = "generate"
 
 
 class ModelConfig(Protocol):
@@ -31,6 +29,10 @@ class ModelConfig(Protocol):
     @property
     def longest_context(self) -> int:
         """Most tokens of a sequence that the model can be run with."""
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """What it gives instead of logits; None: it generates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,9 @@ class ModelSpec:
         layer_kinds: per layer; layers of one kind launch the same kernels.
         layer_weights: elements of all layers' parameters that a token passes.
         head_weights: elements of the output layer.
-        tasks: what it can be asked for.
         auxiliary_layers: layers whose output ``Want.auxiliary`` may ask for.
+        num_token_types: kinds of tokens it knows; from 2 on it reads ``StepBatch.token_types``.
+        pooling: what it gives instead of logits; None: it generates.
     """
 
     architecture: str
@@ -60,8 +63,9 @@ class ModelSpec:
     layer_kinds: tuple[Hashable, ...]
     layer_weights: int
     head_weights: int
-    tasks: tuple[Task, ...] = (GENERATE,)
     auxiliary_layers: tuple[int, ...] = ()
+    num_token_types: int = 1
+    pooling: PoolingSpec | None = None
 
     @property
     def num_layers(self) -> int:
@@ -112,13 +116,21 @@ class Target(NamedTuple):
     Attributes:
         tensor: the view of our parameter it fills, of the tensor's shape.
         order: int64 [rows], the tensor's row that each of ours is; None: they are in the same order.
+        rows: of the tensor, where there are others than ours; None: as many.
     """
 
     tensor: torch.Tensor
     order: torch.Tensor | None = None
+    rows: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's."""
+        shape = tuple(self.tensor.shape)
+        return shape if self.rows is None else (self.rows, *shape[1:])
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Copy ``tensor`` [of our shape], cast to our dtype."""
+        """Copy ``tensor``, cast to our dtype."""
         self.tensor.copy_(tensor if self.order is None else tensor.index_select(0, self.order.to(tensor.device)))
 
 
@@ -128,11 +140,36 @@ class WeightMap:
 
     Attributes:
         targets: by name.
-        computed: endings of names that some exporters write and that are computed, or shared, here.
+        computed: endings of names that some exporters write and that are computed, shared, or not needed here.
+        prefixes: beginnings of names that some exporters leave out, or add.
+        unused: beginnings of names, behind a prefix, that are not needed here.
+        renamed: older endings of names -> today's.
+        aliases: other names that some exporters write -> those in ``targets``.
     """
 
     targets: Mapping[str, Target]
     computed: tuple[str, ...] = field(default=())
+    prefixes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, name: str) -> tuple[str, Target] | None:
+        """The target of a checkpoint's tensor, and its name here; None: there is none."""
+        name = self.aliases.get(name, name)
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        others = [other for prefix in self.prefixes for other in (prefix + name, name.removeprefix(prefix))]
+        for each in (name, *others):
+            if each in self.targets:
+                return each, self.targets[each]
+        return None
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a tensor that has no target is none that is missed."""
+        owns = (name, *(name.removeprefix(prefix) for prefix in self.prefixes))
+        return name.endswith(self.computed) or any(own.startswith(self.unused) for own in owns if self.unused)
 
 
 class Model(Protocol):
@@ -146,11 +183,15 @@ class Model(Protocol):
     def device(self) -> torch.device:
         """Of its weights."""
 
+    @property
+    def head_width(self) -> int:
+        """Numbers that ``logits`` gives for each hidden state."""
+
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys, values and states into ``caches``; never waits for the device."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, C] hidden states -> [N, V] in the model's dtype."""
+        """[N, C] hidden states -> [N, V] in the model's dtype; of a model that pools f32 [N, width], what its head gives."""
 
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""

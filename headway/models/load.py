@@ -36,6 +36,7 @@ def load_model(
     progress: bool,
     seed: int,
     keep_blocks: bool = False,
+    config: ModelConfig | None = None,
 ) -> Model:
     """Build the model a checkpoint describes, with its weights on ``device`` in ``dtype``.
 
@@ -44,6 +45,7 @@ def load_model(
         max_model_len: positions the rotary table covers.
         progress: show a bar on stderr if that is a terminal.
         seed: of the random weights when the checkpoint is a dummy.
+        config: of the model, where it is not as its architecture says.
         keep_blocks: leave matrices of a GGUF file in their blocks where kernels multiply from them (``kernels.quant_linear``).
 
     Raises:
@@ -51,7 +53,7 @@ def load_model(
         OutOfMemoryError: the weights do not fit the device.
         WeightsError: tensors are missing, unexpected, repeated or of the wrong shape or kind.
     """
-    config = read_config(checkpoint.config)
+    config = config or read_config(checkpoint.config)
     model = _allocate(config, dtype, device, max_model_len)
     if checkpoint.is_dummy:
         _fill_randomly(model, seed)
@@ -98,16 +100,17 @@ def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]
     waiting = set(weights.targets)
     unexpected: list[str] = []
     for name, tensor in tensors:
-        target = weights.targets.get(name)
-        if target is None:
-            if not name.endswith(weights.computed):
+        found = weights.find(name)
+        if found is None:
+            if not weights.leaves_out(name):
                 unexpected.append(name)
             continue
+        name, target = found
         if name not in waiting:
             raise WeightsError(f"tensor {name} is in the checkpoint twice")
-        if tensor.shape != target.tensor.shape:
+        if tuple(tensor.shape) != target.shape:
             raise WeightsError(
-                f"tensor {name} has shape {list(tensor.shape)}; config.json implies {list(target.tensor.shape)}"
+                f"tensor {name} has shape {list(tensor.shape)}; config.json implies {list(target.shape)}"
             )
         if isinstance(tensor, BlockTensor):
             if keeper is not None and keeper.take(target, tensor):
@@ -135,7 +138,7 @@ def _listed(names: Iterable[str]) -> str:
 def _fill_randomly(model: Model, seed: int) -> None:
     """Normal weights, unit norms; made on the device, the same for the same seed and kind of device."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    for name, (tensor, _) in model.weights().targets.items():
+    for name, (tensor, *_) in model.weights().targets.items():
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         else:

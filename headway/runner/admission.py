@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from headway.core.automaton import MAX_TABLE_INTS
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
+from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
 from headway.state.packed_step import EDIT_INTS, PackedStep, segment_ints
@@ -48,6 +50,7 @@ class AdmissionWriter:
 
     def __init__(self, arena: SlotArena, sampler: Sampler) -> None:
         self._arena, self._sampler = arena, sampler
+        self._pooled = PooledAdmissions(arena)
         self._prepared: dict[str, Prepared] = {}
         self._places: dict[tuple[str, ...], tuple[Int32s, Int32s]] = {}
 
@@ -62,9 +65,8 @@ class AdmissionWriter:
             InvalidRequestError: it does not fit the slot tables.
         """
         if request.task.pools:
-            edits = [*_AT_ADMISSION, SlotEdit("alive", ints(1))]
-        else:
-            edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
+            return self._pooled.check(request)
+        edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
         single = [edit for edit in edits if len(edit.values) == 1]
         rows = [edit for edit in edits if len(edit.values) != 1]
         values = np.concatenate([edit.values for edit in single])
@@ -81,6 +83,10 @@ class AdmissionWriter:
         """The request is over. Unknown ids are ignored."""
         self._prepared.pop(request_id, None)
 
+    def write_pooled(self, packed: PackedStep, admissions: Sequence[Admission]) -> None:
+        """``write`` for all requests of a step that pools."""
+        self._pooled.write(packed, admissions)
+
     def write(self, packed: PackedStep, admission: Admission) -> None:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""
         request, slot = admission.request, admission.slot
@@ -90,8 +96,6 @@ class AdmissionWriter:
         base, stride = self._places.get(tables) or self._find_places(tables)
         packed.scatter(base + stride * slot, values)
         packed.write(self._arena.position("history", slot), admission.token_ids)
-        if request.task.pools:
-            return
         for table, row in (
             *rows,
             *self._sampler.restart(request, admission.token_ids[len(request.prompt_token_ids) :]),

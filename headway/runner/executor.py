@@ -16,7 +16,7 @@ from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
 from headway.runner.config import RunnerConfig
 from headway.runner.graphs import DecodeGraphs, StepGraphs
-from headway.runner.launch import Launch
+from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import ResultLayout, logprob_ints, pack_results, record_ints, unpack_results
 from headway.runner.split_step import Replayed
@@ -53,6 +53,8 @@ class Executor:
         packet = rows * record_ints(config.width) + logprob_ints(outcomes, most_entries)
         packet += logprob_ints(tokens, config.max_logprobs) + rows * body.vector
         self.readback = Readback(device, packet)
+        # Large, and seldom asked for: buffers of its own, made when a step wants them.
+        self._token_readback = Readback(device, packet + tokens * body.token_vector)
         self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight, self._record_ints = 0, record_ints(config.width)
         self._inference = torch.inference_mode()
@@ -97,6 +99,9 @@ class Executor:
         rows = launch.shape.rows
         layout = ResultLayout(rows, rows, launch.variant.max_logprobs, launch.shape.width, self._record_ints)
         layout.vector = self.body.vector
+        if launch.variant.covers(TOKEN_VECTORS) and self.body.token_vector:
+            layout.token_vector, layout.num_tokens = self.body.token_vector, launch.shape.tokens
+            layout.padded_tokens = launch.shape.tokens
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
             self._staging.send(staging, len(launch.ints))
@@ -106,7 +111,8 @@ class Executor:
                 self.body.rebuild_counts(launch.counted_at, launch.num_counted)
                 num_edits = 0
             packet = self._queue(launch, num_edits, layout)
-            ticket = self.readback.start(packet, None if events is None else events.ended)
+            readback = self._token_readback if layout.token_vector else self.readback
+            ticket = readback.start(packet, None if events is None else events.ended)
         self._num_in_flight += 1
         return Running(ticket, layout, events)
 
@@ -120,9 +126,9 @@ class Executor:
     def waits(self) -> dict[str, WaitCounter]:
         """Every wait for the device there can be in a step, by reason: the oldest result was not there yet, or a copy blocked
         for want of pinned memory. The staging ring grows instead of waiting."""
-        up, down = self._staging.unpinned, self.readback.unpinned
-        copies = WaitCounter(up.waits + down.waits, up.seconds + down.seconds)
-        return {BACK_PRESSURE: self.readback.back_pressure, UNPINNED_COPY: copies}
+        readbacks = (self.readback, self._token_readback)
+        copies = _added(self._staging.unpinned, *(each.unpinned for each in readbacks))
+        return {BACK_PRESSURE: _added(*(each.back_pressure for each in readbacks)), UNPINNED_COPY: copies}
 
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
@@ -130,7 +136,8 @@ class Executor:
         if launch.prompt is None and self._graphs is not None:
             replayed = self._replay(launch, num_edits)
             if replayed is not None:
-                done, layout.padded_rows = replayed
+                done, shape = replayed
+                layout.padded_rows, layout.padded_tokens = shape.rows, shape.tokens
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
                 return pack_results(ring, self._record_ints, layout.padded_rows, done.parts)
@@ -141,8 +148,8 @@ class Executor:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
         return pack_results(ring, self._record_ints, launch.shape.rows, parts)
 
-    def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, int] | None:
-        """Run the step as graphs, if some fit: what they gave, and padded rows. Which these are follows from the launch."""
+    def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, LaunchShape] | None:
+        """Run the step as graphs, if some fit: what they gave, and the padded shape. Both follow from the launch."""
         assert self._graphs is not None
         decode, prefill = self._graphs
         step = launch.shape
@@ -153,4 +160,8 @@ class Executor:
             graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)
             if shape is not None and num_edits > self._config.edits_per_row * max_edits(*shape[:3]):
                 self.body.edit_first(num_edits)
-        return None if shape is None else (graphs.replay(shape, launch.variant), shape.rows)
+        return None if shape is None else (graphs.replay(shape, launch.variant), shape)
+
+
+def _added(*counters: WaitCounter) -> WaitCounter:
+    return WaitCounter(sum(each.waits for each in counters), sum(each.seconds for each in counters))

@@ -15,6 +15,9 @@ import numpy as np
 from headway.core.plan import Bound, Int32s
 from headway.sampling.sampler import Variant
 
+TOKEN_VECTORS = Variant(flags=1)
+"""Of a step that pools: some row wants a vector for each of its tokens. Nothing is sampled there, so the flags are free."""
+
 
 class LaunchShape(NamedTuple):
     """Sizes of a step: exact in a ``Launch``, padded where they are the key of a captured graph.

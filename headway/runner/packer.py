@@ -7,7 +7,7 @@ import numpy as np
 from headway.core.plan import NO_INTS, Bound, Int32s, StepPlan
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
-from headway.runner.launch import Launch, LaunchShape, PromptPositions
+from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prompt_logprobs import choose_positions
 from headway.sampling.sampler import Sampler, Variant
 from headway.state.packed_step import PackedRows, PackedStep, fits_before_rows
@@ -60,9 +60,14 @@ class Packer:
             packed.scatter(base + plan.block_edit_rows * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
+        if self._config.has_states and not only_decode:
+            packed.chunks(plan.query_lens)
+            packed.copies(plan.state_loads, plan.state_saves)
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:
             self._variant = self._sampler.variant(plan.slots)
+        if plan.pools:
+            self._variant = TOKEN_VECTORS if plan.token_vectors else Variant()
         longest_bound = self.decode_bound if only_decode else None
         if longest_bound is None:
             longest_bound = Bound(int((plan.starts_bound + plan.query_lens).max()))
@@ -87,6 +92,9 @@ class Packer:
 
     def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
+        if plan.pools:
+            self.admissions.write_pooled(packed, plan.admissions)
+            return NO_LIST
         for admission in plan.admissions:
             self.admissions.write(packed, admission)
             self._prompts[admission.slot] = admission.token_ids[: len(admission.request.prompt_token_ids)]

@@ -32,7 +32,7 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int) -> 
         kinds = ((1, 0, num_tokens), (few, 0, short), (num_rows, mixed, num_tokens), (num_rows, 0, num_tokens))
         for rows, decode_rows, longest in dict.fromkeys(kinds):
             batch = body.unpack(LaunchShape(num_tokens, rows, decode_rows, longest, config.width), Bound(num_tokens))
-            if rows == 1 and not body.vector:  # where prompt log-probabilities are wanted; no step takes more memory
+            if rows == 1 and not body.pools:  # where prompt log-probabilities are wanted; no step takes more memory
                 body.row_logits(batch, body.forward(batch, only_rows=False))
             states = body.outcome_states(batch)
         most = Variant(every_edit, ALL_PATHS, config.max_logprobs)

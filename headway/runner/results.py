@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.core.plan import Int32s, LogprobsResult, StepResult
+from headway.core.plan import Floats, Int32s, LogprobsResult, StepResult
 
 Part = tuple[torch.Tensor, ...]
-"""What a step reports beside its records, int32 or float32: log-probabilities, or (vectors [R, width],)."""
+"""What a step reports beside its records, int32 or float32: log-probabilities, or vectors of rows and of tokens."""
 
 
 def record_ints(width: int) -> int:
@@ -31,7 +31,8 @@ class ResultLayout:
         record_ints: of a row.
         prompt_rows: (row, positions) of rows that report prompt log-probabilities.
         prompt_entries: K of those.
-        vector: numbers of each row's vector; 0 where the step does not pool.
+        vector: numbers of each row's vector; 0 where the step does not pool, or rows have none.
+        token_vector, num_tokens, padded_tokens: numbers of each token's vector, 0 where nobody wants them; tokens.
     """
 
     num_rows: int
@@ -42,6 +43,9 @@ class ResultLayout:
     prompt_rows: list[tuple[int, int]] = field(default_factory=list)
     prompt_entries: int = -1
     vector: int = 0
+    token_vector: int = 0
+    num_tokens: int = 0
+    padded_tokens: int = 0
 
 
 def pack_results(records: torch.Tensor, record_ints: int, num_rows: int, parts: Sequence[Part]) -> torch.Tensor:
@@ -77,8 +81,10 @@ def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
             parts.append(_rows_of(part, 0, num_rows))
         result.logprobs = parts[0] if len(parts) == 1 else _interleaved(parts)
     if layout.vector:
-        flat = packet[end : end + num_rows * layout.vector].copy()
-        result.vectors = flat.view(np.float32).reshape(num_rows, layout.vector)
+        result.vectors = _vectors(packet, end, num_rows, layout.vector)
+        end += layout.padded_rows * layout.vector
+    if layout.token_vector:
+        result.token_vectors = _vectors(packet, end, layout.num_tokens, layout.token_vector)
     if layout.prompt_rows:
         total = sum(count for _, count in layout.prompt_rows)
         part, end = _logprobs(packet, end, total, layout.prompt_entries)
@@ -87,6 +93,10 @@ def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
             result.prompt_logprobs[row] = _rows_of(part, start, start + count)
             start += count
     return result
+
+
+def _vectors(packet: Int32s, start: int, count: int, width: int) -> Floats:
+    return packet[start : start + count * width].copy().view(np.float32).reshape(count, width)
 
 
 def _logprobs(packet: Int32s, start: int, num: int, entries: int) -> tuple[LogprobsResult, int]:

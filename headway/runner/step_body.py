@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
+from headway.core.chunks import most_chunks
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.slot_advance import slot_advance
@@ -16,26 +16,18 @@ from headway.models.interface import ALL_TOKENS, LAST_TOKENS, Model
 from headway.pooling.pooler import Pooler
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.config import RunnerConfig
-from headway.runner.launch import Launch, LaunchShape, PromptPositions
+from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prefill_graphs import max_edits
 from headway.runner.prompt_logprobs import gather_entries
 from headway.runner.results import Part, record_ints
 from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
+from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 from headway.state.packed_step import ROW_INTS, ROWS_AT
 from headway.state.slots import SlotArena
-
-
-class Drafter(Protocol):
-    """Guesses tokens, on the device alone."""
-
-    def propose(self, batch: StepBatch) -> None:
-        """Fill ``drafts[slot]`` of the batch's slots (the core table, int32 [S, K]) with the tokens that may follow the known
-        ones. Runs at the end of every step, when the step's tokens are in the slots' histories. A row that has ended may get
-        anything.
-        """
+from headway.state.token_types import TOKEN_TYPES, token_types
 
 
 class StepBody:
@@ -49,7 +41,8 @@ class StepBody:
 
     Attributes:
         packed: int32 [P], the packed step on the device.
-        vector: numbers of a row's vector; 0 where nothing pools.
+        pools: it pools, and generates nothing.
+        vector, token_vector: numbers of a row's and of a token's vector; 0 where they have none.
         results: int32 [max_in_flight, max_num_seqs, record_ints(width)], what steps report.
     """
 
@@ -71,12 +64,16 @@ class StepBody:
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         edits = config.edits_per_row * (5 * rows + 3 * tokens)
         num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
+        if config.has_states:
+            num_ints += 2 * most_chunks(tokens, rows, tokens) + 4 * rows
         self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self.results = torch.zeros(
             config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device
         )
         self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, model.spec.cache, config.width)
-        self.vector = 0 if pooler is None else pooler.width
+        self.pools = pooler is not None
+        self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
+        self._has_types = model.spec.num_token_types > 1
         # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
         self._going_on = torch.zeros(2, rows, dtype=torch.int32, device=device)
 
@@ -102,7 +99,7 @@ class StepBody:
 
     def unpack(self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True) -> StepBatch:
         """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack``."""
-        return self._buffers.unpack(
+        batch = self._buffers.unpack(
             self.packed,
             num_tokens=shape.tokens,
             num_rows=shape.rows,
@@ -112,6 +109,9 @@ class StepBody:
             counted=counted,
             width=shape.width,
         )
+        if self._has_types:
+            batch.token_types = token_types(batch, self._arena.view(TOKEN_TYPES))
+        return batch
 
     def front(self, shape: LaunchShape) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``."""
@@ -138,10 +138,18 @@ class StepBody:
 
     def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
         """Hidden states, [R, hidden] of each row's last token with ``only_rows``, else [T, hidden]."""
-        want = LAST_TOKENS if only_rows else ALL_TOKENS
+        drafter = self._drafter
+        watched = drafter is not None and (drafter.reads_hidden or bool(drafter.auxiliary))
+        want = LAST_TOKENS if only_rows and not watched else ALL_TOKENS
+        if drafter is not None and drafter.auxiliary:
+            want = replace(want, auxiliary=drafter.auxiliary)
         if self._layers is not None:
-            want = replace(want, layers=self._layers)
-        return self.model.forward(batch, self._caches, want).hidden
+            want = replace(want, layers=tuple(sorted({*self._layers, *want.auxiliary})))
+        forward = self.model.forward(batch, self._caches, want)
+        if drafter is None or not watched:
+            return forward.hidden
+        drafter.observe(batch, forward)
+        return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
@@ -173,32 +181,37 @@ class StepBody:
             states: of ``outcome_states``.
 
         Returns:
-            log-probabilities of each outcome, in order, empty when nobody asked; or the vectors.
+            log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
         if self._pooler is not None:
-            vectors = self._pooler(states, batch)
+            pooler = self._pooler
+            found: Part = (pooler(states, batch),) if pooler.width else ()
+            if pooler.token_width and variant.covers(TOKEN_VECTORS):
+                found += (pooler.tokens(states, batch),)
             self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
-            return [(vectors,)]
+            return [found]
         rows = len(batch.row_slots)
-        found: list[Part] = []
+        parts: list[Part] = []
         slots = batch.row_slots
         for offset in range(batch.width):
             run: tuple[object, ...] = ()
             going_on = self._going_on[offset % 2, :rows]
             if batch.width > 1:
                 run = (self._arena.view("drafts").view(-1, self.config.width - 1), going_on, offset)
-            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run)
-            found += [] if logprobs is None else [logprobs]
+            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, offset)
+            parts += [] if logprobs is None else [logprobs]
             slots = going_on
         if self._drafter is not None:
-            self._drafter.propose(batch)
-        return found
+            self._drafter.propose(batch, variant.flags)
+        return parts
 
     def _outcome(
-        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...]
+        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], offset: int
     ) -> LogprobTensors | None:
         """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
         token_ids, logprobs = self.sampler(logits, slots, variant)
+        if self._drafter is not None and run:
+            self._drafter.judge(token_ids, slots, offset)
         self._advance(slots, token_ids, variant, run)
         return logprobs
 

@@ -35,6 +35,8 @@ class _Draft:
     edit_rows: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
 
     def draw_masked(self, request: Request) -> None:
         """The row draws under the request's mask, which is thereby used up."""
@@ -42,6 +44,14 @@ class _Draft:
             raise HeadwayError(f"{request.request_id} would draw before its grammar has seen the last token")
         self.masks.append((request.slot, request.mask))
         request.mask = None
+
+    def longest_first(self) -> None:
+        """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
+        order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
+        self.requests = [self.requests[i] for i in order]
+        self.query_lens = [self.query_lens[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.samples = [self.samples[i] for i in order]
 
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""
@@ -62,7 +72,7 @@ class Planner:
         self._life = life
         self._table = life.table
         self.width = config.width
-        self._drafting = config.width > 1
+        self._drafting, self._lookahead = config.width > 1, config.lookahead
         self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
@@ -97,6 +107,8 @@ class Planner:
             self._life.drain(request)
         self._drained = []
         self._life.kv.settle()
+        if self._life.kv.states is not None:
+            self._life.kv.states.settle()
 
     # -- decode rows ---------------------------------------------------------------------------------------------
 
@@ -109,10 +121,11 @@ class Planner:
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
         ends = starts + width
-        (short,) = (ends > table.capacity[rows.index]).nonzero()
+        stored = ends + self._lookahead
+        (short,) = (stored > table.capacity[rows.index]).nonzero()
         if len(short):
             self._trim_decode(draft, rows, short)
-            count = self._grow_decode(draft, rows, short, ends)
+            count = self._grow_decode(draft, rows, short, stored)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts, ends = rows.first(count), starts[:count], ends[:count]
         table.scheduled[rows.index] = ends
@@ -198,7 +211,8 @@ class Planner:
             if request.slot < 0:  # a victim of an earlier one
                 continue
             scheduled = int(self._table.scheduled[request.slot])
-            if scheduled >= self._table.capacity[request.slot]:
+            stored = scheduled + 1 + self._lookahead
+            if stored > self._table.capacity[request.slot]:
                 self._trim(draft, request, Exact(scheduled))  # its last token is known
                 while not life.kv.growths and life.running.newest is not request:
                     life.preempt(life.running.newest)
@@ -206,7 +220,7 @@ class Planner:
                     if len(life.running) == 1:
                         raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                     continue
-                self._grow(draft, request, Bound(scheduled + 1))
+                self._grow(draft, request, Bound(stored))
             ready.append(request)
         return ready
 
@@ -259,7 +273,8 @@ class Planner:
         # It is the newest request: it never takes blocks from another, it takes what is left.
         start = int(self._table.scheduled[request.slot])
         self._trim(draft, request, Exact(start))
-        self._prefill_row(draft, request, min(self._life.kv.room(request) - start, draft.tokens_left))
+        room = self._life.kv.room(request) - self._lookahead - start
+        self._prefill_row(draft, request, min(room, draft.tokens_left))
 
     def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
         """Adds a row of at most ``most`` known tokens; none when that is 0."""
@@ -268,8 +283,13 @@ class Planner:
         count = min(most, known - start)
         if count <= 0:
             return
-        end = start + count
-        self._grow(draft, request, Bound(end))
+        kv = self._life.kv
+        until = Exact(start + count)
+        end, checkpoint = kv.row_end(request, table.history[slot], Exact(start), until, Exact(known))
+        count = end - start
+        self._grow(draft, request, Bound(end + self._lookahead))
+        if checkpoint is not None:
+            draft.saves.append((slot, checkpoint))
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
@@ -322,6 +342,8 @@ class Planner:
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
         self._edit(draft, request, life.kv.opening_edits(request))
+        if hits.state >= 0:
+            draft.loads.append((hits.state, request.slot))
         self._prefill_row(draft, request, draft.tokens_left)
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -330,6 +352,8 @@ class Planner:
         n = len(decode)
         rows = decode
         query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
+        if not self._life.kv.stores:
+            draft.longest_first()
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (
@@ -348,4 +372,7 @@ class Planner:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
-        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools), rows
+        by_token = self._config.pools and any(request.by_token for request in draft.requests)
+        pools = self._config.pools
+        plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
+        return plan, rows

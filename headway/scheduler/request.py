@@ -8,7 +8,7 @@ import numpy as np
 
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest, TokenLogprobsRow
-from headway.core.plan import Exact, Int32s
+from headway.core.plan import Exact, Floats, Int32s
 
 
 class Status(IntEnum):
@@ -44,23 +44,29 @@ class Request:
         reported: whether an update has been issued.
         lags: a grammar on the host must see each token before the next may be drawn.
         pools: it generates nothing, and ends with its prompt.
+        by_token: it pools, and each token has a vector.
+        pooled: vectors of its tokens so far, f32 [tokens of a step, width] each.
         says_more: its updates are not a mere token for the loop: they carry log-probabilities, or a matcher must see them.
         mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
         admitted: how many admissions came before its present one.
+        junction: tokens of a cached prefix behind which there was no checkpoint of states; 0: none.
     """
 
     __slots__ = (
         "admitted",
         "blocks",
+        "by_token",
         "cached_tokens",
         "digests",
         "first_kept",
         "in_flight",
+        "junction",
         "lags",
         "mask",
         "max_total",
         "message",
         "num_registered",
+        "pooled",
         "pools",
         "prompt_len",
         "prompt_rows",
@@ -83,7 +89,8 @@ class Request:
         self.prompt_len = len(self.tokens)
         if self.prompt_len == 0:
             raise InvalidRequestError("the prompt has no tokens; send at least one", "prompt")
-        self.pools = message.task.pools
+        self.pools, self.by_token = message.task.pools, message.task.by_token
+        self.pooled: list[Floats] = []
         room = max_model_len - self.prompt_len
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self.pools:
@@ -111,6 +118,7 @@ class Request:
         self.says_more = self.wants_logprobs or self.lags
         self.mask: Int32s | None = None
         self.admitted = 0
+        self.junction = Exact(0)
 
     @property
     def upload_now(self) -> int:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from headway.core.errors import HeadwayError
 from headway.core.messages import AddRequest, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.core.plan import Exact, Finish, Int32s, LogprobsResult, StepPlan, StepResult
+from headway.scheduler.drafts import DraftCounts
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import Int64s, Rows
@@ -49,6 +50,15 @@ def _cut(ids: list[int], values: list[float], rank: int, count: int) -> TokenLog
     return TokenLogprobsRow(ids[:count], values[:count], rank) if count > 0 else None
 
 
+def _vectors_of(request: Request, row: int, result: StepResult) -> bytes | None:
+    """What a request gets whose text ends in this row; None: nothing came."""
+    if not request.by_token:
+        return None if result.vectors is None else result.vectors[row].tobytes()
+    if sum(map(len, request.pooled)) != request.prompt_len:
+        return None
+    return np.concatenate(request.pooled)[request.message.pool_start :].tobytes()
+
+
 def _nonzero(values: npt.NDArray[Any]) -> list[int]:
     """Where ``values`` are not zero. The method: numpy's function of that name comes in three layers of Python."""
     return values.nonzero()[0].tolist()
@@ -59,13 +69,18 @@ def _token_update(request_id: str, token: int) -> RequestUpdate:
 
 
 class Collector:
-    """Applies results to the requests and makes their updates."""
+    """Applies results to the requests and makes their updates.
 
-    def __init__(self, life: Lifecycle) -> None:
+    Args:
+        width: most tokens of a decode row.
+    """
+
+    def __init__(self, life: Lifecycle, width: int = 1) -> None:
         self._life = life
         self._table = life.table
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.drafts = DraftCounts(width)
 
     def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> StepUpdates:
         """Updates in row order; then failures, and those of rows whose request no longer owns the row's slot.
@@ -74,6 +89,7 @@ class Collector:
         """
         if plan.pools:
             return self._apply_pooled(plan, rows, result)
+        self.drafts.take(plan, result)
         others: list[RequestUpdate] = []
         for row in sorted(result.prompt_logprobs):
             request = rows.requests[row]
@@ -124,25 +140,45 @@ class Collector:
         """Rows that ended their texts bring their vectors, which ends their requests; the others bring nothing yet."""
         owning = rows.epochs == self._table.epoch[rows.index]
         self._table.in_flight[rows.index[owning]] -= 1
-        updates = []
+        updates: list[RequestUpdate] = []
+        pooled: list[int] = []  # rows that bring a vector and nothing else
+        ends = plan.query_lens.cumsum() if plan.token_vectors else None
+        going_on, ours = (~plan.samples).tolist(), owning.tolist()
         for row, request in enumerate(rows.requests):
             if request.status is Status.FINISHED:  # aborted, or failed
                 continue
-            if not owning[row]:
+            if not ours[row]:
                 request.in_flight -= 1
-            if not plan.samples[row]:  # its text goes on
+            if request.by_token and ends is not None:
+                self._keep_tokens(request, plan, row, int(ends[row]), result)
+            if going_on[row]:
                 continue
-            if result.vectors is None:
-                updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
-                continue
+            if not (request.by_token or request.cached_tokens or result.vectors is None):
+                pooled.append(row)
+            else:
+                vectors = _vectors_of(request, row, result)
+                if vectors is None:
+                    updates.append(self.fail(request, "the step brought no vectors for a request that pools"))
+                    continue
+                update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
+                update.pooled, update.num_cached_tokens = vectors, request.cached_tokens or 0
+                updates.append(update)
             self.prompt_tokens += request.prompt_len
-            update = RequestUpdate(request_id=request.request_id, new_token_ids=[], finish_reason="stop")
-            update.pooled, update.num_cached_tokens = result.vectors[row].tobytes(), request.cached_tokens or 0
-            updates.append(update)
             self._life.finish(request)
         found = StepUpdates()
+        if pooled and result.vectors is not None:
+            picked = result.vectors if len(pooled) == len(rows) else result.vectors[pooled]
+            ids = [rows.ids[row] for row in pooled]
+            found = StepUpdates(ids, [0] * len(ids), {}, picked.tobytes(), picked.shape[1])
         found.add(updates)
         return found
+
+    def _keep_tokens(self, request: Request, plan: StepPlan, row: int, end: int, result: StepResult) -> None:
+        """Vectors of the row's tokens, which end at token ``end`` of the step; a text that begins again keeps nothing."""
+        if plan.starts_bound[row] == 0:
+            request.pooled = []
+        if result.token_vectors is not None:
+            request.pooled.append(result.token_vectors[end - int(plan.query_lens[row]) : end])
 
     # -- rows whose request still owns the slot ------------------------------------------------------------------
 

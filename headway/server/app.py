@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from headway import __version__
 from headway.core.errors import HeadwayError
@@ -23,6 +24,9 @@ from headway.server.errors import ApiError, as_api_error, refuse
 from headway.server.health import shared_health
 from headway.server.lifecycle import ALIVE, Lifecycle, Phase
 from headway.server.metrics_source import shared_source
+from headway.server.pooling import openai, score, tei
+from headway.server.pooling import protocol as bodies
+from headway.server.pooling.call import ROUTES_OF
 from headway.server.responses import responses
 from headway.server.service import GONE, ClientGoneError, Service, log_error
 from headway.server.settings import ServerSettings
@@ -45,6 +49,24 @@ ROUTES = [
     ("/detokenize", detokenize, protocol.DetokenizeRequest, False),
 ]
 """Path, handler, struct of the body, whether it can stream."""
+GENERATING = frozenset(path for path, *_ in ROUTES if path.startswith("/v1/"))
+POOLING_ROUTES: list[tuple[str, Handler, type[msgspec.Struct]]]
+POOLING_ROUTES = [
+    ("/v1/embeddings", openai.embeddings, bodies.EmbeddingRequest),
+    ("/pooling", openai.pooling, bodies.PoolingRequest),
+    ("/classify", openai.classify, bodies.ClassifyRequest),
+    ("/score", score.score, bodies.ScoreRequest),
+    ("/v1/score", score.score, bodies.ScoreRequest),
+    ("/rerank", score.rerank, bodies.RerankRequest),
+    ("/v1/rerank", score.rerank, bodies.RerankRequest),
+    (score.COHERE_PATH, score.rerank, bodies.RerankRequest),
+    ("/embed", tei.embed, bodies.TeiEmbedRequest),
+    ("/embed_all", tei.embed_all, bodies.TeiEmbedRequest),
+    ("/embed_sparse", tei.embed_sparse, bodies.TeiEmbedRequest),
+    ("/predict", tei.predict, bodies.TeiPredictRequest),
+    ("/similarity", tei.similarity, bodies.TeiSimilarityRequest),
+]
+"""Path, handler, struct of the body, of models that pool."""
 
 
 def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | None = None) -> FastAPI:
@@ -59,7 +81,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.templates.start()
+        if not service.pools:
+            await service.templates.start()
         try:
             yield
         finally:
@@ -73,7 +96,16 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     )
     app.state.service = service
     for path, handler, kind, streams in ROUTES:
-        app.add_api_route(path, _bound(handler, service), methods=["POST"], **openapi.operation(kind, streams))
+        endpoint = _bound(handler, service, pools=False if path in GENERATING else None)
+        app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind, streams))
+    for path, handler, kind in POOLING_ROUTES:
+        endpoint = _bound(handler, service, pools=True)
+        app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind))
+        # Found first, and without FastAPI's work around an endpoint: these requests are short and there are many.
+        app.router.routes.insert(0, Route(path, endpoint, methods=["POST"], include_in_schema=False))
+    app.add_api_route(
+        "/embeddings", _bound(openai.embeddings, service, True), methods=["POST"], include_in_schema=False
+    )
     if not settings.disable_log_stats:
         service.throughput = ThroughputLog(shared_source(app, llm), lifecycle, settings.log_stats_interval)
     _add_information(app, service)
@@ -102,13 +134,30 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     return app
 
 
-def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+def _bound(handler: Handler, service: Service, pools: bool | None) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint for models that pool, for models that do not, or for all."""
+
     async def endpoint(request: Request) -> Response:
+        if pools is not None and pools != service.pools:
+            raise _wrong_model(service)
         return await handler(service, request)
 
     endpoint.__name__ = getattr(handler, "__name__", "endpoint")
     endpoint.__doc__ = handler.__doc__
     return endpoint
+
+
+def _wrong_model(service: Service) -> ApiError:
+    """What a client is told whose route is not of this kind of model."""
+    name = service.names[0]
+    if not service.pools:
+        message = (
+            f"{name} generates text and makes no embeddings or scores: use /v1/chat/completions or /v1/completions, "
+        )
+        return refuse(f"{message}or ask a server that runs an embedding model", "model", "model_not_supported")
+    served = " and ".join(f"{task.value} ({ROUTES_OF[task]})" for task in service.info.tasks)
+    message = f"{name} generates nothing, it serves {served}; for text ask a server that runs a generating model"
+    return refuse(message, "model", "model_not_supported")
 
 
 def _add_information(app: FastAPI, service: Service) -> None:
@@ -151,14 +200,9 @@ def _add_information(app: FastAPI, service: Service) -> None:
         """200 while this process answers, whatever the engine does; needs no key."""
         return JSONResponse(ALIVE)
 
-    async def embeddings() -> Response:
-        """Nobody's here."""
-        raise refuse(
-            f"{names[0]} generates text and makes no embeddings: use /v1/chat/completions or /v1/completions, "
-            "or ask a server that runs an embedding model",
-            "model",
-            "model_not_supported",
-        )
+    async def facts() -> Response:
+        """The model, in the form of TEI."""
+        return tei.info(service)
 
     async def version() -> Response:
         """Headway's version."""
@@ -171,10 +215,9 @@ def _add_information(app: FastAPI, service: Service) -> None:
         ("/ready", ready),
         ("/live", live),
         ("/version", version),
+        ("/info", facts),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], **openapi.operation())
-    for path in ("/v1/embeddings", "/embeddings"):
-        app.add_api_route(path, embeddings, methods=["POST"], include_in_schema=False)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -26,7 +26,7 @@ MAX_PARTS: Final = 2**18
 nothing else is served: this many take 0.1 to 0.2 s, 16 MiB of nothing else would take two."""
 MARKS: Final = (b"[", b"{", b":")
 PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-FLAT: Final = frozenset({"prompt", "tokens"})
+FLAT: Final = frozenset({"prompt", "tokens", "input", "inputs"})
 """Fields whose type bounds their depth; they may hold very many numbers and are not walked."""
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -194,9 +194,7 @@ def _advice(name: str, kind: type[msgspec.Struct], top: bool) -> str:
     if name in REFUSED:
         return f"not served: {REFUSED[name]}"
     near = difflib.get_close_matches(name, kind.__struct_fields__ if top else (), n=1)
-    return (
-        f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; nobody would honour it, leave it out"
-    )
+    return f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; leave it out"
 
 
 def allowed_words(kind: type[msgspec.Struct], path: str) -> list[str]:

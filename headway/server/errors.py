@@ -30,6 +30,9 @@ _TYPES = {
     504: "timeout_error",
 }
 
+LONG_FIELDS = frozenset({"prompt", "messages", "input", "inputs", "text_2", "data_2", "documents", "texts"})
+"""Fields whose texts may be too long for the model."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -98,11 +101,11 @@ def shutting_down(cut: bool = False) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError | None:
-    """What a client is told of ``error``; None for one that nobody raised on purpose."""
+    """What a client is told of ``error``; None for one that was not raised on purpose."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
-        too_long = "max_model_len" in str(error) and error.parameter in ("prompt", "messages", "input")
+        too_long = "max_model_len" in str(error) and error.parameter in LONG_FIELDS
         return refuse(str(error), error.parameter, "context_length_exceeded" if too_long else None)
     if isinstance(error, BusyError):
         return ApiError(503, str(error), None, "busy", {"Retry-After": "1"})

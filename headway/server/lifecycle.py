@@ -27,7 +27,7 @@ class Lifecycle:
     Attributes:
         phase: see ``Phase``.
         num_requests: POST requests being answered.
-        num_sequences: completions asked for and not yet finished.
+        num_sequences: completions, or texts to a model that pools, asked for and not yet finished.
         capacity: most of them at once; set when the model is loaded.
     """
 
@@ -54,18 +54,24 @@ class Lifecycle:
         """Wait until no request is open."""
         await self._idle.wait()
 
-    def admit(self, count: int) -> None:
-        """Take room for ``count`` completions; ``release`` gives it back. Raises ApiError when there is none (429)."""
+    def admit(self, count: int, what: str = "completions", param: str = "n") -> None:
+        """Take room for ``count`` completions; ``release`` gives it back. Raises ApiError when there is none (429).
+
+        Args:
+            what: what they are, for messages.
+            param: the request's field with their number.
+        """
         if count > self.capacity:
+            fewer = "fewer prompts or a smaller n" if param == "n" else f"fewer {what}"
             raise refuse(
-                f"{count} completions in one request can never be admitted: this server holds {self.capacity} "
-                f"(max_num_seqs + --max-queue); send fewer prompts or a smaller n",
-                "n",
+                f"{count} {what} in one request can never be admitted: this server holds {self.capacity} "
+                f"(max_num_seqs + --max-queue); send {fewer}",
+                param,
             )
         if self.num_sequences + count > self.capacity:
             raise ApiError(
                 429,
-                f"the queue is full: {self.num_sequences} completions are running or waiting, "
+                f"the queue is full: {self.num_sequences} {what} are running or waiting, "
                 f"{self.capacity} is the limit; try again later",
                 None,
                 "queue_full",

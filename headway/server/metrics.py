@@ -58,6 +58,11 @@ DEVICE_COUNTERS = (
     ("timed_steps", "num_timed_steps", "Steps whose headway was measured."),
     ("dry_steps", "num_dry_steps", "Measured steps that found the device idle: their headway was zero."),
 )
+DRAFT_COUNTERS = (
+    ("spec_decode_num_drafts", "num_drafts", "Rows of drafts that were verified."),
+    ("spec_decode_num_draft_tokens", "num_draft_tokens", "Drafts that were verified."),
+    ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Drafts that became tokens."),
+)
 HISTOGRAMS = (
     ("iteration_tokens_total", "tokens_per_step", "Tokens in a step."),
     ("iteration_rows", "rows_per_step", "Rows (requests) in a step."),
@@ -130,6 +135,8 @@ class Figures(Collector):
         yield self._gauge("engine_up", "Whether the engine answers.", float(self._up))
         yield self._about()
         yield self._by("request_success", "Requests ended, by reason.", "finished_reason", self._requests.finished)
+        if self._info.tasks[0].pools:
+            yield self._by("pooling_requests", "Requests ended that pool, by task.", "task", self._requests.tasks)
         for metric, field, help_text in REQUEST_HISTOGRAMS:
             yield self._histogram(metric, help_text, getattr(self._requests, field))
         if self._stats is not None:
@@ -142,6 +149,11 @@ class Figures(Collector):
         histograms: tuple[Row, ...] = HISTOGRAMS
         if stats.has_device_clock:
             counters, histograms = counters + DEVICE_COUNTERS, histograms + DEVICE_HISTOGRAMS
+        accepted = {str(place): number for place, number in enumerate(stats.num_accepted_tokens_per_pos)}
+        if accepted:
+            counters += DRAFT_COUNTERS
+            help_text = "Drafts that became tokens, by their place in the row."
+            yield self._by("spec_decode_num_accepted_tokens_per_pos", help_text, "position", accepted)
         for metric, field, help_text in counters:
             yield self._by(metric, help_text, None, {"": getattr(stats, field)})
         for metric, field, help_text in histograms:
@@ -149,7 +161,7 @@ class Figures(Collector):
         yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.waits)
         yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.wait_seconds)
         if stats.host_waits is not None:
-            help_text = "Host waits in a step that nobody sanctioned, where they are counted."
+            help_text = "Unexpected host waits in steps, where they are counted."
             yield self._by("unsanctioned_host_waits", help_text, "kind", stats.host_waits)
 
     def _gauge(self, metric: str, help_text: str, value: float) -> Metric:

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class StatsSource:
-    """One question to the engine at a time; all who ask meanwhile share its answer. Nothing runs when nobody asks.
+    """One question to the engine at a time; all who ask meanwhile share its answer. Nothing runs between questions.
 
     Belongs to one event loop.
 

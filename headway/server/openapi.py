@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from headway.server import protocol
+from headway.server.pooling.protocol import KINDS as POOLING_KINDS
 
 KINDS: Final = (
     protocol.CompletionRequest,
@@ -14,6 +15,7 @@ KINDS: Final = (
     protocol.ResponsesRequest,
     protocol.TokenizeRequest,
     protocol.DetokenizeRequest,
+    *POOLING_KINDS,
 )
 ERROR: Final = {
     "type": "object",

@@ -17,7 +17,7 @@ LOWEST: Final = -9999.0
 
 
 def new_id(prefix: str) -> str:
-    """A name nobody can guess or choose."""
+    """A name that cannot be guessed or chosen."""
     return prefix + os.urandom(16).hex()
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 GONE: Final = "client_gone"
+SHORT_WORK: Final = 8
+"""Texts to a model that pools wait in place of one completion: each takes a part of one step."""
 NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
@@ -45,7 +47,8 @@ class Service:
     Attributes:
         names: model names clients may use; the first one is shown.
         created: Unix time at which the model was loaded.
-        throughput: is told when there is work; None where nobody wants its lines.
+        pools: the model pools: it generates nothing.
+        throughput: is told when there is work; None: no such lines.
     """
 
     throughput: ThroughputLog | None = None
@@ -62,7 +65,8 @@ class Service:
         self.tokenizer = _tokenizer(llm)
         override = None if settings.chat_template is None else Path(settings.chat_template).read_text(encoding="utf-8")
         self.templates = Templates(self.tokenizer, override, settings.template_timeout)
-        lifecycle.capacity = self.info.max_num_seqs + settings.max_queue
+        self.pools = self.info.tasks[0].pools
+        lifecycle.capacity = self.info.max_num_seqs + settings.max_queue * (SHORT_WORK if self.pools else 1)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ApiError where the server has none."""
@@ -110,6 +114,22 @@ class Service:
                 "n",
             )
         self.lifecycle.admit(count)
+        if self.throughput is not None:
+            self.throughput.wake()
+        try:
+            yield
+        finally:
+            self.lifecycle.release(count)
+
+    @contextlib.contextmanager
+    def room_for_texts(self, count: int, field: str) -> Iterator[None]:
+        """Hold the places of one request's texts. Raises ApiError (400, 429)."""
+        if count > self.settings.max_inputs:
+            raise refuse(
+                f"{field} has {count} texts; one request may have {self.settings.max_inputs} (--max-inputs): send several",
+                field,
+            )
+        self.lifecycle.admit(count, "texts", field)
         if self.throughput is not None:
             self.throughput.wake()
         try:
@@ -178,7 +198,7 @@ def _check(output: RequestOutput) -> None:
 
 
 async def _merged(sources: list[AsyncIterator[RequestOutput]]) -> Outputs:
-    """As they come. A source waits while nobody takes its last output, so that its next one holds more."""
+    """As they come. A source waits until its last output is taken, so that its next one holds more."""
     waiting: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
 
     async def follow(number: int, source: AsyncIterator[RequestOutput]) -> None:

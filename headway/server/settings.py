@@ -29,6 +29,7 @@ class ServerSettings:
         tool_call_parser: how the model writes tool calls: "auto" (by its template), "hermes", "llama3_json", "none".
         max_queue: sequences that may wait beyond those that run; one more is answered 429.
         max_sequences: most prompts times n in one request.
+        max_inputs: most texts in one request to a model that pools.
         max_body_bytes: longest request body.
         max_bodies_bytes: bytes of all request bodies being received at once; more is answered 503. Short bodies do not count.
         max_json_depth: deepest nesting of a request body.
@@ -56,6 +57,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     max_queue: int = 2048
     max_sequences: int = 256
+    max_inputs: int = 2048
     max_body_bytes: int = 16 * 2**20
     max_bodies_bytes: int = 256 * 2**20
     max_json_depth: int = 32
@@ -77,6 +79,7 @@ class ServerSettings:
             ("port", 0, 65535),
             ("max_queue", 0, 2**31),
             ("max_sequences", 1, 2**20),
+            ("max_inputs", 1, 2**20),
             ("max_body_bytes", 1024, 2**31),
             ("max_bodies_bytes", 0, 2**40),
             ("max_json_depth", 8, 64),

@@ -1,7 +1,7 @@
 """Chat templates, rendered in killable processes: a template is code over the client's data, and its time is not bounded.
 
 Clients cannot bring templates. The model's own (or the operator's) runs in an immutable sandbox, in a process with limits of
-time and memory; a conversation on which it runs too long costs that process, which is replaced, and nobody else's.
+time and memory; a conversation on which it runs too long costs that process, which is replaced, and no other.
 """
 
 from __future__ import annotations

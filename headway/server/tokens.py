@@ -51,7 +51,7 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Response:
         if body.parse_special is False:
             text = service.need_tokenizer().control_texts.as_text(text)
 
-    ids = await service.llm.encode(text, special)
+    ids = await service.llm.tokenize(text, special)
     if body.return_token_strs and len(ids) > MAX_TOKENS:
         raise refuse(f"return_token_strs: at most {MAX_TOKENS} tokens, the text has {len(ids)}", "return_token_strs")
     names = await service.llm.token_texts(ids) if body.return_token_strs else None

@@ -96,6 +96,10 @@ class SlotArena:
             return typed.view(table.copies, self.num_slots, table.width)
         return typed if table.width == 1 else typed.view(self.num_slots, table.width)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a table of that name."""
+        return name in self._tables
+
     def position(self, name: str, slot: int, column: int = 0) -> int:
         """Arena position of table[slot, column]; copy c of a slot counts as slot c * num_slots + slot."""
         return self._base[name] + slot * self._tables[name].width + column

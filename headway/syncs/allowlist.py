@@ -27,7 +27,7 @@ class Entry:
     """One [[allow]] of the file.
 
     Attributes:
-        used: how many waits it covered; an entry nobody needs is reported.
+        used: how many waits it covered; an unused entry is reported.
     """
 
     file: str

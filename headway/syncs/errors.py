@@ -1,4 +1,4 @@
-"""What can go wrong: a wait where none may be, a probe that is blind, an allow list nobody can read."""
+"""What can go wrong: a wait where none may be, a probe that is blind, an unreadable allow list."""
 
 from __future__ import annotations
 

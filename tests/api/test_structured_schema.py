@@ -228,6 +228,17 @@ def test_what_no_table_holds_says_so(schema: Any, named: str) -> None:
         ({"oneOf": [obj(["k"], k={"const": "a"}), obj(["k"], k={"enum": ["b", "a"]})]}, "oneOf"),
         ({"type": "number", "multipleOf": 0.01}, "multipleOf"),
         ({"$ref": "#"}, "finite"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "nothing between"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]},
+                    "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]},
+                },
+            },
+            "nothing between",
+        ),
         ({"$defs": {"n": obj(["n"], n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"}, "finite"),
         ({"allOf": [STRING, INTEGER]}, "both"),
         ({"allOf": [{"$ref": "#"}]}, "itself"),

@@ -33,9 +33,13 @@ class Mean:
     """The mean over all tokens, of length 1. Sums are kept in the slots between chunks, and begin anew where a text does."""
 
     wants_all = True
+    token_width = 0
 
     def __init__(self, arena: SlotArena, width: int) -> None:
         self.width, self._arena = width, arena
+
+    def tokens(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        raise NotImplementedError
 
     def __call__(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         sums = self._arena.view("mean_sums")

@@ -156,12 +156,12 @@ def compile_share(work: list[tuple[str, Any, dict[str, Any], int]]) -> None:
 
 
 def main(capabilities: list[int]) -> None:
-    work = [
-        (name, source, options, capability)
-        for (name, room, _), (_, source, options) in sources().items()
-        for capability in capabilities
-        if room in (0, SHARED[capability])
-    ]
+    found = sorted(sources().items(), key=lambda each: each[0][1])
+    work = []
+    for capability in capabilities:
+        # Tiles that more room does not change are not compiled again for it: what counts is the largest room that fits.
+        chosen = {(name, size): kept for (name, room, size), kept in found if room <= SHARED[capability]}
+        work += [(name, source, options, capability) for (name, _), (_, source, options) in chosen.items()]
     shares = len(os.sched_getaffinity(0))
     forks = [get_context("fork").Process(target=compile_share, args=(work[i::shares],)) for i in range(shares)]
     for each in forks:

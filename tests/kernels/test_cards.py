@@ -13,17 +13,16 @@ from tests.kernels.compiler_process import run_module
 pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
 
 NEEDED = {
-    "step_unpack_kernel", "embedding_kernel", "rms_norm_kernel", "rope_kv_write_kernel", "silu_mul_kernel", "decode_kernel",
+    "step_unpack_kernel", "embed_kernel", "rms_norm_kernel", "rope_kv_write_kernel", "silu_mul_kernel", "decode_kernel",
     "prefill_kernel", "skinny_linear_kernel", "race_kernel", "finish_kernel", "slot_advance_kernel", "apply_edits_kernel",
 }  # fmt: skip
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_kernels_compile_for_every_card(tmp_path: Path) -> None:
     lines = run_module("tests.kernels.compile_cards", tmp_path, *map(str, SHARED)).splitlines()
     built = [json.loads(line) for line in lines]
-    assert [each for each in built if each["complaint"]] == []
+    assert not [each for each in built if each["complaint"]]
     for each in built:
         assert each["shared"] <= SHARED[each["capability"]] * 1024, each
     for capability in SHARED:

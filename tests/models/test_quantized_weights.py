@@ -95,6 +95,7 @@ def test_every_type_serves_a_whole_model(tmp_path: Path, kind: int) -> None:
     file = gguf(tmp_path, {}, other=kind)
     model = load(file, keep=True)
     assert all(isinstance(linear.packed, QuantizedLinear) for linear in linears(model))
+    assert model.head is not None
     assert model.embedding.blocks is model.head.packed, "the tied table is held once"
     assert_near(model, load(file, keep=False))
 
@@ -119,6 +120,7 @@ def test_fused_matrices_of_mixed_types(tmp_path: Path, arch: str, tied: bool, dt
     qkv = next(linear for linear in linears(model) if len(linear.parts) == 3).packed
     assert isinstance(qkv, QuantizedLinear)
     assert qkv.types == (Q4_K, Q5_0, Q6_K) and qkv.outputs == (HIDDEN, HIDDEN // 2, HIDDEN // 2)
+    assert model.head is not None
     assert (model.embedding.blocks is model.head.packed) == tied
     assert_near(model, load(file, keep=False))
 

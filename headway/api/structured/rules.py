@@ -104,10 +104,15 @@ class Rules:
         self._rules[name] = body
 
     def lark(self, whole: Sequence) -> str:
-        """The grammar of ``whole`` in Lark's syntax. Raises RefusedError: it has no text of finite length."""
+        """The grammar of ``whole`` in Lark's syntax.
+
+        Raises:
+            RefusedError: it has no text of finite length, or a rule begins with itself, and no validator could judge a text.
+        """
         ends = self._ending()
         if not _ends(whole, ends):
             raise RefusedError("no JSON of finite length satisfies it: what it refers to needs itself again")
+        self._refuse_left_recursion()
         numbers = {name: f"r{i}" for i, name in enumerate(self._rules)}
         printer = _Printer(ends, numbers)
         lines = [f"start: {printer.sequence(whole) or _EMPTY}"]
@@ -115,6 +120,22 @@ class Rules:
             if name in ends:
                 lines.append(f"{numbers[name]}: {printer.sequence(body) or _EMPTY}")
         return "\n".join([*lines, *(f"{name}: {body}" for body, name in printer.terminals.items())]) + "\n"
+
+    def _refuse_left_recursion(self) -> None:
+        """Depth first along the rules that others begin with; every text and every regular expression takes a character."""
+        done: set[str] = set()
+        for root in self._rules:
+            open_: dict[str, list[str]] = {root: _beginnings(self._rules[root])} if root not in done else {}
+            while open_:
+                name, left = next(reversed(open_.items()))
+                following = left.pop() if left else None
+                if following is None:
+                    done.add(name)
+                    del open_[name]
+                elif following in open_:
+                    raise RefusedError("a $ref in it leads back to itself with nothing between; remove that branch")
+                elif following not in done:
+                    open_[following] = _beginnings(self._rules[following])
 
     def _ending(self) -> set[str]:
         """Rules from which some text of finite length comes."""
@@ -141,6 +162,26 @@ def _symbol_ends(symbol: Symbol, ends: set[str]) -> bool:
     if symbol.kind == "either":
         return any(_ends(each, ends) for each in symbol.value)
     return symbol.kind != "repeat" or symbol.least == 0 or _ends(symbol.value, ends)
+
+
+def _beginnings(sequence: Sequence) -> list[str]:
+    """Rules that the sequence may begin with. What may be empty, and what follows it, both count."""
+    found: list[str] = []
+    for symbol in sequence:
+        if symbol.kind == "rule":
+            found.append(symbol.value)
+            break  # a rule writes a value or the inside of an object, behind which only its end follows
+        if symbol.kind == "either":
+            found += [name for each in symbol.value for name in _beginnings(each)]
+            if all(symbol.value):
+                break
+        elif symbol.kind == "repeat":
+            found += _beginnings(symbol.value)
+            if symbol.least > 0 and symbol.value:
+                break
+        else:
+            break
+    return found
 
 
 class _Printer:

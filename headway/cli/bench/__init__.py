@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from headway.cli.bench.anchors.command import anchors
+from headway.cli.bench.embed import embed
 from headway.cli.bench.flags import spread
 from headway.cli.bench.offline import latency, throughput
 from headway.cli.bench.online import serve
@@ -15,4 +16,5 @@ bench = typer.Typer(
 bench.command("throughput")(throughput)
 bench.command("latency")(latency)
 bench.command("serve", cls=spread("--goodput", "--header", "--metadata"))(serve)
+bench.command("embed")(embed)
 bench.command("anchors")(anchors)

@@ -251,7 +251,7 @@ async def run(
 
 
 def _nothing() -> None:
-    """What ends after the run is nobody's progress."""
+    """What ends after the run counts no more."""
 
 
 async def _send(client: HttpClient, plan: Plan, planned: Planned, record: Record, gate: Any) -> Record:

@@ -18,7 +18,7 @@ def load_heads(base, head, dim, keep, D: tl.constexpr):
 
 @triton.jit
 def load_norm(ptr, dim, keep_dim, NORM: tl.constexpr):
-    """The weights of a head's norm; where there is none, something that nobody uses."""
+    """The weights of a head's norm; where there is none, a placeholder."""
     if NORM:
         return tl.load(ptr + dim, mask=keep_dim, other=0.0).to(tl.float32)
     else:

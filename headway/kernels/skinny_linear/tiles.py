@@ -39,7 +39,7 @@ def fused_rows(kind: Kind, outputs: int, inputs: int) -> int:
 
 
 def _rows_by_rule(kind: Kind, outputs: int, inputs: int) -> int:
-    """Shapes nobody measured.
+    """Shapes that were not measured.
 
     Without a norm the kernel streams weights as fast as ``F.linear`` or faster up to 16 rows, in all six measured shapes.
     A norm is computed by every program anew: with more rows that pays only while the matrix is small.

@@ -1,4 +1,4 @@
-"""Self-attention of one layer: what lies between its products, around ``PagedAttention``."""
+"""Self-attention of one layer: what lies between its products, around ``PagedAttention`` or ``DenseAttention``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
+from headway.attention.dense import DenseAttention
 from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheSpec, keys_and_values
 from headway.kernels.wide_linear import wide_qkv
@@ -24,17 +25,20 @@ from headway.state.cache_pool import LayerCache
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Causal self-attention.
+    """Self-attention.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: H, KH, D.
         rope: how queries and keys are rotated; None: not at all.
         scale: factor on the scores; None: D ** -0.5.
-        window: tokens that a query sees, itself included; 0: all.
+        causal: a query sees no later tokens. If it does, nothing is cached and texts are not cut.
+        window: tokens that a query sees, itself included, on each side where it is not causal; 0: all.
         soft_cap: scores become cap * tanh(score / cap); 0: off.
         qkv_bias, out_bias: which products have biases.
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
+        gated: the result is multiplied by the sigmoid of a gate, which lies behind each head's query in the checkpoint.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
+        norm_names: of the norms of queries and keys.
     """
 
     num_heads: int
@@ -42,17 +46,43 @@ class AttentionSpec:
     head_dim: int
     rope: RopeConfig | None
     scale: float | None = None
+    causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Literal["", "head", "all"] = ""
+    gated: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
-    def cache(self) -> CacheSpec:
+    def cache(self) -> CacheSpec | None:
         """What the layer caches."""
-        return keys_and_values(self.num_kv_heads, self.head_dim, self.window)
+        return None if not self.causal else keys_and_values(self.num_kv_heads, self.head_dim, self.window)
+
+    @property
+    def state(self) -> None:
+        """See ``MixerSpec``."""
+
+    @property
+    def rotated(self) -> AttentionSpec:
+        """See ``MixerSpec``."""
+        return self
+
+    def make(
+        self,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor | None,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Attention:
+        """See ``MixerSpec``."""
+        assert cos_sin is not None
+        return Attention(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
 
 
 class Attention(nn.Module):
@@ -79,7 +109,8 @@ class Attention(nn.Module):
         size = spec.head_dim
         self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
         names, out = spec.names
-        rows = (self._q_rows, self._kv_rows, self._kv_rows)
+        self._gate_rows = self._q_rows if spec.gated else 0
+        rows = (self._gate_rows + self._q_rows, self._kv_rows, self._kv_rows)
         parts = dict(zip(names, rows, strict=True)) if len(names) > 1 else {names[0]: sum(rows)}
         self.qkv = Linear(hidden, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(self._q_rows, {out: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
@@ -88,14 +119,18 @@ class Attention(nn.Module):
             q_size, k_size = (size, size) if spec.qk_norm == "head" else (self._q_rows, self._kv_rows)
             self.q_norm = norm.make(q_size, dtype=dtype, device=device)
             self.k_norm = norm.make(k_size, dtype=dtype, device=device)
+        scale, heads = size**-0.5 if spec.scale is None else spec.scale, (spec.num_heads, spec.num_kv_heads)
         self.attend = PagedAttention(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
             head_dim=size,
-            scale=size**-0.5 if spec.scale is None else spec.scale,
+            scale=scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
             group=group,
+        )
+        self.dense = DenseAttention(
+            num_heads=heads[0], num_kv_heads=heads[1], scale=scale, reach=spec.window - 1, soft_cap=spec.soft_cap
         )
 
     def forward(
@@ -111,14 +146,36 @@ class Attention(nn.Module):
         Returns:
             [T, H * D], or [R, H * D].
         """
+        if not self.spec.causal:
+            return self.both_ways(project(stream, form), batch)
         if form is In.WIDE:
             q = self._wide_queries(project.normed(stream), batch, cache)
         else:
-            qkv = self._normalised(project(stream, form))
+            projected = project(stream, form)
             if not last_only:
-                return self.attend(qkv, batch, cache, *self._rotation())
-            q = self.attend.queries(qkv, batch, cache, *self._rotation())
+                return self.mix(projected, batch, cache)
+            q = self.attend.queries(self._normalised(projected), batch, cache, *self._rotation())
+            if self._gate_rows:
+                gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
+                return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
+
+    def both_ways(self, qkv: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Rotate and attend within each row's text: projections [T, (H + 2 KH) * D], which are overwritten -> [T, H * D]."""
+        qkv = self._normalised(qkv)
+        if self.spec.rope is not None or self.spec.qk_norm == "head":
+            self.dense.rotate(qkv, batch, *self._rotation())
+        return self.dense(qkv, batch, bias)
+
+    @property
+    def into(self) -> Linear:
+        """See ``Mixer``."""
+        return self.qkv
+
+    def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """Projections [T, (H + 2 KH) * D], behind the gate's [T, H * D] if there is one -> [T, H * D]."""
+        mixed = self.attend(self._normalised(qkv), batch, cache, *self._rotation())
+        return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
@@ -136,7 +193,8 @@ class Attention(nn.Module):
         return cast(torch.Tensor, q)
 
     def _normalised(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Norms over all heads, which no attention kernel has; a fresh [T, (H + 2 KH) * D] then."""
+        """Without the gate; norms over all heads, which no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
+        qkv = qkv[:, self._gate_rows :] if self._gate_rows else qkv
         if self.spec.qk_norm != "all":
             return qkv
         q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)
@@ -154,8 +212,9 @@ class Attention(nn.Module):
     def whole_heads(self) -> bool:
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec
-        whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all"
-        return whole and self.qkv.bias is None and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
+        whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all" and spec.causal
+        plain = self.qkv.bias is None and not spec.gated
+        return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -163,12 +222,22 @@ class Attention(nn.Module):
         order = self._order(heads)
         if order is not None:
             order = torch.cat([order, torch.arange(len(order), len(order) + self._kv_rows)])  # values are not rotated
+        if self._gate_rows:
+            assert order is None, "gates and interleaved rotations have not met"
+            order = self._gates_first()
         found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
-        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+        for name, norm in zip(self.spec.norm_names, (self.q_norm, self.k_norm), strict=True):
             if norm is not None:
                 own = self._order(norm.weight.shape[0] // self.spec.head_dim)
                 found |= {key: Target(each.tensor, own) for key, each in norm.destinations(f"{prefix}{name}.").items()}
         return found
+
+    def _gates_first(self) -> torch.Tensor:
+        """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""
+        size = self.spec.head_dim
+        heads = torch.arange(2 * self._q_rows).view(self.spec.num_heads, 2, size)
+        rest = torch.arange(2 * self._q_rows, 2 * (self._q_rows + self._kv_rows))
+        return torch.cat([heads[:, 1].flatten(), heads[:, 0].flatten(), rest])
 
     def _order(self, heads: int) -> torch.Tensor | None:
         """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair

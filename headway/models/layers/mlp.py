@@ -21,14 +21,20 @@ class MLPSpec:
         activation: one of ``ACTIVATIONS``' values.
         gated: act(gate(x)) * up(x) (Shazeer 2020); else act(up(x)).
         bias: of all products.
+        down_bias: of the one out, where it differs; None: it does not.
+        multipliers: of the gate, and of the result; they become part of the weights.
         names: of the products in the checkpoint: those in, and the one out. Gate and up may be one tensor.
+        up_first: the checkpoint's one tensor has up before gate.
     """
 
     size: int
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    down_bias: bool | None = None
+    multipliers: tuple[float, float] = (1.0, 1.0)
     names: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
+    up_first: bool = False
 
 
 class MLP(nn.Module):
@@ -41,13 +47,25 @@ class MLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.spec = spec
         names, down = spec.names
+        self._size, self._up_first = spec.size, spec.up_first
         rows = spec.size * (2 if spec.gated else 1)
         parts = {name: rows // len(names) for name in names}
         self.gate_up = Linear(hidden, parts, bias=spec.bias, dtype=dtype, device=device)
-        self.down = Linear(spec.size, {down: hidden}, bias=spec.bias, dtype=dtype, device=device)
+        down_bias = spec.bias if spec.down_bias is None else spec.down_bias
+        self.down = Linear(spec.size, {down: hidden}, bias=down_bias, dtype=dtype, device=device)
         self.act = activation(spec.activation, gated=spec.gated)
+
+    def finalize(self) -> None:
+        """Called once, after loading and before the products are packed."""
+        gate, result = self.spec.multipliers
+        if gate != 1.0:
+            self.gate_up.multiply_rows({0: (self.spec.size, gate)})
+        if result != 1.0:
+            self.down.multiply_rows({0: (self.down.weight.shape[0], result)})
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        return self.gate_up.destinations(prefix) | self.down.destinations(prefix)
+        order = torch.arange(2 * self._size).roll(self._size) if self._up_first else None
+        return self.gate_up.destinations(prefix, order) | self.down.destinations(prefix)

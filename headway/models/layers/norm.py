@@ -102,8 +102,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), x.shape[-1:], self.weight.float(), bias, self.eps).to(x.dtype)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; returns the norm of the new residual. Both [T, C]."""

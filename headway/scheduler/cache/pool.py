@@ -12,7 +12,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks-1. A block nobody holds is free; if the index names it, it can still be hit.
+    """Blocks 1 .. num_blocks-1. A block that no request holds is free; if the index names it, it can still be hit.
 
     Free blocks without a name are taken first, then named ones, least recently released first.
     """
@@ -26,7 +26,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds, cached ones included."""
+        """Blocks that no request holds, cached ones included."""
         return len(self._blank) + len(self._cached)
 
     def refs(self, block_id: int) -> int:
@@ -79,6 +79,6 @@ class BlockPool:
             raise HeadwayError(f"reference counts of blocks {wrong[:8]} do not match their holders")
         free = sorted([*self._blank, *self._cached])
         if free != [i for i in range(1, self.num_blocks) if not expected[i]]:
-            raise HeadwayError("free blocks are not exactly the blocks nobody holds")
+            raise HeadwayError("free blocks are not exactly the blocks that no request holds")
         if any(i not in self._index for i in self._cached) or any(i in self._index for i in self._blank):
             raise HeadwayError("the free lists disagree with the prefix index")

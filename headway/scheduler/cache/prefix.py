@@ -1,7 +1,7 @@
 """Which block holds the KV of which token prefix.
 
 A full block is named by a chained digest: blake2b over the parent block's digest and the block's token ids. The
-digest is keyed with random bytes drawn at start, so nobody outside can construct two prefixes that collide.
+digest is keyed with random bytes drawn at start, so a client cannot construct two prefixes that collide.
 """
 
 from __future__ import annotations

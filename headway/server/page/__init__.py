@@ -3,7 +3,7 @@
 The page is one HTML document put together from the files in this folder: no build step, no request to anywhere but
 this server, and a Content-Security-Policy under which nothing else could run or be loaded. It holds no data, so it may be
 given to browsers without a key; ``/live/figures`` and the chat ask for one where the server does. The browser asks for
-figures once a second while the page is in view; no history is kept on this side, so a page nobody looks at costs nothing.
+figures once a second while the page is in view; no history is kept on this side, so a page out of view costs nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Requests(msgspec.Struct):
     first_token: Histogram
     next_token: Histogram
     finished: dict[str, int]
+    whole: Histogram
+    tasks: dict[str, int]
 
 
 class Live(msgspec.Struct):
@@ -67,7 +69,7 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
 
     async def live() -> Response:
         stats, kept = await source.read(), llm.request_metrics
-        requests = Requests(kept.first_token, kept.next_token, kept.finished)
+        requests = Requests(kept.first_token, kept.next_token, kept.finished, kept.whole, kept.tasks)
         answer = Live(name, __version__, time.monotonic(), info, stats, requests)
         return Response(
             msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}

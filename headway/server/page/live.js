@@ -9,15 +9,18 @@ const percent = value => Number.isFinite(value) ? fixed(value * 100, value < 0.1
 const CHARTS = [
   { title: "Tokens/s", show: count, series: [["generated", "generated"], ["prompt", "prompt"]] },
   { title: "Requests", show: count, series: [["running", "running"], ["waiting", "waiting"]], whole: true },
-  { title: "Time to first token", show: seconds, series: [["mean", "ttft"], ["p99", "ttft99"]], dots: true },
-  { title: "Between tokens", show: seconds, series: [["mean", "itl"], ["p99", "itl99"]] },
+  { title: "Texts/s", show: count, series: [["ended", "texts"]], pools: true },
+  { title: "Request time", show: seconds, series: [["mean", "whole"], ["p99", "whole99"]], dots: true, pools: true },
+  { title: "Time to first token", show: seconds, series: [["mean", "ttft"], ["p99", "ttft99"]], dots: true, pools: false },
+  { title: "Between tokens", show: seconds, series: [["mean", "itl"], ["p99", "itl99"]], pools: false },
   { title: "KV cache", show: percent, series: [["in use", "kv"], ["prefix hits", "hits"]], top: 1 },
   { title: "Busy", show: percent, series: [["device", "busy"], ["host", "host"]], top: 1, clock: true },
   { title: "Headway", show: seconds, series: [["mean", "lead"]], clock: true },
   { title: "Rows a step", show: count, series: [["mean", "rows"]] },
+  { title: "Tokens a row of drafts brings", show: value => fixed(value, 2), series: [["mean", "run"]], drafts: true },
 ];
-const TILES = [["generated", "tokens/s", count], ["ttft", "to first token", seconds], ["itl", "between tokens", seconds], ["busy", "device busy", percent, true], ["kv", "KV cache in use", percent, false]];
-// true: only where the device has a clock; false: only where it has none.
+const TILES = [["texts", "texts/s", count, undefined, true], ["prompt", "tokens/s", count, undefined, true], ["whole", "a request", seconds, undefined, true], ["generated", "tokens/s", count, undefined, false], ["ttft", "to first token", seconds, undefined, false], ["itl", "between tokens", seconds, undefined, false], ["busy", "device busy", percent, true], ["kv", "KV cache in use", percent, false]];
+// The fourth: true only where the device has a clock, false where it has none. The fifth: true only for models that pool, false for others.
 const points = [];
 let last = null, timer = 0, asking = null, hover = null;
 
@@ -47,9 +50,13 @@ function sample(now, before) {
   if (!before) return point;
   const b = before.engine, wall = now.now - before.now, r = now.requests, q = before.requests;
   const rate = name => (e[name] - b[name]) / wall, queries = e.prefix_cache_queries - b.prefix_cache_queries;
+  const drafts = e.num_drafts - b.num_drafts;
   Object.assign(point, {
+    run: drafts > 0 ? 1 + (e.num_accepted_tokens - b.num_accepted_tokens) / drafts : NaN,
     generated: rate("generation_tokens"), prompt: rate("prompt_tokens"),
     ttft: mean(r.first_token, q.first_token), ttft99: quantile(r.first_token, q.first_token, 0.99),
+    texts: (sum(Object.values(r.finished)) - sum(Object.values(q.finished))) / wall,
+    whole: mean(r.whole, q.whole), whole99: quantile(r.whole, q.whole, 0.99),
     itl: mean(r.next_token, q.next_token), itl99: quantile(r.next_token, q.next_token, 0.99),
     hits: queries > 0 ? (e.prefix_cache_hits - b.prefix_cache_hits) / queries : NaN,
     host: Math.min(rate("schedule_seconds") + rate("launch_seconds") + rate("apply_seconds"), 1),
@@ -196,7 +203,9 @@ function take(now) {
   const info = now.info, e = now.engine;
   shared.model = now.model;
   $("model").textContent = now.model;
-  $("facts").textContent = `${info.architecture} · ${info.dtype} · ${info.device} · context ${count(info.max_model_len)} · KV ${count(info.num_kv_tokens)} tokens`;
+  const pools = info.tasks[0] !== "generate", serves = pools ? info.tasks.join(", ") : `KV ${count(info.num_kv_tokens)} tokens`;
+  $("facts").textContent = `${info.architecture} · ${info.dtype} · ${info.device} · context ${count(info.max_model_len)} · ${serves}`;
+  if (pools && document.body.dataset.kind !== "pool") { document.body.dataset.kind = "pool"; view("live"); } // nothing to chat with
   document.title = `${now.model} · Headway`;
   if (!e) { last = null; status("down", "the engine does not answer"); return; }
   if (last && e.num_steps < last.engine.num_steps) { last = null; points.length = 0; } // another engine
@@ -205,13 +214,14 @@ function take(now) {
   points.push(sample(now, last));
   points.splice(0, points.length - KEPT);
   document.body.dataset.clock = e.has_device_clock ? "yes" : "no";
+  document.body.dataset.drafts = e.num_accepted_tokens_per_pos.length ? "yes" : "no";
   last = now;
   if ($("hold").getAttribute("aria-pressed") === "false") shared.steps = e.recent_steps.map(step => Object.fromEntries(STEP.map((name, i) => [name, step[i]])));
   const open = e.num_running + e.num_waiting;
   status(open ? "busy" : "up", open ? `${open} open request${open === 1 ? "" : "s"}` : "ready");
   $("steps-note").textContent = noteSteps();
   const recent = key => { for (let i = points.length - 1; i >= Math.max(0, points.length - FEWEST); i -= 1) if (Number.isFinite(points[i][key])) return points[i][key]; return NaN; };
-  TILES.forEach(([key, , show], i) => { $("tiles").children[i].firstChild.textContent = show(key === "generated" || key === "kv" ? points[points.length - 1][key] : recent(key)); });
+  TILES.forEach(([key, , show], i) => { $("tiles").children[i].firstChild.textContent = show(["generated", "kv", "texts", "prompt"].includes(key) ? points[points.length - 1][key] : recent(key)); });
   for (const [field, name] of [["temperature", "temperature"], ["top_p", "top_p"]]) $(field).placeholder = `${info.generation_defaults[name] ?? 1} (model's)`;
   document.documentElement.dataset.samples = String(points.length);
 }
@@ -235,10 +245,11 @@ function poll() {
 
 // -- building ------------------------------------------------------------------------------------------------------
 
-const clockClass = clock => clock === undefined ? "" : clock ? " clocked" : " clockless";
-for (const [, label, , clock] of TILES) { const tile = el($("tiles"), "div", "tile" + clockClass(clock)); el(tile, "b", "", "–"); el(tile, "span", "", label); }
+const either = (value, yes, no) => value === undefined ? "" : value ? " " + yes : " " + no;
+const shownFor = (clock, pools) => either(clock, "clocked", "clockless") + either(pools, "pools", "generates");
+for (const [, label, , clock, pools] of TILES) { const tile = el($("tiles"), "div", "tile" + shownFor(clock, pools)); el(tile, "b", "", "–"); el(tile, "span", "", label); }
 for (const chart of CHARTS) {
-  const card = el($("charts"), "div", "card" + clockClass(chart.clock)), head = el(card, "div", "head");
+  const card = el($("charts"), "div", "card" + shownFor(chart.clock, chart.pools) + (chart.drafts ? " drafted" : "")), head = el(card, "div", "head");
   el(head, "h3", "", chart.title);
   const now = el(head, "span", "now");
   chart.values = chart.series.map(([label], i) => { el(now, "i", `s${i}`); now.append(label + " "); return el(now, "span", "", "–"); });

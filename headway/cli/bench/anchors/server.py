@@ -180,7 +180,7 @@ def _end_of(log: Path) -> str:
 
 
 def free_port() -> int:
-    """A port nobody listens on just now."""
+    """A port that is free just now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

@@ -1,0 +1,183 @@
+"""Open requests that pool. One call's prompts are one group: it is looked at once, when all of its vectors are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.api.pooling.door import TOKEN_TASKS, Wanted
+from headway.api.request_metrics import RequestMetrics
+from headway.core.errors import InvalidRequestError, RequestFailedError
+from headway.core.messages import AddRequest, RequestUpdate
+
+Floats = npt.NDArray[np.float32]
+NO_VECTOR = np.empty(0, np.float32)
+
+
+class OpenPooling:
+    """Some prompts that want the same.
+
+    Attributes:
+        request_id: what the caller knows it by; need not be unique.
+        messages: one for each prompt, in order.
+        vectors: float32 of each prompt, flat, as they came: views of what the engine sent.
+        arrived: when the caller asked, monotonic seconds.
+        error, error_parameter: of the first prompt that failed; None while none did.
+        aborted: it was dropped before its end.
+    """
+
+    def __init__(self, request_id: str, messages: list[AddRequest], wanted: Wanted) -> None:
+        self.request_id, self.messages, self.wanted = request_id, messages, wanted
+        self.vectors: list[Floats] = [NO_VECTOR] * len(messages)
+        self.cached = [0] * len(messages)
+        self.arrived = monotonic()
+        self.num_unfinished = len(messages)
+        self.error: str | None = None
+        self.error_parameter: str | None = None
+        self.aborted = False
+
+    @property
+    def finished(self) -> bool:
+        return self.num_unfinished == 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of all of it."""
+        return sum(len(message.prompt_token_ids) for message in self.messages)
+
+    def take(self, place: int, update: RequestUpdate) -> None:
+        """The end of one prompt."""
+        if update.error is not None or update.pooled is None:
+            if self.error is None:
+                self.error = update.error or f"the request ended with {update.finish_reason!r} and without a vector"
+                self.error_parameter = update.error_parameter
+        else:
+            self.vectors[place] = np.frombuffer(update.pooled, np.float32)
+            self.cached[place] = update.num_cached_tokens
+
+    def check(self) -> None:
+        """Raises InvalidRequestError or RequestFailedError if a prompt failed, or somebody aborted it."""
+        if self.error is not None:
+            if self.error_parameter is not None:
+                raise InvalidRequestError(self.error, self.error_parameter)
+            raise RequestFailedError(self.error)
+        if self.aborted:
+            raise RequestFailedError("the request was aborted")
+
+    def arrays(self, token_width: int) -> list[Floats]:
+        """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
+        arrays = finished_vectors(self.vectors, self.wanted, token_width)
+        if self.wanted.columns or self.wanted.step_tag_id is not None:
+            pairs = zip(arrays, self.messages, strict=True)
+            arrays = [_steps(rows, message.prompt_token_ids, self.wanted) for rows, message in pairs]
+        return arrays
+
+
+def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) -> list[Floats]:
+    """Vectors as they came, cut to ``dimensions`` and made of length 1 where that is left to do here."""
+    if not vectors:
+        return []
+    if wanted.task in TOKEN_TASKS:
+        vectors = [vector.reshape(-1, token_width) for vector in vectors]
+    if wanted.dimensions is None and not wanted.normalize:
+        return vectors  # nothing is copied: the engine's own bytes, which nobody may write
+    if wanted.task in TOKEN_TASKS:
+        return [_finished(each, wanted) for each in vectors]
+    return list(_finished(np.stack(vectors), wanted))
+
+
+def _finished(rows: Floats, wanted: Wanted) -> Floats:
+    if wanted.dimensions is not None:
+        rows = rows[:, : wanted.dimensions]
+    return normalized(rows) if wanted.normalize else rows
+
+
+def _steps(rows: Floats, ids: list[int], wanted: Wanted) -> Floats:
+    """What a process reward model says of the steps that end at its tags: [steps, columns]. ``rows``: of the last tokens."""
+    if wanted.columns:
+        rows = _activated(rows[:, list(wanted.columns)], wanted.activation)
+    if wanted.step_tag_id is not None:
+        rows = rows[np.asarray(ids[len(ids) - len(rows) :]) == wanted.step_tag_id]
+    return rows
+
+
+def _activated(rows: Floats, activation: str) -> Floats:
+    if activation == "sigmoid":
+        return np.reciprocal(1 + np.exp(-rows), dtype=np.float32)
+    if activation == "softmax":
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+    return rows
+
+
+def normalized(rows: Floats) -> Floats:
+    """Rows of Euclidean length 1, in float32; rows of zeros stay (as torch's ``normalize`` with its eps of 1e-12)."""
+    length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
+    return rows / np.maximum(length, np.float32(1e-12))[:, None]
+
+
+class PoolingProcessor:
+    """Keeps the open groups and routes updates to them. Not thread-safe: one thread (or event loop) owns it.
+
+    Args:
+        metrics: where requests are measured; None measures nothing.
+    """
+
+    def __init__(self, metrics: RequestMetrics | None = None) -> None:
+        self._metrics = metrics
+        self._open: dict[str, tuple[OpenPooling, int]] = {}
+
+    def open(self, messages: list[AddRequest], wanted: Wanted, request_id: str) -> OpenPooling:
+        """Begin to follow a group."""
+        group = OpenPooling(request_id, messages, wanted)
+        for place, message in enumerate(messages):
+            self._open[message.request_id] = (group, place)
+        return group
+
+    def requests(self) -> list[OpenPooling]:
+        """Every group with a running prompt."""
+        return list({id(group): group for group, _ in self._open.values()}.values())
+
+    def apply(self, updates: Iterable[RequestUpdate]) -> tuple[list[OpenPooling], list[str]]:
+        """Take updates; those of prompts no longer followed are ignored.
+
+        Returns:
+            (groups that changed, nothing: no prompt has to be aborted for what it brought).
+        """
+        touched: dict[int, OpenPooling] = {}
+        now = monotonic()
+        for update in updates:
+            if update.finish_reason is None:
+                continue
+            group, place = self._open.pop(update.request_id, (None, 0))
+            if group is None:
+                continue
+            group.take(place, update)
+            group.num_unfinished -= 1
+            touched[id(group)] = group
+            if self._metrics is not None:
+                self._metrics.pooled(
+                    group.wanted.task,
+                    len(group.messages[place].prompt_token_ids),
+                    now - group.arrived,
+                    update.queue_seconds,
+                    "error" if update.error is not None else "stop",
+                )
+        return list(touched.values()), []
+
+    def drop(self, group: OpenPooling) -> list[str]:
+        """Stop following a group. Returns the ids to abort in the engine."""
+        if group.finished:
+            return []
+        ids = [message.request_id for message in group.messages if message.request_id in self._open]
+        now = monotonic()
+        for name in ids:
+            _, place = self._open.pop(name)
+            if self._metrics is not None:
+                tokens = len(group.messages[place].prompt_token_ids)
+                self._metrics.pooled(group.wanted.task, tokens, now - group.arrived, None, "abort")
+        group.num_unfinished, group.aborted = 0, True
+        return ids

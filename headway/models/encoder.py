@@ -1,0 +1,261 @@
+"""``EncoderModel``: token ids to hidden states, every token seeing all of its text. Architectures differ in configuration.
+
+Shapes: T tokens of the step, C hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from headway.core.cache import CacheLayout
+from headway.kernels.embed import embed
+from headway.models.heads import Head, Outputs
+from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
+from headway.models.layers.attention import Attention, AttentionSpec
+from headway.models.layers.linear import Linear
+from headway.models.layers.mlp import MLP, MLPSpec
+from headway.models.layers.norm import Norm, NormSpec, RMSNorm
+from headway.models.position_bias import PositionBias, PositionBiasSpec
+from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.pooling.spec import PoolingSpec
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSpec:
+    """What a token's first hidden state is the sum of, and its norm.
+
+    Attributes:
+        word, position, token_type, norm: names in the checkpoint; "" for what there is not.
+        num_positions: rows of the table of positions.
+        first_position: its row for position 0.
+        num_token_types: rows of the table of types.
+    """
+
+    word: str
+    position: str = ""
+    token_type: str = ""
+    norm: str = ""
+    num_positions: int = 0
+    first_position: int = 0
+    num_token_types: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderBlockSpec:
+    """One block.
+
+    Attributes:
+        mixer, ffn: its parts; products are named from the block on.
+        norms: names of the norms of attention and of the feed-forward block, "" for none.
+        before: norms stand before the parts, as x += part(norm(x)); else behind the sum, as x = norm(x + part(x)).
+    """
+
+    mixer: AttentionSpec
+    ffn: MLPSpec
+    norms: tuple[str, str]
+    before: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderConfig:
+    """An encoder, every default resolved.
+
+    Attributes:
+        architecture: the name in config.json.
+        longest_context: tokens up to which a text may go.
+        layers: name of the blocks in the checkpoint.
+        norm: of all norms.
+        last_norm: name of the one behind all blocks, "" for none.
+        bias: added to all layers' scores by distance; None: nothing.
+        outputs: what it gives.
+        prefixes, unused, renamed: see ``WeightMap``.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    longest_context: int
+    embedding: EmbeddingSpec
+    blocks: tuple[EncoderBlockSpec, ...]
+    layers: str
+    norm: NormSpec
+    outputs: Outputs
+    last_norm: str = ""
+    bias: PositionBiasSpec | None = None
+    prefixes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def pooling(self) -> PoolingSpec:
+        """What it gives instead of logits."""
+        return self.outputs.pooling
+
+
+class EncoderBlock(nn.Module):
+    """A block of ``spec``.
+
+    Args:
+        cos_sin: float32 [L, Drot], of the mixer's rope.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderBlockSpec,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.mixer = Attention(spec.mixer, norm, hidden, cos_sin, -1, dtype=dtype, device=device)
+        self.ffn = MLP(spec.ffn, hidden, dtype=dtype, device=device)
+        self.norms = [norm.make(hidden, dtype=dtype, device=device) if name else None for name in spec.norms]
+
+    def forward(
+        self, x: torch.Tensor, normed: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None, following: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add both parts.
+
+        Args:
+            x: [T, C], overwritten.
+            normed: [T, C], what attention reads: x itself where norms stand behind the sums.
+            bias: of the scores.
+            following: the norm that the next block begins with; None: none.
+
+        Returns:
+            the same of the next block.
+        """
+        mixer, ffn = self.mixer, self.ffn
+        first, second = self.norms
+        mixed = mixer.out.forward(mixer.both_ways(mixer.qkv.forward(normed), batch, bias))
+        if self.spec.before:
+            normed = second.add(mixed, x) if second is not None else x.add_(mixed)
+            passed = ffn.down.forward(ffn.act(ffn.gate_up.forward(normed)))
+            return x, following.add(passed, x) if following is not None else x.add_(passed)
+        assert first is not None and second is not None
+        x = first.add(mixed, x)
+        x = second.add(ffn.down.forward(ffn.act(ffn.gate_up.forward(x))), x)
+        return x, x
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        found = self.mixer.destinations(prefix) | self.ffn.destinations(prefix)
+        for name, norm in zip(self.spec.norms, self.norms, strict=True):
+            if norm is not None:
+                found |= norm.destinations(f"{prefix}{name}.")
+        return found
+
+
+class EncoderModel(nn.Module):
+    """An encoder with uninitialised weights; ``models.load`` fills them and calls ``finalize``.
+
+    Args:
+        config: checked numbers.
+        dtype, device: of the weights and activations.
+        max_model_len: positions it must be able to run.
+    """
+
+    def __init__(self, config: EncoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+        super().__init__()
+        self.config, self.dtype, self.device = config, dtype, device
+        hidden, spec = config.hidden_size, config.embedding
+        tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
+        for block in config.blocks:
+            key = block.mixer.rope, block.mixer.head_dim
+            if key not in tables:
+                rope, size = key
+                table = no_rotation(size, 1, device) if rope is None else cos_sin_table(rope, max_model_len, device)
+                tables[key] = table
+
+        def made(rows: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(rows, hidden, dtype=dtype, device=device), False) if rows else None
+
+        self.word, self.position, self.token_type = (
+            made(rows) for rows in (config.vocab_size, spec.num_positions, spec.num_token_types)
+        )
+        self.blocks = nn.ModuleList(
+            EncoderBlock(block, config.norm, hidden, tables[block.mixer.rope, block.mixer.head_dim],
+                         dtype=dtype, device=device)
+            for block in config.blocks
+        )  # fmt: skip
+        self.embedding_norm = config.norm.make(hidden, dtype=dtype, device=device) if spec.norm else None
+        self.last_norm = config.norm.make(hidden, dtype=dtype, device=device) if config.last_norm else None
+        self.bias = None if config.bias is None else PositionBias(config.bias, max_model_len, device=device)
+        self.head = Head(config.outputs.head, config.outputs.inputs(hidden), device=device, embedding=self.word)
+        self.head_width = self.head.width
+        self._layers: list[EncoderBlock] = [block for block in self.blocks if isinstance(block, EncoderBlock)]
+        none = tuple(None for _ in config.blocks)
+        self.spec = ModelSpec(
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=hidden,
+            longest_context=config.longest_context,
+            eos_token_ids=(),
+            cache=CacheLayout(none, (), (-1,) * len(none)),
+            layer_kinds=config.blocks,
+            layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
+            head_weights=0,
+            num_token_types=max(spec.num_token_types, 1),
+            pooling=config.outputs.pooling,
+        )
+
+    def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
+        """One step; never waits for the device."""
+        x = self._embedded(batch)
+        layers = self._layers if want.layers is None else [self._layers[i] for i in want.layers]
+        bias = None if self.bias is None else self.bias.table
+        begins = [block.norms[0] if block.spec.before else None for block in layers]
+        normed = x if begins[0] is None else begins[0].forward(x)
+        for block, following in zip(layers, [*begins[1:], self.last_norm], strict=True):
+            x, normed = block.forward(x, normed, batch, bias, following)
+        return Forward(normed.index_select(0, batch.logit_indices) if want.last_only else normed)
+
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        spec = self.config.embedding
+        assert self.word is not None
+        x: torch.Tensor = embed(batch.input_ids, self.word)
+        if self.position is not None:
+            x += embed(batch.positions + spec.first_position, self.position)
+        if self.token_type is not None:
+            x += self.token_type[0] if batch.token_types is None else embed(batch.token_types, self.token_type)
+        return x if self.embedding_norm is None else self.embedding_norm.forward(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, C] hidden states, or what was pooled of them -> f32 [N, width]."""
+        return self.head.forward(hidden)
+
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes; before ``finalize``."""
+        config, spec = self.config, self.config.embedding
+        tables = {spec.word: self.word, spec.position: self.position, spec.token_type: self.token_type}
+        found = {f"{name}.weight": Target(table) for name, table in tables.items() if table is not None}
+        for name, norm in ((spec.norm, self.embedding_norm), (config.last_norm, self.last_norm)):
+            if norm is not None:
+                found |= norm.destinations(f"{name}.")
+        for i, block in enumerate(self._layers):
+            found |= block.destinations(f"{config.layers}.{i}.")
+        if self.bias is not None:
+            found |= self.bias.destinations()
+        found |= self.head.destinations()
+        return WeightMap(found, ("position_ids", "inv_freq"), config.prefixes, config.unused, config.renamed)
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Called once, when the weights are in place; nothing may move or replace them afterwards."""
+        for module in self.modules():
+            if isinstance(module, Linear | RMSNorm):
+                module.finalize()
+            vars(module).update(module.named_parameters(recurse=False))  # as in ``DecoderModel.finalize``
+            vars(module).update(module.named_children())
+        if self.bias is not None:
+            self.bias.finalize()
+        self.head.finalize()

@@ -1,0 +1,129 @@
+"""Pooling with AsyncLLM: many callers at once, callers that leave, engines that die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from headway import AsyncLLM, EngineDeadError, InvalidRequestError, PoolingParams, RequestFailedError
+from headway.api.pooling.requests import OpenPooling
+from headway.core.task import Task
+from tests.api.pooling_core import CLS, SEP, WORDS, PoolingCore, install, vector
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+def core(llm: AsyncLLM) -> PoolingCore:
+    found = llm._hub.client._shared.core
+    assert isinstance(found, PoolingCore)
+    return found
+
+
+def test_many_callers_get_their_own_vectors() -> None:
+    async def many() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            calls = [llm.pool([f"w{i}", f"w{i} w{i + 1}"]) for i in range(50)]
+            groups = await asyncio.gather(*calls)
+            for i, group in enumerate(groups):
+                first, second = llm.outputs(group)
+                one, two = WORDS.index(f"w{i}"), WORDS.index(f"w{i + 1}")
+                assert first.prompt_token_ids == [CLS, one, SEP] and second.prompt_token_ids == [CLS, one, two, SEP]
+                assert first.outputs.embedding == vector(group.messages[0])
+            metrics = llm.request_metrics
+            assert metrics.tasks == {"embed": 100} and metrics.finished["stop"] == 100
+            assert metrics.prompt_tokens.count == metrics.whole.count == metrics.queue.count == 100
+            assert not llm._processor.requests()
+
+    run(many())
+
+
+def test_encode_yields_once_and_score_compares() -> None:
+    async def both() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            outputs = [output async for output in llm.encode("w1", request_id="mine")]
+            assert [o.request_id for o in outputs] == ["mine"] and outputs[0].outputs.data.shape == (8,)
+            job, group = await llm.score("w1", ["w1", "w2"], PoolingParams(truncate_prompt_tokens=-1))
+            assert next(o.outputs.score for o in llm.score_outputs(job, group)) == pytest.approx(1)
+            with pytest.raises(InvalidRequestError, match="serves embed, not generate"):
+                async for _ in llm.generate("w1"):
+                    pass
+            with pytest.raises(InvalidRequestError, match="serves embed, not classify"):
+                await llm.pool(["w1"], None, Task.CLASSIFY)
+            assert await llm.tokenize("w1 w2") == [CLS, WORDS.index("w1"), WORDS.index("w2"), SEP]
+
+    run(both())
+
+
+def test_one_wrong_prompt_fails_its_call_alone() -> None:
+    async def wrong() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            others = [asyncio.create_task(llm.pool([f"w{i}"])) for i in range(9)]
+            with pytest.raises(InvalidRequestError, match="prompt 1 is empty"):
+                await llm.pool(["w1", ""])
+            with pytest.raises(RequestFailedError, match="failure asked for"):
+                await llm.pool(["w1", "fail", "w2"])
+            with pytest.raises(InvalidRequestError, match="wrong prompt"):
+                await llm.pool(["wrong"])
+            with pytest.raises(InvalidRequestError, match="at most 64 fit"):
+                await llm.pool(["w1 " * 5000])
+            assert all(group.finished for group in await asyncio.gather(*others))
+            long = await llm.pool(["w1 " * 5000] * 3, PoolingParams(truncate_prompt_tokens=-1))
+            assert [len(m.prompt_token_ids) for m in long.messages] == [64] * 3
+
+    run(wrong())
+
+
+def test_who_leaves_aborts_all_of_his_prompts() -> None:
+    async def leave() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            task = asyncio.create_task(llm.pool(["hang", "w1 hang", "w1"]))
+            while not core(llm).seen:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not llm._processor.requests()
+            await llm.pool(["w2"])
+            assert set(core(llm).aborted) >= {"p0", "p1"} and not core(llm).requests
+            pending = asyncio.create_task(llm.pool(["hang"], request_id="named"))
+            while len(core(llm).seen) < 5:
+                await asyncio.sleep(0)
+            await llm.abort("named")
+            with pytest.raises(RequestFailedError, match="aborted"):
+                await pending
+
+    run(leave())
+
+
+def test_a_dead_engine_ends_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            waiting = asyncio.create_task(llm.pool(["hang"]))
+            while not core(llm).seen:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(core(llm), "step", lambda: 1 / 0)
+            with pytest.raises(EngineDeadError):
+                await waiting
+            with pytest.raises(EngineDeadError):
+                await llm.pool(["w1"])
+
+    run(die())
+
+
+def test_vectors_cross_from_another_process() -> None:
+    async def cross() -> None:
+        async with AsyncLLM("tokens", multiprocess=True) as llm:
+            group: OpenPooling = await llm.pool(["w1", "w2 w3"], None, Task.TOKEN_EMBED)
+            assert [array.shape for array in llm.arrays(group)] == [(3, 2), (4, 2)]
+
+    run(cross())

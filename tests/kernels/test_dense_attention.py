@@ -1,0 +1,104 @@
+"""``dense_attention``: the reference against torch's own attention row by row, the other implementations against the reference.
+
+Tokens of padding hold NaN, and fresh memory is poisoned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway.kernels.dense_attention import dense_attention
+from headway.kernels.testing import assert_close, interpreter_loops, kernel_dtypes, make_random
+
+ROWS = [[5], [1, 1, 37, 3], [17, 17, 2, 0, 2], [70, 33]]
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"reach": 3}, {"bias": True}, {"soft_cap": 4.0}, {"reach": 16, "bias": True, "soft_cap": 3.0}, {"reach": 0},
+]  # fmt: skip
+
+
+def inputs(
+    lengths: list[int], heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: str
+) -> tuple[Any, ...]:
+    """qkv with 3 tokens of padding behind the rows, starts with a row of padding."""
+    total = sum(lengths)
+    qkv = make_random(total + 3, (heads + 2 * kv_heads) * size, dtype=dtype, device=device)
+    qkv[total:] = float("nan")
+    starts = torch.tensor([0, *lengths, 0]).cumsum(0).int().to(device)
+    return qkv, starts
+
+
+def bias_table(heads: int, longest: int, device: str) -> torch.Tensor:
+    return make_random(heads, 2 * longest - 1, dtype=torch.float32, device=device, seed=3)
+
+
+def numbers(
+    lengths: list[int], heads: int, kv_heads: int, size: int, device: str, *, reach: int = -1, soft_cap: float = 0.0,
+    bias: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    table = bias_table(heads, 71, device) if bias else None
+    return table, heads, kv_heads, size**-0.5, reach, soft_cap, max(lengths)
+
+
+def by_row(qkv: torch.Tensor, starts: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    """The formula, in float64."""
+    heads, kv_heads, scale, reach, soft_cap, _ = rest
+    rows = []
+    for start, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+        x = qkv[start:end].double().unflatten(1, (heads + 2 * kv_heads, -1)).transpose(0, 1)
+        q, k, v = x.split([heads, kv_heads, kv_heads])
+        k, v = (each.repeat_interleave(heads // kv_heads, 0) for each in (k, v))
+        scores = q @ k.mT * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        for i in range(end - start):
+            for j in range(end - start):
+                if bias is not None:
+                    scores[:, i, j] += bias[:, j - i + bias.shape[1] // 2]
+                if reach >= 0 and abs(i - j) > reach:
+                    scores[:, i, j] = float("-inf")
+        rows.append((F.softmax(scores, -1) @ v).transpose(0, 1).flatten(1))
+    return torch.cat(rows).to(qkv.dtype)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_reference_follows_the_formula(options: dict[str, Any]) -> None:
+    lengths = [6, 1, 9]
+    qkv, starts = inputs(lengths, 4, 2, 8, torch.float32, "cpu")
+    rest = numbers(lengths, 4, 2, 8, "cpu", **options)
+    assert_close(dense_attention.reference(qkv, starts, *rest)[:16], by_row(qkv, starts, *rest))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("lengths", ROWS)
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_implementations_equal_the_reference(
+    lengths: list[int], options: dict[str, Any], where: str, device: str
+) -> None:
+    """GQA, an odd head size, runs of equal rows, empty rows, padding."""
+    device = "cpu" if where == "cpu" else device
+    for dtype in kernel_dtypes() if not options else [torch.float32]:
+        qkv, starts = inputs(lengths, 4, 2, 12, dtype, device)
+        rest = numbers(lengths, 4, 2, 12, device, **options)
+        with interpreter_loops():
+            found = dense_attention.implementation(where)(qkv, starts, *rest)
+        assert_close(found[: sum(lengths)], dense_attention.reference(qkv, starts, *rest)[: sum(lengths)])
+
+
+def test_a_row_is_the_same_whoever_shares_its_step(device: str) -> None:
+    qkv, _ = inputs([30, 7], 4, 4, 8, torch.float32, device)
+    rest = numbers([30, 7], 4, 4, 8, device)
+    with interpreter_loops():
+        for where in ("cpu", "cuda"):
+            run = dense_attention.implementation(where)
+            together = run(qkv, torch.tensor([0, 30, 37], dtype=torch.int32, device=device), *rest)
+            alone = run(qkv[30:37].clone(), torch.tensor([0, 7], dtype=torch.int32, device=device), *rest)
+            assert torch.equal(together[30:37], alone)
+
+
+def test_meta_gives_shapes() -> None:
+    qkv, starts = torch.empty(5, 64, device="meta"), torch.empty(3, device="meta", dtype=torch.int32)
+    assert dense_attention(qkv, starts, None, 4, 2, 1.0, -1, 0.0, 5).shape == (5, 32)
