@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.syncs.calls import CALLS, Call
 from headway.syncs.findings import Kind, Wait
-from headway.syncs.frames import locate
+from headway.syncs.frames import locate, within
 from headway.syncs.regions import judge, wanted
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS
@@ -193,7 +193,8 @@ def report(kind: Kind, label: str) -> None:
     if wanted():
         site, stack = locate()
         name = threading.current_thread().name
-        judge(Wait(site, kind, label, None, time.perf_counter_ns(), name, "simulation", None, stack))
+        now = time.perf_counter_ns()
+        judge(Wait(site, kind, label, None, now, name, "simulation", None, stack, within=within()))
 
 
 def is_there(device: Any) -> bool:
