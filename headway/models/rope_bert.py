@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from headway.models.encoder import EmbeddingSpec, EncoderBlockSpec, EncoderConfig, EncoderModel
@@ -23,7 +24,7 @@ def _rope_bert(
     mlp: MLPSpec,
     bias: bool,
     prefixes: tuple[str, ...],
-    heads: dict[str, HeadLayers],
+    heads: Mapping[str, HeadLayers],
     method: str = "cls",
 ) -> EncoderConfig:
     """What these models have in common, under the names that nomic-ai gave their parts and transformers writes.
@@ -74,7 +75,7 @@ def _cls(fields: Fields) -> str:
     return "cls" if kind_of(fields["architectures"][0]) == "classify" else "mean"
 
 
-def _refuse_others(fields: Fields, honoured: dict[str, object]) -> None:
+def _refuse_others(fields: Fields, honoured: Mapping[str, object]) -> None:
     """Fields that must have the one value that is implemented."""
     for name, only in honoured.items():
         if fields.get(name) not in (only, None):
