@@ -36,6 +36,7 @@ SERVED: dict[str, tuple[tuple[Task, ...], PoolingInfo]] = {
     "cross": ((Task.SCORE,), CROSS),
     "labels": ((Task.CLASSIFY,), LABELS),
     "tokens": ((Task.TOKEN_EMBED,), TOKENS),
+    "steps": ((Task.TOKEN_CLASSIFY,), msgspec.structs.replace(TOKENS, activation="softmax", score_by="")),
     "both": ((Task.EMBED, Task.TOKEN_EMBED), msgspec.structs.replace(EMBED, token_width=2)),
 }
 

@@ -269,6 +269,41 @@ def test_a_rerankers_template_and_what_texts_spell_of_it() -> None:
         assert output.prompt_token_ids == [CLS, *ids("w60 w64 w61 w1 w62 w2 w2 w2 w2 w2 w63")]
 
 
+def test_a_process_reward_model_tells_of_its_steps() -> None:
+    """Chosen columns are activated among themselves, and only tokens with the tag are told of."""
+    with LLM('steps {"step_tag_id": 9}') as llm:
+        [output] = llm.reward("w1 w2 w3 w2")
+        assert output.outputs.data.tolist() == [[9.0, 2.0], [9.0, 4.0]] and not core(llm).seen[0].raw
+    with LLM('steps {"step_tag_id": 9, "returned_token_ids": [1, 0]}') as llm:
+        [output] = llm.reward("w1 w2 w3 w2")
+        one, two = np.exp([2.0 - 9.0, 0.0]), np.exp([4.0 - 9.0, 0.0])
+        assert (
+            output.outputs.data == pytest.approx(np.array([one / one.sum(), two / two.sum()])) and core(llm).seen[0].raw
+        )
+        raw = llm.reward("w1 w2", pooling_params=PoolingParams(use_activation=False))
+        assert raw[0].outputs.data.tolist() == [[2.0, 9.0]]
+
+
+def test_sparse_vectors_hold_each_token_once() -> None:
+    with LLM('embed {"width": 100, "sparse": true}') as llm:
+        one, two = llm.embed_sparse(["w1 w1", "w1 w2"])
+        assert one.indices.tolist() == [CLS, SEP, 8] and one.values.tolist() == [0.5, 0.5, 1.0]
+        assert one.dot(two) == 0.25 + 0.25 + 0.5
+        with pytest.raises(InvalidRequestError, match="sparse vectors are not cut"):
+            llm.embed("w1", pooling_params=PoolingParams(dimensions=5))
+    with LLM('steps {"token_width": 1, "token_weights": true}') as llm, pytest.MonkeyPatch.context() as patch:
+        weights = {CLS: 9.0, 8: 0.5, 9: -1.0, SEP: 9.0}
+        patch.setattr(
+            PoolingCore, "_vector", lambda _, r: [[weights[t] + i / 8] for i, t in enumerate(r.prompt_token_ids)]
+        )
+        [found] = llm.embed_sparse(["w1 w2 w1"])
+        assert found.indices.tolist() == [8] and found.values.tolist() == [0.5 + 3 / 8], (
+            "the largest; no special tokens"
+        )
+    with LLM("embed") as llm, pytest.raises(InvalidRequestError, match="makes no sparse vectors"):
+        llm.embed_sparse("w1")
+
+
 def test_token_ids_alone() -> None:
     with LLM("embed", skip_tokenizer_init=True) as llm:
         assert llm.embed([[2, 8, 3]])[0].outputs.data[0] == 3

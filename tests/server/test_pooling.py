@@ -157,6 +157,18 @@ def test_huge_batches_are_bounded(serve: Open) -> None:
     assert "can never be admitted: this server holds 4" in error["message"] and error["param"] == "input"
 
 
+def test_places_come_back_and_who_takes_too_long_is_stopped(serve: Open) -> None:
+    few = serve("embed", max_queue=1, request_timeout=0.2)  # 4 rows and 8 texts that wait
+    for _ in range(3):
+        assert len(told(few.post("/v1/embeddings", json={"input": ["w1"] * 12}))["data"]) == 12
+        assert (
+            "--request-timeout"
+            in told(few.post("/v1/embeddings", json={"input": ["hang"] * 9}), 504)["error"]["message"]
+        )
+        assert few.post("/v1/embeddings", json={"input": ["w1", "", "w2"]}).status_code == 400
+    assert few.app.state.service.lifecycle.num_sequences == 0  # type: ignore[attr-defined]
+
+
 def test_keys_are_asked_for_on_every_route(serve: Open) -> None:
     client = serve("embed", api_key=["a-secret-key"])
     for path, *_ in POOLING_ROUTES:

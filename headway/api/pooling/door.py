@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NOTHING_SAMPLED: Final = SamplingParams()
 """Of requests that generate nothing; the engine reads none of it."""
+NO_STEPS: Final = PoolingInfo(width=0, max_length=0)
 TOKEN_TASKS: Final = frozenset({Task.TOKEN_EMBED, Task.TOKEN_CLASSIFY})
 LABEL_TASKS: Final = frozenset({Task.CLASSIFY, Task.SCORE, Task.TOKEN_CLASSIFY})
 
@@ -39,6 +40,9 @@ class Wanted:
         raw: the engine leaves vectors as they are.
         prompt: text in front of every text.
         pool_start: the engine leaves out so many tokens when it pools.
+        columns: which of a token's numbers are wanted, of process reward models; empty: all.
+        activation: of these columns, to be applied here, behind their choice.
+        step_tag_id: only tokens with this id are wanted; None: all.
     """
 
     task: Task
@@ -49,6 +53,9 @@ class Wanted:
     raw: bool
     prompt: str
     pool_start: int
+    columns: tuple[int, ...] = ()
+    activation: str = "none"
+    step_tag_id: int | None = None
 
 
 class PoolingDoor:
@@ -81,15 +88,19 @@ class PoolingDoor:
         check_task(self.info, task)
         dimensions, normalize, raw = self._vector(params, task)
         prompt = self._prompt(params.prompt_name)
+        by_step = self.pooling if task is Task.TOKEN_CLASSIFY else NO_STEPS
         return Wanted(
             task=task,
             truncate=self._truncate(params.truncate_prompt_tokens),
             side=params.truncation_side or self.pooling.truncation_side,
             dimensions=dimensions,
             normalize=normalize,
-            raw=raw,
+            raw=raw or bool(by_step.returned_token_ids),
             prompt=prompt,
             pool_start=self._pool_start(prompt),
+            columns=by_step.returned_token_ids,
+            activation="none" if raw else by_step.activation,
+            step_tag_id=by_step.step_tag_id,
         )
 
     def _vector(self, params: PoolingParams, task: Task) -> tuple[int | None, bool, bool]:

@@ -17,6 +17,7 @@ from headway.api.pooling.door import PoolingDoor, Wanted, salts, task_of
 from headway.api.pooling.outputs import request_outputs, scoring_outputs
 from headway.api.pooling.requests import Floats, OpenPooling, PoolingProcessor
 from headway.api.pooling.score import ScoreJob, score_job
+from headway.api.pooling.sparse import SparseVector, sparse_task, sparse_vectors
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.outputs import (
@@ -297,6 +298,15 @@ class PoolingMethods:
         """
         task = task_of(pooling_task, self._pooling.door)
         return self._one_each(prompts, task, pooling_params, use_tqdm, False, plain=True)
+
+    def embed_sparse(
+        self, prompts: PoolingPrompts, *, use_tqdm: bool = True, pooling_params: PoolingParams | None = None
+    ) -> list[SparseVector]:
+        """Entries of the vocabulary and their weights for each prompt, of models that make them (SPLADE, BGE-M3)."""
+        door = self._pooling.door
+        wanted = door.wanted(pooling_params, sparse_task(door))
+        pooled = self._pooling.prompts(prompts_of(prompts), wanted, use_tqdm)
+        return sparse_vectors(door, pooled.arrays(), [message.prompt_token_ids for message in pooled.messages])
 
     def reward(
         self, prompts: PoolingPrompts, *, use_tqdm: bool = True, pooling_params: PoolingParams | None = None

@@ -27,6 +27,8 @@ class OpenPooling:
         arrived: when the caller asked, monotonic seconds.
         error, error_parameter: of the first prompt that failed; None while none did.
         aborted: it was dropped before its end.
+        trace: whatever the metrics' observer gave for it.
+        queue_seconds: that a prompt of it waited for its first step at most; None while nothing is known.
     """
 
     def __init__(self, request_id: str, messages: list[AddRequest], wanted: Wanted) -> None:
@@ -38,6 +40,8 @@ class OpenPooling:
         self.error: str | None = None
         self.error_parameter: str | None = None
         self.aborted = False
+        self.trace: object = None
+        self.queue_seconds: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -50,6 +54,8 @@ class OpenPooling:
 
     def take(self, place: int, update: RequestUpdate) -> None:
         """The end of one prompt."""
+        if update.queue_seconds is not None:
+            self.queue_seconds = max(self.queue_seconds or 0.0, update.queue_seconds)
         if update.error is not None or update.pooled is None:
             if self.error is None:
                 self.error = update.error or f"the request ended with {update.finish_reason!r} and without a vector"
@@ -69,7 +75,11 @@ class OpenPooling:
 
     def arrays(self, token_width: int) -> list[Floats]:
         """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
-        return finished_vectors(self.vectors, self.wanted, token_width)
+        arrays = finished_vectors(self.vectors, self.wanted, token_width)
+        if self.wanted.columns or self.wanted.step_tag_id is not None:
+            pairs = zip(arrays, self.messages, strict=True)
+            arrays = [_steps(rows, message.prompt_token_ids, self.wanted) for rows, message in pairs]
+        return arrays
 
 
 def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) -> list[Floats]:
@@ -89,6 +99,24 @@ def _finished(rows: Floats, wanted: Wanted) -> Floats:
     if wanted.dimensions is not None:
         rows = rows[:, : wanted.dimensions]
     return normalized(rows) if wanted.normalize else rows
+
+
+def _steps(rows: Floats, ids: list[int], wanted: Wanted) -> Floats:
+    """What a process reward model says of the steps that end at its tags: [steps, columns]. ``rows``: of the last tokens."""
+    if wanted.columns:
+        rows = _activated(rows[:, list(wanted.columns)], wanted.activation)
+    if wanted.step_tag_id is not None:
+        rows = rows[np.asarray(ids[len(ids) - len(rows) :]) == wanted.step_tag_id]
+    return rows
+
+
+def _activated(rows: Floats, activation: str) -> Floats:
+    if activation == "sigmoid":
+        return 1 / (1 + np.exp(-rows))
+    if activation == "softmax":
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+    return rows
 
 
 def normalized(rows: Floats) -> Floats:
@@ -113,6 +141,8 @@ class PoolingProcessor:
         group = OpenPooling(request_id, messages, wanted)
         for place, message in enumerate(messages):
             self._open[message.request_id] = (group, place)
+        if self._metrics is not None and self._metrics.observer is not None:
+            group.trace = self._metrics.observer.opened()
         return group
 
     def requests(self) -> list[OpenPooling]:
@@ -144,6 +174,7 @@ class PoolingProcessor:
                     update.queue_seconds,
                     "error" if update.error is not None else "stop",
                 )
+                self._ended(group, now)
         return list(touched.values()), []
 
     def drop(self, group: OpenPooling) -> list[str]:
@@ -158,4 +189,9 @@ class PoolingProcessor:
                 tokens = len(group.messages[place].prompt_token_ids)
                 self._metrics.pooled(group.wanted.task, tokens, now - group.arrived, None, "abort")
         group.num_unfinished, group.aborted = 0, True
+        self._ended(group, now)
         return ids
+
+    def _ended(self, group: OpenPooling, now: float) -> None:
+        if group.finished and self._metrics is not None and self._metrics.observer is not None:
+            self._metrics.observer.ended(group, now)

@@ -64,5 +64,8 @@ def sparse_vectors(door: PoolingDoor, arrays: Sequence[Floats], ids: Sequence[Se
     """Of what the task of ``sparse_task`` brought for prompts of these token ids."""
     if door.pooling.sparse:
         return [of_vocabulary(array) for array in arrays]
-    special: Collection[int] = () if door.texts is None else door.texts.tokenizer.special_ids
+    special: set[int] = set()
+    if door.texts is not None:
+        frame = door.texts.single
+        special |= door.texts.tokenizer.special_ids | {*(frame.before + frame.after if frame is not None else ())}
     return [of_tokens(array, each, special) for array, each in zip(arrays, ids, strict=True)]
