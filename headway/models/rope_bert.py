@@ -121,7 +121,7 @@ class JinaEmbeddingsV3Model(EncoderModel):
             hidden_act="gelu", max_position_embeddings=8194, type_vocab_size=1, rope_theta=20000.0, layer_norm_eps=1e-5
         )
         dense = HeadLayer(name="classifier.dense", size=fields.count("hidden_size"), activation="tanh")
-        heads = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
+        heads: dict[str, tuple[HeadLayer, ...]] = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
         mlp = MLPSpec(size=0, gated=False, bias=True, names=(("mlp.fc1",), "mlp.fc2"))
         return _rope_bert(
             fields, mixer="mixer", mlp=mlp, bias=True, prefixes=("roberta.",), heads=heads, method=_cls(fields)
