@@ -112,9 +112,9 @@ def _steps(rows: Floats, ids: list[int], wanted: Wanted) -> Floats:
 
 def _activated(rows: Floats, activation: str) -> Floats:
     if activation == "sigmoid":
-        return 1 / (1 + np.exp(-rows))
+        return np.float32(1) / (np.float32(1) + np.exp(-rows))
     if activation == "softmax":
-        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        powers: Floats = np.exp(rows - rows.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
     return rows
 
