@@ -213,11 +213,11 @@ def kv_bytes(model: str, dtype: str, kv_cache_dtype: str, blocks: int) -> int:
     return blocks * 16 * 2 * config["num_hidden_layers"] * heads * size * each
 
 
-def play(soak: Soak, seconds: float, launches: list[int], save: Any) -> None:
-    """Random requests for so long; then let the open ones end."""
+def play(soak: Soak, seconds: float, least: int, launches: list[int], save: Any) -> None:
+    """Random requests for so long, and until ``least`` have ended; then let the open ones end."""
     since = shown = time.monotonic()
-    while (now := time.monotonic()) - since < seconds or soak.core.has_work():
-        if now - since < seconds:
+    while (now := time.monotonic()) - since < seconds or soak.tally.finished < least or soak.core.has_work():
+        if now - since < seconds or soak.tally.finished < least:
             soak.add()
         soak.turn()
         if now - shown >= PROGRESS_SECONDS:
@@ -263,6 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, required=True, help="then the open requests end")
+    parser.add_argument("--requests", type=int, default=0, help="that many must have ended, however long it takes")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", help="a folder with config.json; dummy weights; default: a tiny Llama")
     parser.add_argument("--dtype", default="float32")
@@ -319,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
         over = False
         try:
             faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-            play(soak, given.seconds, launches, save)
+            play(soak, given.seconds, given.requests, launches, save)
             closing_checks(soak, threads, device_bytes, blocks)
             over = True
         except Exception as error:  # a guard that bit, an update that should not be: the figures so far are kept

@@ -29,42 +29,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs_forms import FORMS, Form, Things
-from headway.syncs.copies import dense
 from headway.syncs.counting import CallCounter
+from headway.syncs.kinds import kinds_of
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.uint8)
 MOST_SAMPLES = 60
 """Of one operation and dtype."""
-SHORTEST_LIST = 6
-"""Longer lists of arguments are told by the kinds of their members alone."""
 Record = dict[str, dict[str, dict[str, int]]]
 """Overload -> kind of arguments -> driver's name of a wait, or "none" -> calls."""
-
-
-def kind_of(value: Any) -> str:
-    """What of an argument may decide whether an operation waits: never its numbers."""
-    if isinstance(value, torch.Tensor):
-        where = (
-            "cuda"
-            if value.is_cuda
-            else "pinned"
-            if value.device.type == "cpu" and value.is_pinned()
-            else value.device.type
-        )
-        dtype = str(value.dtype).removeprefix("torch.")
-        marks = [mark for mark, holds in (("empty", value.numel() == 0), ("strided", not dense(value))) if holds]
-        return ":".join([where, dtype, f"{value.dim()}d", *marks])
-    if isinstance(value, (list, tuple)):
-        kinds = [kind_of(each) for each in value]
-        return "[" + ",".join(sorted(set(kinds)) if len(kinds) > SHORTEST_LIST else kinds) + "]"
-    if value is None or isinstance(value, (bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
-        return str(value)
-    return type(value).__name__
-
-
-def kinds_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Of a whole call."""
-    return "; ".join([*map(kind_of, args), *(f"{name}={kind_of(value)}" for name, value in sorted(kwargs.items()))])
 
 
 class Observer(TorchDispatchMode):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 # Before torch, tokenizers or the hub client is imported by any test.
 # A process that shares the machine with another (pytest-xdist, which inherits what its parent set) computes with one thread:
@@ -10,7 +13,7 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-# torch's threads spin between operations: beside other processes, tests that compare with transformers took five times as long.
+# torch's threads spin between operations, and so hold up other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,6 +29,24 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("headway")
+
+
+def modes_of_torch() -> list[Any]:
+    """What takes part in every operation of this thread, such as a simulated device."""
+    if "torch" not in sys.modules:
+        return []
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+
+
+@pytest.fixture(autouse=True)
+def no_mode_is_left_on() -> Iterator[None]:
+    """A simulated device that a test forgets would serve, and judge, the tests behind it in the same process."""
+    before = modes_of_torch()
+    yield
+    assert modes_of_torch() == before, "the test left a mode of torch on; close its device"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,6 +59,11 @@ def run_ahead(text: object) -> int | str:
     return "auto" if text == "auto" else human_int(text)
 
 
+def _as_given(value: object) -> object:
+    """Text of the command line, or what a file of settings holds."""
+    return value
+
+
 def field_help(cls: type) -> dict[str, str]:
     """Field -> its description in the Attributes section of the class docstring."""
     texts: dict[str, str] = {}
@@ -82,6 +87,9 @@ def _option(name: str, kind: str, flag: str, text: str | None, default: object) 
     elif kind == "RunAhead":
         declared = str
         settings |= {"parser": run_ahead, "metavar": "INTEGER|auto"}
+    elif kind.startswith("SpeculativeConfig"):
+        declared = str | None
+        settings |= {"parser": _as_given, "metavar": "JSON"}  # EngineArgs reads it
     elif kind.startswith("list[int]"):
         declared = list[int] | None
     elif kind.startswith("list[str]"):

@@ -12,8 +12,20 @@ def syncs(
     target: Annotated[list[str], typer.Argument(help="What to run, after --: python script.py arguments.")],
     json: Annotated[Path | None, typer.Option(help="Write findings and timeline as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page with a timeline.")] = None,
-    fail_on: Annotated[int | None, typer.Option(help="Exit with status 3 at this many waits not allowed.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write SARIF 2.1.0, for code scanning.")] = None,
+    fail_on: Annotated[
+        int | None, typer.Option(help="Exit with status 3 at this many lines with waits not allowed.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="An earlier --json report; what is in it is not new.")] = None,
+    fail_on_new: Annotated[
+        bool, typer.Option("--fail-on-new", help="Exit with status 3 if a line waits that --baseline does not have.")
+    ] = False,
     allow: Annotated[Path | None, typer.Option(help="TOML list of places where waiting is right.")] = None,
+    write_allow: Annotated[
+        Path | None, typer.Option(help="Write an allow list of all that was found, to go through.")
+    ] = None,
+    github: Annotated[bool, typer.Option("--github", help="Print annotations for GitHub workflows.")] = False,
+    lint: Annotated[bool, typer.Option("--lint", help="Run nothing: read files for idioms that may wait.")] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Pretend CUDA on a machine without it; no times.")
     ] = False,
@@ -22,4 +34,18 @@ def syncs(
     """Run a PyTorch program and report each wait of its host for the GPU, with line, time and cure."""
     from headway.syncs import cli
 
-    raise typer.Exit(cli.syncs(target, json, html, fail_on, allow, simulate=simulate, driver=driver))
+    options = cli.Options(
+        json_file=json,
+        html_file=html,
+        sarif_file=sarif,
+        fail_on=fail_on,
+        baseline=baseline,
+        fail_on_new=fail_on_new,
+        allow_file=allow,
+        write_allow=write_allow,
+        github=github,
+        lint=lint,
+        simulate=simulate,
+        driver=driver,
+    )
+    raise typer.Exit(cli.syncs(target, options))

@@ -30,7 +30,7 @@ class Part:
     Attributes:
         name: "k" and "v", "latent", "conv", ...
         shape: of one token, (heads, size) for keys and values; of one request where the kind is STATE.
-        dtype: a torch dtype's name; "": the engine's cache dtype (``EngineArgs.kv_cache_dtype``).
+        dtype: a torch dtype's name; "": the engine's cache dtype (``EngineArgs.kv_cache_dtype``), of a STATE the model's.
     """
 
     name: str
@@ -108,14 +108,19 @@ class CacheLayout:
         layers: per layer what it declared, None for layers that cache nothing.
         groups: of layers that use the same blocks.
         group_of_layer: per layer the index of its group; -1 for layers that cache nothing.
+        states: per layer its state, which lies in no block but belongs to the request's slot; None for layers without. A
+            layer may have both. Empty: no layer has one.
     """
 
     layers: tuple[CacheSpec | None, ...]
     groups: tuple[CacheGroup, ...]
     group_of_layer: tuple[int, ...]
+    states: tuple[CacheSpec | None, ...] = ()
 
     @classmethod
-    def of(cls, layers: Sequence[CacheSpec | None], context: int) -> CacheLayout:
+    def of(
+        cls, layers: Sequence[CacheSpec | None], context: int, states: Sequence[CacheSpec | None] = ()
+    ) -> CacheLayout:
         """Group the layers so that a request of ``context`` tokens takes the least memory.
 
         All groups have their blocks from one pool, so a block is as large in each: it has room for the largest group's layers.
@@ -144,7 +149,18 @@ class CacheLayout:
         for i, spec in enumerate(layers):
             if spec is not None and spec.shared_with is not None:
                 group_of[i] = group_of[spec.shared_with]
-        return cls(tuple(layers), tuple(best), tuple(group_of.get(i, -1) for i in range(len(layers))))
+        kept = tuple(states) if any(states) else ()
+        return cls(tuple(layers), tuple(best), tuple(group_of.get(i, -1) for i in range(len(layers))), kept)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cached, so that a step takes texts whole."""
+        return not self.groups and not self.has_states
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer has a state that belongs to a slot."""
+        return bool(self.states)
 
     def peak_blocks(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
         """Most blocks that a request of ``num_tokens`` holds at once, in steps of up to ``step_tokens``."""

@@ -16,6 +16,7 @@ from headway.core.cache import ALL_LAYERS, CacheGroup
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
+from headway.core.speculative import SpeculativeConfig, read_speculative
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8
@@ -36,6 +37,8 @@ class EngineArgs:
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
+        mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, usually float32),
+            "float32", "bfloat16" or "float16": half the bytes a decode step moves, at the price of rounding at every token.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.
@@ -61,6 +64,8 @@ class EngineArgs:
         generation_config: "auto" takes sampling defaults from the model's generation_config.json, "vllm" from the library.
         count_host_waits: count, at the cost of a microsecond a step, the times the loop waits for the GPU outside of
             back-pressure (``EngineStats.host_waits``); needs CUDA.
+        speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
+            {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
     """
 
@@ -70,6 +75,7 @@ class EngineArgs:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -90,11 +96,13 @@ class EngineArgs:
     max_logprobs: int = 20
     generation_config: str = "auto"
     count_host_waits: bool = False
+    speculative_config: SpeculativeConfig | None = None
     multiprocess: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("pooler_config", "hf_overrides"):
             setattr(self, name, _json_object(name, getattr(self, name)))
+        self.speculative_config = read_speculative(self.speculative_config)
         self._check_choices()
         self._check_numbers()
 
@@ -103,6 +111,7 @@ class EngineArgs:
             "dtype": ("auto", "float32", "bfloat16", "float16"),
             "quantization": ("auto", "gguf", "none"),
             "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
+            "mamba_ssm_cache_dtype": ("auto", "float32", "bfloat16", "float16"),
             "load_format": ("auto", "safetensors", "gguf", "dummy"),
             "generation_config": ("auto", "vllm"),
             "runner": ("auto", "generate", "pooling"),
@@ -162,12 +171,14 @@ class Thresholds:
         headroom_divisor: while others run, an admission leaves one block in so many free, so that it is not preempted at once.
         upload_ints: int32 values of new requests that a step may carry; None: what the largest request may need, and more.
         traced_steps: latest steps whose times are kept.
+        checkpoint_every: tokens between checkpoints of the states of a long prompt.
     """
 
     prompt_logits_chunk: int = 256
     headroom_divisor: int = 100
     upload_ints: int | None = None
     traced_steps: int = 64
+    checkpoint_every: int = 2048
 
 
 USUAL_THRESHOLDS = Thresholds()
@@ -183,8 +194,14 @@ class SchedulerConfig:
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
         headroom_divisor: see ``Thresholds``.
         width: most tokens of a decode row, drafts included.
+        lookahead: places behind a row's last token that the drafter writes keys to.
+        forgets_last_hit: a drafter's keys of a block's last token depend on the token behind it, which may differ where the
+            block is found again: so of a prefix that is found the last block is computed once more.
         pools: requests end with their prompts.
         groups: of layers whose blocks are dealt out together.
+        has_states: prefixes can be hit only where there is a checkpoint of states.
+        num_checkpoints: of those there are so many; their slots follow those of requests.
+        checkpoint_every: see ``Thresholds``.
     """
 
     max_num_seqs: int
@@ -196,8 +213,13 @@ class SchedulerConfig:
     max_upload_ints: int = 2**31 - 1
     headroom_divisor: int = USUAL_THRESHOLDS.headroom_divisor
     width: int = 1
+    lookahead: int = 0
+    forgets_last_hit: bool = False
     pools: bool = False
     groups: tuple[CacheGroup, ...] = ALL_LAYERS
+    has_states: bool = False
+    num_checkpoints: int = 0
+    checkpoint_every: int = USUAL_THRESHOLDS.checkpoint_every
 
     def __post_init__(self) -> None:
         if not self.num_blocks:
@@ -221,13 +243,14 @@ class SchedulerConfig:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks, over all groups, that one request of ``num_tokens`` holds at once."""
-        room = most_step_tokens(self.max_num_batched_tokens, self.width)
-        return sum(group.peak_blocks(num_tokens + self.width - 1, self.block_size, room) for group in self.groups)
+        room = most_step_tokens(self.max_num_batched_tokens, self.width) + self.lookahead
+        row = num_tokens + self.width - 1 + self.lookahead
+        return sum(group.peak_blocks(row, self.block_size, room) for group in self.groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Drafts may lie behind the last token that a sequence can have."""
-        return cdiv(self.max_model_len + self.width - 1, self.block_size)
+        return cdiv(self.max_model_len + self.width - 1 + self.lookahead, self.block_size)
 
 
 def most_step_tokens(max_num_batched_tokens: int, width: int) -> int:

@@ -222,6 +222,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
         host_step_seconds: the host's own work for a step.
         recent_steps: the latest steps, oldest first.
         host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
+        num_drafts: rows of drafts that were verified; num_draft_tokens their drafts, num_accepted_tokens those that became
+            tokens, num_accepted_tokens_per_pos the same by place, empty where nothing is drafted.
     """
 
     num_running: int = 0
@@ -255,3 +257,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     device_step_seconds: Histogram = msgspec.field(default_factory=Histogram)
     recent_steps: list[StepTrace] = []
     host_waits: dict[str, int] | None = None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []

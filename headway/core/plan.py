@@ -80,6 +80,8 @@ class StepPlan:
             request has ended; any other row that samples brings one.
         pools: the step's requests generate nothing: their outcome is a vector when their text ends.
         token_vectors: some row wants a vector for each of its tokens.
+        state_loads, state_saves: (source, destination) slots of states that are copied before the rows run, and after it;
+            there are none in steps of decode rows alone.
     """
 
     step: int
@@ -97,6 +99,8 @@ class StepPlan:
     width: int = 1
     pools: bool = False
     token_vectors: bool = False
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

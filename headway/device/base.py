@@ -102,3 +102,6 @@ class Device(Protocol):
 
     def wait_idle(self) -> None:
         """Block until all queued work is done. For start-up and shutdown only, never inside a step."""
+
+    def close(self) -> None:
+        """Undo what choosing the device did to this thread; nothing runs on it any more. Twice is once."""

@@ -90,3 +90,6 @@ class CpuDevice:
 
     def wait_idle(self) -> None:
         """Always idle."""
+
+    def close(self) -> None:
+        """Nothing to undo."""

@@ -152,3 +152,6 @@ class CudaDevice:
     def wait_idle(self) -> None:
         """Block until the card is idle."""
         torch.cuda.synchronize(self.torch_device)
+
+    def close(self) -> None:
+        """Nothing to undo."""

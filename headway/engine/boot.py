@@ -21,7 +21,9 @@ from headway.core.task import Task
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
-from headway.engine.extras import Drafts, Extras, Pooling
+from headway.engine.draft_pacer import DraftPacer
+from headway.engine.drafts import Drafts, Loading
+from headway.engine.extras import Extras, Pooling
 from headway.engine.host_waits import HostWaits
 from headway.engine.pacer import Pacer
 from headway.engine.pooling import pooling_info, pooling_of
@@ -40,7 +42,8 @@ from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
-from headway.state.cache_pool import CachePool, bytes_per_block
+from headway.speculative.base import DraftHouse, DraftModel
+from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.state.token_types import type_tables
@@ -49,12 +52,15 @@ from headway.weights import Checkpoint, open_checkpoint
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which on GPUs convert 8-bit floats, and Triton has kernels do it."""
+CHECKPOINT_SHARE, CHECKPOINTS_PER_SLOT = 0.3, 2
+"""Checkpoints of states take at most this share of the memory that states of requests leave, and are at most so many."""
 _GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values."""
+    """A model on its device, and what it was made from. ``kv_dtype`` is that of its cached keys and values, ``draft_model``
+    the drafter's own."""
 
     device: Device
     checkpoint: Checkpoint
@@ -62,6 +68,12 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
+    state_dtype: torch.dtype | None = None
+    draft_model: DraftModel | None = None
+
+    def states(self, num_slots: int) -> StateStorage:
+        """How the model's states are stored; ``state_dtype``: of recurrent ones, None for what the model says."""
+        return StateStorage(num_slots, self.dtype, self.state_dtype)
 
 
 def build_engine(
@@ -81,20 +93,24 @@ def build_engine(
         device: run on this one instead of the one that ``args.device`` names.
         compiler: for kernels; without one, a GPU gets one that begins now.
         thresholds: for tests.
-        drafts: guess tokens ahead; None: every step brings a row one token.
+        drafts: guess tokens ahead; None: as ``args.speculative_config`` says.
         pooling: take vectors from the hidden states; None: generate.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start, times = time.perf_counter(), PhaseTimes()
-    with times.phase("device"):
-        device = device or select_device(args.device)
-    with ExitStack() as stack:
+    extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
+    with ExitStack() as stack, ExitStack() as owned:
+        if device is None:
+            with times.phase("device"):
+                device = select_device(args.device)
+            owned.callback(device.close)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         warm_up = WarmUp(device, times, progress, compiler)
-        core = _build(args, progress, device, warm_up, times, thresholds, Extras(drafts, pooling))
+        core = _build(args, progress, device, warm_up, times, thresholds, extras)
+        core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
 
@@ -110,7 +126,9 @@ def _build(
 ) -> EngineCore:
     with times.phase("weights"):
         loaded = _load(args, progress, device, extras)
-    sizes = choose_sizes(args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts)
+    sizes = choose_sizes(
+        args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
+    )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     pacer = Pacer(args.run_ahead, device.asynchronous)
     if device.captures_graphs and not args.enforce_eager:
@@ -128,12 +146,19 @@ def _build(
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
             pools=loaded.extras.pooling is not None,
+            lookahead=sizes.lookahead,
+            forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
             groups=groups,
+            has_states=loaded.model.spec.cache.has_states,
+            num_checkpoints=sizes.num_checkpoints,
+            checkpoint_every=thresholds.checkpoint_every,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    return EngineCore(scheduler, runner, pacer, _info(args, loaded, sizes), waits, thresholds.traced_steps)
+    draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
+    info = _info(args, loaded, sizes)
+    return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
 
 def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> Loaded:
@@ -154,7 +179,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
-    dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
+    dtype = _resolve_dtype(args.dtype, checkpoint.config, device, pools=config.pooling is not None)
     kv_dtype = _resolve_kv_dtype(args.kv_cache_dtype, dtype, device)
     longest = args.max_model_len or config.longest_context
     if longest > config.longest_context:
@@ -167,7 +192,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         checkpoint,
         dtype=dtype,
         device=device.torch_device,
-        max_model_len=longest + extras.num_drafts,
+        max_model_len=longest + extras.num_drafts + extras.lookahead,
         progress=progress,
         seed=args.seed,
         keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
@@ -175,17 +200,35 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     if model.spec.pooling is not None and extras.pooling is None:
         extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras)
+    if model.spec.cache.has_states and extras.num_drafts:
+        raise ConfigError(
+            f"{model.spec.architecture} has recurrent states, which cannot be rolled back behind rejected drafts yet; "
+            "turn speculative decoding off"
+        )
+    named = args.mamba_ssm_cache_dtype
+    state_dtype = None if named == "auto" else _DTYPES[named]
+    if state_dtype is not None and not model.spec.cache.has_states:
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
+            "use mamba_ssm_cache_dtype='auto'"
+        )
+    draft_model = None
+    if extras.drafts is not None and extras.drafts.load is not None:
+        row = longest + extras.num_drafts + extras.lookahead
+        draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
 
 
-def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
+def _resolve_dtype(name: str, config: dict[str, Any], device: Device, *, pools: bool) -> torch.dtype:
     if name != "auto":
         return _DTYPES[name]
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     if device.torch_device.type == "cpu":
+        if pools and stored in ("", "float32"):  # vectors are compared with those that other programs made
+            return torch.float32
         chosen = preferred_dtype()
         logger.info("dtype auto: %s is the faster one on this CPU", chosen)
         return chosen
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     # Float32 checkpoints are served in bfloat16, as everywhere: half the bytes, and bytes are what decoding costs.
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
 
@@ -230,6 +273,8 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
     block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
+    if loaded.draft_model is not None:
+        block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
     if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
         device.reset_peak()
@@ -243,8 +288,10 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
+    sizes, taken = _with_states(args, loaded, sizes, budget)
+    budget -= taken
     sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
-    if not loaded.model.spec.cache.groups:
+    if loaded.model.spec.cache.is_empty:
         logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
         runner = _make_runner(loaded, sizes, 0)
         warm_up.rehearse(runner, sizes)
@@ -268,6 +315,33 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     return runner, sizes
 
 
+def _with_states(args: EngineArgs, loaded: Loaded, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
+    """The sizes with the number of checkpoints of states, and the bytes of all states.
+
+    Raises:
+        OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
+    """
+    layout = loaded.model.spec.cache
+    if not layout.has_states:
+        return sizes, 0
+    each, slots = loaded.states(1).bytes(layout), sizes.max_num_seqs
+    if each * slots > budget:
+        raise OutOfMemoryError(
+            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
+            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization"
+        )
+    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    if not args.enable_prefix_caching:
+        checkpoints = 0
+    elif not checkpoints:
+        logger.warning(
+            "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
+        )
+    logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
+    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
+
+
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     vocab_size, device = loaded.model.spec.vocab_size, loaded.device
     blocks_per_seq = cdiv(sizes.longest_row, sizes.block_size)
@@ -285,6 +359,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
+        states=loaded.states(sizes.max_num_seqs + sizes.num_checkpoints),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -298,11 +373,28 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
+        lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
+        has_states=layout.has_states,
     )
-    drafter = None if extras.drafts is None else extras.drafts.drafter(arena)
+    sampler = Sampler(arena, vocab_size)
+    drafter = None
+    if extras.drafts is not None:
+        house = DraftHouse(
+            arena=arena,
+            sampler=sampler,
+            target=loaded.model,
+            model=loaded.draft_model,
+            number=extras.drafts.number,
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+            kv_dtype=loaded.kv_dtype,
+            max_tokens=sizes.max_num_batched_tokens,
+            max_rows=sizes.max_num_seqs,
+        )
+        drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
-    return ModelRunner(device, loaded.model, Sampler(arena, vocab_size), arena, caches, config, drafter, pooler)
+    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
 
 
 def _upload_budget(sizes: Sizes, vocab_size: int, num_groups: int) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import perf_counter
 
 from headway.core.automaton import Vocabulary
 from headway.core.config import USUAL_THRESHOLDS
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.log import logger
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
-from headway.core.plan import StepPlan
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepTrace, StepUpdates
+from headway.core.plan import StepPlan, StepResult
 from headway.device.base import DeviceError
+from headway.engine.draft_pacer import DraftPacer
 from headway.engine.host_grammars import HostGrammars
 from headway.engine.host_waits import HostWaits
 from headway.engine.metrics import StepMeter
@@ -32,6 +34,7 @@ class EngineCore:
         info: what the API floor needs to know.
         waits: counts host waits inside ``step``; None: they are not counted.
         traced_steps: see ``Thresholds``.
+        draft_pacer: says when drafts pay; None: they always do, or there are none.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class EngineCore:
         info: ModelInfo,
         waits: HostWaits | None = None,
         traced_steps: int = USUAL_THRESHOLDS.traced_steps,
+        draft_pacer: DraftPacer | None = None,
     ) -> None:
         self.info = info
         self._waits = waits
@@ -52,6 +56,12 @@ class EngineCore:
         self._preparing: dict[str, AddRequest] = {}
         self._meter = StepMeter(runner.clock, traced_steps)
         self._num_steps = 0
+        self._draft_pacer = draft_pacer
+        self._owned = ExitStack()
+
+    def close_at_shutdown(self, resources: ExitStack) -> None:
+        """Own ``resources``, such as the device where the engine chose it."""
+        self._owned.push(resources)
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """Take the bytes of the model's tokens, which grammars need. Once, before the first request with a grammar."""
@@ -183,7 +193,18 @@ class EngineCore:
         if trace.idle_us is not None and trace.headway_us is not None and trace.busy_us is not None:
             host_us = trace.schedule_us + trace.launch_us + trace.apply_us
             self._pacer.observe(trace.headway_us, trace.busy_us, host_us)
+        if self._draft_pacer is not None:
+            self._pace_drafts(self._draft_pacer, step.plan, result, trace)
         return updates
+
+    def _pace_drafts(self, pacer: DraftPacer, plan: StepPlan, result: StepResult, trace: StepTrace) -> None:
+        """Let the width of the next rows follow what this step brought, and took."""
+        counts = result.counts[: plan.num_decode_rows]
+        took = None
+        if plan.num_decode_rows == plan.num_rows:  # without a clock the host computes the step while it launches it
+            took = trace.launch_us + trace.wait_us if trace.busy_us is None else trace.busy_us
+        rows, tokens = int((counts > 0).sum()), int(counts.sum())
+        self._scheduler.width = pacer.observe(plan.width, rows, tokens, took)
 
     def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
         """A step could not be launched: its requests fail, the others and the engine live on.
@@ -235,6 +256,7 @@ class EngineCore:
             self._waits.close()
             if self._waits.counts():
                 logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
+        self._owned.close()
 
 
 def _reason(error: Exception) -> str:

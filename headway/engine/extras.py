@@ -7,22 +7,9 @@ from dataclasses import dataclass
 
 from headway.core.errors import ConfigError
 from headway.core.task import Task
+from headway.engine.drafts import Drafts
 from headway.pooling.pooler import Pooler
-from headway.runner.step_body import Drafter
 from headway.state.slots import SlotArena, Table
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """What guesses tokens ahead.
-
-    Attributes:
-        number: drafts a row, at least 1.
-        drafter: makes the drafter over the engine's slot tables.
-    """
-
-    number: int
-    drafter: Callable[[SlotArena], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +43,11 @@ class Extras:
             raise ConfigError(
                 "an engine that pools generates nothing, so there is nothing to draft; leave one of them out"
             )
+
+    @property
+    def lookahead(self) -> int:
+        """Places behind a row's last token that the drafter writes keys to."""
+        return 0 if self.drafts is None else self.drafts.lookahead
 
     @property
     def num_drafts(self) -> int:

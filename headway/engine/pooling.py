@@ -26,7 +26,7 @@ RERANKER_INSTRUCTION: Final = "Given a web search query, retrieve relevant passa
 
 def pooling_of(model: Model, spec: PoolingSpec) -> Pooling:
     """The pooling of a model that gives no logits."""
-    chunked = bool(model.spec.cache.groups)
+    chunked = not model.spec.cache.is_empty
 
     def tables(hidden: int) -> list[Table]:
         return pooling_tables(spec, model.head_width if spec.head_first else hidden, chunked=chunked)

@@ -9,6 +9,8 @@ Where the norms stand (x is the residual):
     before and after       x += norm(mixer(norm(x)));  x += norm(ffn(norm(x)))            Gemma2, GLM-4
     after                  x += norm(mixer(x));  x += norm(ffn(x))                        OLMo2
     before, parallel       n = norm(x);  x += mixer(n) + ffn(n)                           Cohere2
+    before, no ffn         x += mixer(norm(x))                                            Mamba
+    before, no mixer       x += ffn(norm(x))                                              layers of Nemotron-H
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from headway.core.cache import CacheSpec
 from headway.models.interface import Target
-from headway.models.layers.attention import Attention, AttentionSpec
+from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
+from headway.models.layers.mixer import MixerSpec
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.norm import Norm, NormSpec
 from headway.state.batch import StepBatch
@@ -50,17 +54,39 @@ class BlockSpec:
     """One block. Blocks that are equal launch the same kernels.
 
     Attributes:
-        mixer, ffn: its two parts.
+        mixer, ffn: its two parts; one of them may be missing.
         names: the norms it has are those with a name.
         parallel: both parts read the same norm.
         residual_multiplier: of what is added to the residual.
     """
 
-    mixer: AttentionSpec
-    ffn: MLPSpec
+    mixer: MixerSpec | None
+    ffn: MLPSpec | None
     names: BlockNames = BlockNames()
     parallel: bool = False
     residual_multiplier: float = 1.0
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a block whose mixer is attention."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """The feed-forward part of a block that has one."""
+        assert self.ffn is not None
+        return self.ffn
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """The keys and values it caches."""
+        return None if self.mixer is None else self.mixer.cache
+
+    @property
+    def state(self) -> CacheSpec | None:
+        """Its state."""
+        return None if self.mixer is None else self.mixer.state
 
 
 class Block(nn.Module):
@@ -69,7 +95,7 @@ class Block(nn.Module):
     Args:
         norm: of all its norms.
         hidden: C.
-        cos_sin: float32 [L, Drot], of the mixer's rope.
+        cos_sin: float32 [L, Drot], of the mixer's rope; None: it has no attention.
         group: of the layer's cache.
 
     Attributes:
@@ -81,7 +107,7 @@ class Block(nn.Module):
         spec: BlockSpec,
         norm: NormSpec,
         hidden: int,
-        cos_sin: torch.Tensor,
+        cos_sin: torch.Tensor | None,
         group: int,
         *,
         dtype: torch.dtype,
@@ -94,67 +120,96 @@ class Block(nn.Module):
         def made(name: str) -> Norm | None:
             return norm.make(hidden, dtype=dtype, device=device) if name else None
 
-        self.mixer = Attention(spec.mixer, norm, hidden, cos_sin, group, dtype=dtype, device=device)
-        self.ffn = MLP(spec.ffn, hidden, dtype=dtype, device=device)
-        self.first_norm, self.after_mixer = made(names.before_mixer), made(names.after_mixer)
-        self.before_ffn = self.first_norm if spec.parallel else made(names.before_ffn)
-        self.after_ffn = made(names.after_ffn)
+        mixer, ffn = spec.mixer, spec.ffn
+        assert mixer is not None or ffn is not None, "a block has a mixer or a feed-forward block"
+        assert not spec.parallel or (mixer is not None and ffn is not None), "side by side are two"
+        self.mixer = None if mixer is None else mixer.make(norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        self.ffn = None if ffn is None else MLP(ffn, hidden, dtype=dtype, device=device)
+        self.before_mixer = made(names.before_mixer) if mixer is not None else None
+        self.after_mixer = made(names.after_mixer) if mixer is not None else None
+        own = ffn is not None and not spec.parallel
+        self.before_ffn = made(names.before_ffn) if own else self.before_mixer if spec.parallel else None
+        self.after_ffn = made(names.after_ffn) if ffn is not None else None
+        self.first_norm = self.before_ffn if mixer is None else self.before_mixer
 
     def link(self, next_norm: Norm | None) -> None:
         """Make the junctions; ``next_norm``: of the next block, or the model's last. Once weights are in place."""
         spec, mixer, ffn = self.spec, self.mixer, self.ffn
         scale = spec.residual_multiplier
         # Plain attributes: neither is a module.
-        self.into_mixer = ProjectIn(self.first_norm, mixer.qkv)
-        self.out_of_mixer = ProjectOut(mixer.out, self.before_ffn, self.after_mixer, scale)
-        self.into_ffn = ProjectIn(self.before_ffn, ffn.gate_up, ffn.act)
-        self.out_of_ffn = ProjectOut(ffn.down, next_norm, self.after_ffn, scale)
+        if mixer is not None:
+            self.into_mixer = ProjectIn(self.before_mixer, mixer.into)
+            behind = next_norm if ffn is None else self.before_ffn
+            self.out_of_mixer = ProjectOut(mixer.out, behind, self.after_mixer, scale)
+        if ffn is not None:
+            self.into_ffn = ProjectIn(self.before_ffn, ffn.gate_up, ffn.act)
+            self.out_of_ffn = ProjectOut(ffn.down, next_norm, self.after_ffn, scale)
+
+    def enter(self, x: torch.Tensor, forms: LayerForms) -> Stream:
+        """The stream that begins with x [T, C] at this block."""
+        if self.mixer is None:
+            return self.into_ffn.enter(x, forms.into_ffn)
+        return self.into_mixer.enter(x, forms.into_mixer)
 
     @property
     def products(self) -> LayerProducts:
         """What decides on the forms."""
         if self.spec.parallel:
             return LayerProducts(None, None, None, None)
-        into = self.into_mixer.product(whole_heads=self.mixer.whole_heads)
-        return LayerProducts(into, self.out_of_mixer.product(), self.into_ffn.product(), self.out_of_ffn.product())
+        mixer, ffn = self.mixer, self.ffn
+        return LayerProducts(
+            None if mixer is None else self.into_mixer.product(whole_heads=mixer.whole_heads),
+            None if mixer is None else self.out_of_mixer.product(),
+            None if ffn is None else self.into_ffn.product(),
+            None if ffn is None else self.out_of_ffn.product(),
+        )
 
     def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """Add the mixer and the feed-forward block to the stream of T tokens; the layer's cache is written."""
+        if self.mixer is None:
+            return self._feed_forward(stream, forms)
         mixed = self.mixer.forward(self.into_mixer, stream, forms.into_mixer, batch, cache, False)
         return self._finish(mixed, stream, forms)
 
     def forward_last(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """``forward`` that goes on, from the scores on, with each row's last token alone; gives a stream of R tokens."""
+        last = batch.logit_indices
+        if self.mixer is None:
+            normed = self.into_ffn.normed(stream).index_select(0, last)
+            return self._feed_forward(Stream(stream.residual.index_select(0, last), normed), PLAIN)
         mixed = self.mixer.forward(self.into_mixer, stream, forms.into_mixer, batch, cache, True)
-        residual = stream.residual.index_select(0, batch.logit_indices)
-        normed = (
-            stream.normed.index_select(0, batch.logit_indices)
-            if self.spec.parallel and stream.normed is not None
-            else None
-        )
-        return self._finish(mixed, Stream(residual, normed), PLAIN)
+        residual = stream.residual.index_select(0, last)
+        both = stream.normed.index_select(0, last) if self.spec.parallel and stream.normed is not None else None
+        return self._finish(mixed, Stream(residual, both), PLAIN)
 
     def _finish(self, mixed: torch.Tensor, stream: Stream, forms: LayerForms) -> Stream:
-        """From the heads [T, H * D] on."""
+        """From what the mixer's product out is of, [T, K], on."""
         if self.spec.parallel:
+            assert self.mixer is not None and self.ffn is not None
             both = self.mixer.out.forward(mixed)
             both += self.ffn.down.forward(self.into_ffn(stream, forms.into_ffn))
             return self.out_of_ffn.add(both, stream.residual)
         stream = self.out_of_mixer(mixed, stream, forms.out_of_mixer)
+        return stream if self.ffn is None else self._feed_forward(stream, forms)
+
+    def _feed_forward(self, stream: Stream, forms: LayerForms) -> Stream:
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
-        found = self.mixer.destinations(f"{prefix}{names.mixer}.") | self.ffn.destinations(f"{prefix}{names.ffn}.")
-        norms = {
-            names.before_mixer: self.first_norm,
-            names.after_mixer: self.after_mixer,
-            names.after_ffn: self.after_ffn,
-        }
-        if not self.spec.parallel:
-            norms[names.before_ffn] = self.before_ffn
-        for name, norm in norms.items():
+        found: dict[str, Target] = {}
+        if self.mixer is not None:
+            found |= self.mixer.destinations(f"{prefix}{names.mixer}.")
+        if self.ffn is not None:
+            found |= self.ffn.destinations(f"{prefix}{names.ffn}.")
+        norms = [
+            (names.before_mixer, self.before_mixer),
+            (names.after_mixer, self.after_mixer),
+            (names.before_ffn, None if self.spec.parallel else self.before_ffn),
+            (names.after_ffn, self.after_ffn),
+        ]
+        for name, norm in norms:
             if norm is not None:
                 found |= norm.destinations(f"{prefix}{name}.")
         return found

@@ -57,6 +57,6 @@ class Cohere2ForCausalLM(DecoderModel):
         config = _cohere(fields, layer_windows(fields, otherwise=kinds))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return block if block.mixer.window else replace(block, mixer=replace(block.mixer, rope=None))
+            return block if block.attention.window else replace(block, mixer=replace(block.attention, rope=None))
 
         return map_blocks(config, change)

@@ -20,9 +20,12 @@ from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import StateMixer
+from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
 from headway.pooling.spec import PoolingSpec
+from headway.recurrent.base import load_states, save_states
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 
@@ -80,7 +83,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for block in self.blocks:
-            heads, kv_heads = block.mixer.num_heads, block.mixer.num_kv_heads
+            attention = None if block.mixer is None else block.mixer.rotated
+            heads, kv_heads = (attention.num_heads, attention.num_kv_heads) if attention else (1, 1)
             if heads % kv_heads:
                 raise UnsupportedModelError(
                     f"config.json: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
@@ -100,20 +104,25 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config, self.dtype, self.device, self.max_model_len = config, dtype, device, max_model_len
         hidden, vocab = config.hidden_size, config.vocab_size
-        layout = CacheLayout.of([block.mixer.cache for block in config.blocks], max_model_len)
+        layout = CacheLayout.of(
+            [block.cache for block in config.blocks], max_model_len, [block.state for block in config.blocks]
+        )
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}  # layers with the same rotation share one
-        for block in config.blocks:
-            key = block.mixer.rope, block.mixer.head_dim
+
+        def table(block: BlockSpec) -> torch.Tensor | None:
+            attention = None if block.mixer is None else block.mixer.rotated
+            if attention is None:
+                return None
+            key = attention.rope, attention.head_dim
             if key not in tables:
                 tables[key] = _rotation(*key, max_model_len, device)
+            return tables[key]
+
         self.embedding = Embedding(vocab, hidden, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            Block(
-                block, config.norm, hidden, tables[block.mixer.rope, block.mixer.head_dim], group,
-                dtype=dtype, device=device,
-            )
+            Block(block, config.norm, hidden, table(block), group, dtype=dtype, device=device)
             for block, group in zip(config.blocks, layout.group_of_layer, strict=True)
-        )  # fmt: skip
+        )
         self.norm = config.norm.make(hidden, dtype=dtype, device=device)
         tied = self.embedding.weight if config.tie_word_embeddings else None
         name, _, head = config.names.head.rpartition(".")
@@ -131,7 +140,8 @@ class DecoderModel(nn.Module):
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
-        if not all(block.mixer.causal for block in config.blocks):
+        attentions = [block.mixer.rotated for block in config.blocks if block.mixer is not None]
+        if not all(each.causal for each in attentions if each is not None):
             self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
@@ -156,6 +166,8 @@ class DecoderModel(nn.Module):
 
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
+        if caches.state_storage is not None:
+            load_states(batch, caches.state_storage)
         x = self.embedding.forward(batch.input_ids)
         if self._multiplier != 1.0:
             x *= self._multiplier
@@ -168,8 +180,8 @@ class DecoderModel(nn.Module):
         if last_only and self._forms.narrows(num_tokens) and max(want.auxiliary, default=-1) < self._narrow_from:
             narrow_from = self._narrow_from
         layers = range(len(self._layers)) if want.layers is None else want.layers
-        auxiliary = []
-        stream = self._layers[layers[0]].into_mixer.enter(x, forms[layers[0]].into_mixer)
+        auxiliary, batch_of_all = [], batch
+        stream = self._layers[layers[0]].enter(x, forms[layers[0]])
         for i in layers:
             if i == narrow_from:
                 stream = self._layers[i].forward_last(stream, batch, caches.layers[i], forms[i])
@@ -179,6 +191,8 @@ class DecoderModel(nn.Module):
                 stream = self._layers[i].forward(stream, batch, caches.layers[i], forms[i])
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
+        if caches.state_storage is not None:
+            save_states(batch_of_all, caches.state_storage)
         hidden = self._last_norm(stream)
         if last_only and narrow_from == len(self._layers):
             hidden = hidden.index_select(0, batch.logit_indices)
@@ -223,7 +237,7 @@ class DecoderModel(nn.Module):
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm):
+            if isinstance(module, Linear | RMSNorm | MLP | StateMixer):
                 module.finalize()
         if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)

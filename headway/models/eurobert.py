@@ -23,7 +23,7 @@ class EuroBertModel(DecoderModel):
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, mixer=replace(block.mixer, causal=False))
+            return replace(block, mixer=replace(block.attention, causal=False))
 
         late = fields.get("classifier_pooling") == "late"
         pooling = fields.choice("classifier_pooling", {"bos": "cls", "mean": "mean", "late": "mean"})

@@ -31,8 +31,8 @@ class Exaone4ForCausalLM(DecoderModel):
         config = llama_like(fields, qk_norm="head", names=NORMS_AFTER, windows=windows)
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            rotated = not slides or block.mixer.window
-            return block if rotated else replace(block, mixer=replace(block.mixer, rope=None))
+            rotated = not slides or block.attention.window
+            return block if rotated else replace(block, mixer=replace(block.attention, rope=None))
 
         return map_blocks(config, change)
 

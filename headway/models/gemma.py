@@ -49,10 +49,10 @@ def _gemma(
     cap = fields.number("attn_logit_softcapping", 0.0, least=0)
 
     def change(_layer: int, block: BlockSpec) -> BlockSpec:
-        mixer = replace(block.mixer, scale=scale, soft_cap=cap)
+        mixer = replace(block.attention, scale=scale, soft_cap=cap)
         if ropes is not None:
             mixer = replace(mixer, rope=ropes[SLIDING if mixer.window else FULL])
-        return replace(block, mixer=mixer, ffn=replace(block.ffn, activation=gelu))
+        return replace(block, mixer=mixer, ffn=replace(block.mlp, activation=gelu))
 
     config = map_blocks(config, change)
     return replace(

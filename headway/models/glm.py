@@ -22,7 +22,7 @@ def _glm(fields: Fields, names: BlockNames) -> DecoderConfig:
     config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), names=names, rope=rope)
 
     def change(_layer: int, block: BlockSpec) -> BlockSpec:
-        return replace(block, ffn=replace(block.ffn, names=(("gate_up_proj",), "down_proj")))
+        return replace(block, ffn=replace(block.mlp, names=(("gate_up_proj",), "down_proj")))
 
     return map_blocks(config, change)
 

@@ -144,6 +144,7 @@ class WeightMap:
         prefixes: beginnings of names that some exporters leave out, or add.
         unused: beginnings of names, behind a prefix, that are not needed here.
         renamed: older endings of names -> today's.
+        aliases: other names that some exporters write -> those in ``targets``.
     """
 
     targets: Mapping[str, Target]
@@ -151,9 +152,11 @@ class WeightMap:
     prefixes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, Target] | None:
         """The target of a checkpoint's tensor, and its name here; None: there is none."""
+        name = self.aliases.get(name, name)
         for old, new in self.renamed.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new

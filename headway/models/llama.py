@@ -51,6 +51,6 @@ class ArceeForCausalLM(DecoderModel):
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, ffn=replace(block.ffn, gated=False, names=(("up_proj",), "down_proj")))
+            return replace(block, ffn=replace(block.mlp, gated=False, names=(("up_proj",), "down_proj")))
 
         return map_blocks(config, change)

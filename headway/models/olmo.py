@@ -9,6 +9,11 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import FULL, SLIDING, layer_kinds, layer_windows, llama_like, map_blocks, read_ropes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
+from headway.models.hybrid import STATE, kinds_of
+from headway.models.interface import WeightMap
+from headway.models.layers.attention import AttentionSpec
+from headway.models.qwen3_next import read_delta_net
+from headway.models.rope import RopeConfig
 
 NORMS_AFTER = BlockNames(
     before_mixer="", after_mixer="post_attention_layernorm", before_ffn="", after_ffn="post_feedforward_layernorm"
@@ -40,6 +45,54 @@ class Olmo3ForCausalLM(DecoderModel):
         )
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, mixer=replace(block.mixer, rope=ropes[SLIDING if block.mixer.window else FULL]))
+            return replace(
+                block, mixer=replace(block.attention, rope=ropes[SLIDING if block.attention.window else FULL])
+            )
 
         return map_blocks(config, change)
+
+
+class OlmoHybridForCausalLM(DecoderModel):
+    """Gated delta nets with norms before them, and attention with norms behind it every fourth layer, without rotation as
+    released."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
+        fields = fields.with_defaults(
+            max_position_embeddings=65536, rms_norm_eps=1e-6, linear_conv_kernel_dim=4, linear_allow_neg_eigval=True,
+            linear_num_key_heads=heads, linear_num_value_heads=heads,
+        )  # fmt: skip
+        size = int(0.75 * hidden / fields.count("linear_num_key_heads"))
+        fields = fields.with_defaults(linear_key_head_dim=size)
+        fields = fields.with_defaults(linear_value_head_dim=2 * fields.count("linear_key_head_dim"))
+        layers = fields.count("num_hidden_layers")
+        every_fourth = [FULL if i % 4 == 3 or (layers < 4 and i == layers - 1) else STATE for i in range(layers)]
+        kinds, bias = kinds_of(fields, every_fourth, "layer_types"), fields.flag("attention_bias")
+        rotates = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta")
+        rope = None if rotates else RopeConfig(theta=1.0, rotary_dim=2, original_len=1)  # of no layer
+        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER, rope=rope)
+        delta = read_delta_net(fields, "separate", 1e-5)
+        scale = 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0
+        delta = replace(delta, beta_scale=scale, names=("o_norm", "o_proj"))
+
+        def change(layer: int, block: BlockSpec) -> BlockSpec:
+            assert isinstance(block.mixer, AttentionSpec)
+            if kinds[layer] == STATE:
+                return replace(block, mixer=delta, names=BlockNames(mixer="linear_attn"))
+            return block if rotates else replace(block, mixer=replace(block.mixer, rope=None))
+
+        return map_blocks(config, change)
+
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes; some call two of the norms otherwise."""
+        found = super().weights()
+        others = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+        aliases = {
+            name.replace(f".{usual}.", f".{other}."): name
+            for name in found.targets
+            for usual, other in others.items()
+            if f".{usual}." in name
+        }
+        return replace(found, aliases=aliases)

@@ -23,7 +23,7 @@ class Phi3ForCausalLM(DecoderModel):
         config = llama_like(fields, windows=layer_windows(fields, otherwise=kinds))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            mixer = replace(block.mixer, names=(("qkv_proj",), "o_proj"))
-            return replace(block, mixer=mixer, ffn=replace(block.ffn, names=(("gate_up_proj",), "down_proj")))
+            mixer = replace(block.attention, names=(("qkv_proj",), "o_proj"))
+            return replace(block, mixer=mixer, ffn=replace(block.mlp, names=(("gate_up_proj",), "down_proj")))
 
         return map_blocks(config, change)

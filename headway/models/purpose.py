@@ -121,9 +121,9 @@ def _decoder(config: DecoderConfig, fields: Fields, wish: Wish, kind: str | None
 
 
 def _both_ways(block: BlockSpec, halved: bool) -> BlockSpec:
-    window = block.mixer.window
+    window = block.attention.window
     return replace(
-        block, mixer=replace(block.mixer, causal=False, window=window // 2 + 1 if window and halved else window)
+        block, mixer=replace(block.attention, causal=False, window=window // 2 + 1 if window and halved else window)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from headway.models.encoder import EmbeddingSpec, EncoderBlockSpec, EncoderConfig, EncoderModel
@@ -74,7 +75,7 @@ def _cls(fields: Fields) -> str:
     return "cls" if kind_of(fields["architectures"][0]) == "classify" else "mean"
 
 
-def _refuse_others(fields: Fields, honoured: dict[str, object]) -> None:
+def _refuse_others(fields: Fields, honoured: Mapping[str, object]) -> None:
     """Fields that must have the one value that is implemented."""
     for name, only in honoured.items():
         if fields.get(name) not in (only, None):
@@ -120,7 +121,7 @@ class JinaEmbeddingsV3Model(EncoderModel):
             hidden_act="gelu", max_position_embeddings=8194, type_vocab_size=1, rope_theta=20000.0, layer_norm_eps=1e-5
         )
         dense = HeadLayer(name="classifier.dense", size=fields.count("hidden_size"), activation="tanh")
-        heads = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
+        heads: dict[str, tuple[HeadLayer, ...]] = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
         mlp = MLPSpec(size=0, gated=False, bias=True, names=(("mlp.fc1",), "mlp.fc2"))
         return _rope_bert(
             fields, mixer="mixer", mlp=mlp, bias=True, prefixes=("roberta.",), heads=heads, method=_cls(fields)

@@ -35,6 +35,6 @@ class SmolLM3ForCausalLM(DecoderModel):
         )  # fmt: skip
 
         def change(layer: int, block: BlockSpec) -> BlockSpec:
-            return block if rotated[layer] else replace(block, mixer=replace(block.mixer, rope=None))
+            return block if rotated[layer] else replace(block, mixer=replace(block.attention, rope=None))
 
         return map_blocks(config, change)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.cache import CacheLayout
+from headway.core.chunks import most_chunks
 from headway.core.ints import round_up
 from headway.kernels.step_unpack import step_unpack
 from headway.state.batch import GroupBatch, StepBatch
@@ -43,6 +44,7 @@ class BatchBuffers:
         if width > 1:
             self._drafted = arena.view("num_tokens"), arena.view("drafts").view(arena.num_slots, -1)
         self._block_size = block_size
+        self._has_states = layout.has_states
 
     def unpack(
         self,
@@ -78,6 +80,9 @@ class BatchBuffers:
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,
             width=width,
+            chunks=packed if self._has_states else None,
+            max_chunks=most_chunks(num_tokens, num_rows, max_query_len) if self._has_states else 0,
+            max_copies=num_rows - num_decode_rows if self._has_states else 0,
             decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if counted and num_decode_rows < num_rows else None,
         )
         step_unpack(

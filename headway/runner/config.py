@@ -11,7 +11,8 @@ from headway.core.config import USUAL_THRESHOLDS
 class RunnerConfig:
     """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
     ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
-    ``edits_per_row`` see ``CacheLayout``."""
+    ``lookahead`` the places behind a row's last token that the drafter writes keys to; ``edits_per_row`` see
+    ``CacheLayout``; ``has_states``: packed steps carry a chunk table."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -23,9 +24,11 @@ class RunnerConfig:
     max_in_flight: int
     prompt_logits_chunk: int = USUAL_THRESHOLDS.prompt_logits_chunk
     width: int = 1
+    lookahead: int = 0
     edits_per_row: int = 1
+    has_states: bool = False
 
     @property
     def longest_row(self) -> int:
         """Most tokens of a slot: drafts may lie behind the last one that a request can have."""
-        return self.max_model_len + self.width - 1
+        return self.max_model_len + self.width - 1 + self.lookahead

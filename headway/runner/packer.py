@@ -60,6 +60,9 @@ class Packer:
             packed.scatter(base + plan.block_edit_rows * stride + plan.block_edit_indices, plan.block_edit_ids)
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
+        if self._config.has_states and not only_decode:
+            packed.chunks(plan.query_lens)
+            packed.copies(plan.state_loads, plan.state_saves)
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:
             self._variant = self._sampler.variant(plan.slots)

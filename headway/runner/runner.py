@@ -17,8 +17,9 @@ from headway.runner.executor import Executor, Running
 from headway.runner.graphs import DecodeGraphs
 from headway.runner.packer import Packer
 from headway.runner.prefill_graphs import PrefillGraphs
-from headway.runner.step_body import Drafter, StepBody
+from headway.runner.step_body import StepBody
 from headway.sampling.sampler import Sampler
+from headway.speculative.base import Drafter
 from headway.state.cache_pool import CachePool
 from headway.state.slots import SlotArena
 

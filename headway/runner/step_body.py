@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
+from headway.core.chunks import most_chunks
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.slot_advance import slot_advance
@@ -22,21 +22,12 @@ from headway.runner.prompt_logprobs import gather_entries
 from headway.runner.results import Part, record_ints
 from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
+from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 from headway.state.packed_step import ROW_INTS, ROWS_AT
 from headway.state.slots import SlotArena
 from headway.state.token_types import TOKEN_TYPES, token_types
-
-
-class Drafter(Protocol):
-    """Guesses tokens, on the device alone."""
-
-    def propose(self, batch: StepBatch) -> None:
-        """Fill ``drafts[slot]`` of the batch's slots (the core table, int32 [S, K]) with the tokens that may follow the known
-        ones. Runs at the end of every step, when the step's tokens are in the slots' histories. A row that has ended may get
-        anything.
-        """
 
 
 class StepBody:
@@ -73,6 +64,8 @@ class StepBody:
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         edits = config.edits_per_row * (5 * rows + 3 * tokens)
         num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
+        if config.has_states:
+            num_ints += 2 * most_chunks(tokens, rows, tokens) + 4 * rows
         self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self.results = torch.zeros(
             config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device
@@ -145,10 +138,18 @@ class StepBody:
 
     def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
         """Hidden states, [R, hidden] of each row's last token with ``only_rows``, else [T, hidden]."""
-        want = LAST_TOKENS if only_rows else ALL_TOKENS
+        drafter = self._drafter
+        watched = drafter is not None and (drafter.reads_hidden or bool(drafter.auxiliary))
+        want = LAST_TOKENS if only_rows and not watched else ALL_TOKENS
+        if drafter is not None and drafter.auxiliary:
+            want = replace(want, auxiliary=drafter.auxiliary)
         if self._layers is not None:
-            want = replace(want, layers=self._layers)
-        return self.model.forward(batch, self._caches, want).hidden
+            want = replace(want, layers=tuple(sorted({*self._layers, *want.auxiliary})))
+        forward = self.model.forward(batch, self._caches, want)
+        if drafter is None or not watched:
+            return forward.hidden
+        drafter.observe(batch, forward)
+        return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V]."""
@@ -197,18 +198,20 @@ class StepBody:
             going_on = self._going_on[offset % 2, :rows]
             if batch.width > 1:
                 run = (self._arena.view("drafts").view(-1, self.config.width - 1), going_on, offset)
-            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run)
+            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, offset)
             parts += [] if logprobs is None else [logprobs]
             slots = going_on
         if self._drafter is not None:
-            self._drafter.propose(batch)
+            self._drafter.propose(batch, variant.flags)
         return parts
 
     def _outcome(
-        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...]
+        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], offset: int
     ) -> LogprobTensors | None:
         """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
         token_ids, logprobs = self.sampler(logits, slots, variant)
+        if self._drafter is not None and run:
+            self._drafter.judge(token_ids, slots, offset)
         self._advance(slots, token_ids, variant, run)
         return logprobs
 

@@ -80,6 +80,8 @@ class Lifecycle:
         slots = [r.slot for r in running]
         if len(set(slots)) != len(slots) or len(slots) + self.table.num_free != self.table.num_slots:
             raise HeadwayError(f"slots do not add up: {len(slots)} owned, {self.table.num_free} free")
+        if self.kv.states is not None:
+            self.kv.states.check()
         self.kv.pool.check(block for r in running for held in r.blocks for block in held if block != NULL_BLOCK)
         if len(self.open) != len(running) + len(self.waiting) + self.num_draining:
             raise HeadwayError("an open request is neither waiting, running nor draining")

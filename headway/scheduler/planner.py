@@ -35,6 +35,8 @@ class _Draft:
     edit_rows: list[int] = field(default_factory=list)
     edit_indices: list[int] = field(default_factory=list)
     edit_ids: list[int] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
 
     def draw_masked(self, request: Request) -> None:
         """The row draws under the request's mask, which is thereby used up."""
@@ -70,7 +72,7 @@ class Planner:
         self._life = life
         self._table = life.table
         self.width = config.width
-        self._drafting = config.width > 1
+        self._drafting, self._lookahead = config.width > 1, config.lookahead
         self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
@@ -105,6 +107,8 @@ class Planner:
             self._life.drain(request)
         self._drained = []
         self._life.kv.settle()
+        if self._life.kv.states is not None:
+            self._life.kv.states.settle()
 
     # -- decode rows ---------------------------------------------------------------------------------------------
 
@@ -117,10 +121,11 @@ class Planner:
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
         ends = starts + width
-        (short,) = (ends > table.capacity[rows.index]).nonzero()
+        stored = ends + self._lookahead
+        (short,) = (stored > table.capacity[rows.index]).nonzero()
         if len(short):
             self._trim_decode(draft, rows, short)
-            count = self._grow_decode(draft, rows, short, ends)
+            count = self._grow_decode(draft, rows, short, stored)
             if count < len(rows):  # the rest were preempted, or wait for a block
                 rows, starts, ends = rows.first(count), starts[:count], ends[:count]
         table.scheduled[rows.index] = ends
@@ -206,7 +211,8 @@ class Planner:
             if request.slot < 0:  # a victim of an earlier one
                 continue
             scheduled = int(self._table.scheduled[request.slot])
-            if scheduled >= self._table.capacity[request.slot]:
+            stored = scheduled + 1 + self._lookahead
+            if stored > self._table.capacity[request.slot]:
                 self._trim(draft, request, Exact(scheduled))  # its last token is known
                 while not life.kv.growths and life.running.newest is not request:
                     life.preempt(life.running.newest)
@@ -214,7 +220,7 @@ class Planner:
                     if len(life.running) == 1:
                         raise HeadwayError(f"no KV block for {request.request_id}, which runs alone: blocks were lost")
                     continue
-                self._grow(draft, request, Bound(scheduled + 1))
+                self._grow(draft, request, Bound(stored))
             ready.append(request)
         return ready
 
@@ -267,7 +273,8 @@ class Planner:
         # It is the newest request: it never takes blocks from another, it takes what is left.
         start = int(self._table.scheduled[request.slot])
         self._trim(draft, request, Exact(start))
-        self._prefill_row(draft, request, min(self._life.kv.room(request) - start, draft.tokens_left))
+        room = self._life.kv.room(request) - self._lookahead - start
+        self._prefill_row(draft, request, min(room, draft.tokens_left))
 
     def _prefill_row(self, draft: _Draft, request: Request, most: int) -> None:
         """Adds a row of at most ``most`` known tokens; none when that is 0."""
@@ -276,8 +283,13 @@ class Planner:
         count = min(most, known - start)
         if count <= 0:
             return
-        end = start + count
-        self._grow(draft, request, Bound(end))
+        kv = self._life.kv
+        until = Exact(start + count)
+        end, checkpoint = kv.row_end(request, table.history[slot], Exact(start), until, Exact(known))
+        count = end - start
+        self._grow(draft, request, Bound(end + self._lookahead))
+        if checkpoint is not None:
+            draft.saves.append((slot, checkpoint))
         table.scheduled[slot] = table.least[slot] = end
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
@@ -330,6 +342,8 @@ class Planner:
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
         self._edit(draft, request, life.kv.opening_edits(request))
+        if hits.state >= 0:
+            draft.loads.append((hits.state, request.slot))
         self._prefill_row(draft, request, draft.tokens_left)
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -359,4 +373,6 @@ class Planner:
         at = (step, rows.slots, query_lens, starts, samples, n)
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
         by_token = self._config.pools and any(request.by_token for request in draft.requests)
-        return StepPlan(*at, *changes, rows.requests, self.width, self._config.pools, by_token), rows
+        pools = self._config.pools
+        plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
+        return plan, rows

@@ -49,6 +49,7 @@ class Request:
         says_more: its updates are not a mere token for the loop: they carry log-probabilities, or a matcher must see them.
         mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
         admitted: how many admissions came before its present one.
+        junction: tokens of a cached prefix behind which there was no checkpoint of states; 0: none.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Request:
         "digests",
         "first_kept",
         "in_flight",
+        "junction",
         "lags",
         "mask",
         "max_total",
@@ -116,6 +118,7 @@ class Request:
         self.says_more = self.wants_logprobs or self.lags
         self.mask: Int32s | None = None
         self.admitted = 0
+        self.junction = Exact(0)
 
     @property
     def upload_now(self) -> int:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from headway.core.errors import HeadwayError
 from headway.core.messages import AddRequest, RequestUpdate, StepUpdates, TokenLogprobsRow
 from headway.core.plan import Exact, Finish, Int32s, LogprobsResult, StepPlan, StepResult
+from headway.scheduler.drafts import DraftCounts
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import Int64s, Rows
@@ -68,13 +69,18 @@ def _token_update(request_id: str, token: int) -> RequestUpdate:
 
 
 class Collector:
-    """Applies results to the requests and makes their updates."""
+    """Applies results to the requests and makes their updates.
 
-    def __init__(self, life: Lifecycle) -> None:
+    Args:
+        width: most tokens of a decode row.
+    """
+
+    def __init__(self, life: Lifecycle, width: int = 1) -> None:
         self._life = life
         self._table = life.table
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.drafts = DraftCounts(width)
 
     def apply(self, plan: StepPlan, rows: Rows, result: StepResult) -> StepUpdates:
         """Updates in row order; then failures, and those of rows whose request no longer owns the row's slot.
@@ -83,6 +89,7 @@ class Collector:
         """
         if plan.pools:
             return self._apply_pooled(plan, rows, result)
+        self.drafts.take(plan, result)
         others: list[RequestUpdate] = []
         for row in sorted(result.prompt_logprobs):
             request = rows.requests[row]

@@ -38,7 +38,7 @@ class Scheduler:
         self._upload_ints = upload_ints
         self._life = Lifecycle(config)
         self._planner = Planner(config, self._life)
-        self._collector = Collector(self._life)
+        self._collector = Collector(self._life, config.width)
         self._launched: OrderedDict[int, Rows] = OrderedDict()
         self._next_step = 0
 
@@ -155,7 +155,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The fields the scheduler knows; a draining request counts as running. The engine fills in the others."""
-        life = self._settled
+        life, drafts = self._settled, self._collector.drafts
         return EngineStats(
             num_running=len(life.running) + life.num_draining,
             num_waiting=len(life.waiting),
@@ -166,6 +166,10 @@ class Scheduler:
             num_steps=self._next_step,
             prompt_tokens=self._collector.prompt_tokens,
             generation_tokens=self._collector.generation_tokens,
+            num_drafts=drafts.rows,
+            num_draft_tokens=drafts.drafted,
+            num_accepted_tokens=drafts.accepted,
+            num_accepted_tokens_per_pos=drafts.accepted_per_position,
         )
 
     def check_integrity(self) -> None:

@@ -58,6 +58,11 @@ DEVICE_COUNTERS = (
     ("timed_steps", "num_timed_steps", "Steps whose headway was measured."),
     ("dry_steps", "num_dry_steps", "Measured steps that found the device idle: their headway was zero."),
 )
+DRAFT_COUNTERS = (
+    ("spec_decode_num_drafts", "num_drafts", "Rows of drafts that were verified."),
+    ("spec_decode_num_draft_tokens", "num_draft_tokens", "Drafts that were verified."),
+    ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Drafts that became tokens."),
+)
 HISTOGRAMS = (
     ("iteration_tokens_total", "tokens_per_step", "Tokens in a step."),
     ("iteration_rows", "rows_per_step", "Rows (requests) in a step."),
@@ -144,6 +149,11 @@ class Figures(Collector):
         histograms: tuple[Row, ...] = HISTOGRAMS
         if stats.has_device_clock:
             counters, histograms = counters + DEVICE_COUNTERS, histograms + DEVICE_HISTOGRAMS
+        accepted = {str(place): number for place, number in enumerate(stats.num_accepted_tokens_per_pos)}
+        if accepted:
+            counters += DRAFT_COUNTERS
+            help_text = "Drafts that became tokens, by their place in the row."
+            yield self._by("spec_decode_num_accepted_tokens_per_pos", help_text, "position", accepted)
         for metric, field, help_text in counters:
             yield self._by(metric, help_text, None, {"": getattr(stats, field)})
         for metric, field, help_text in histograms:

@@ -54,7 +54,8 @@ class ThroughputLog:
 def figures(before: EngineStats, after: EngineStats, seconds: float) -> dict[str, float | None]:
     """What one line says of the interval between two states of the counters. None: nothing to tell it from.
 
-    ``prefix_hit_rate``, ``kv_usage`` and ``device_idle`` are shares of 1; ``headway_us`` is the mean over the steps.
+    ``prefix_hit_rate``, ``kv_usage`` and ``device_idle`` are shares of 1; ``headway_us`` is the mean over the steps,
+    ``acceptance_length`` that of tokens a row of drafts brought.
     """
 
     def grown(name: str) -> float:
@@ -74,6 +75,9 @@ def figures(before: EngineStats, after: EngineStats, seconds: float) -> dict[str
         "steps": after.num_steps - before.num_steps,
         "depth": after.run_ahead,
     }
+    if after.num_accepted_tokens_per_pos:
+        drafts = grown("num_drafts")
+        line["acceptance_length"] = round(1 + grown("num_accepted_tokens") / drafts, 2) if drafts else None
     if after.has_device_clock:
         line["headway_us"] = _mean_us(before.headway_seconds, after.headway_seconds)
         line["device_idle"] = round(idle / (busy + idle), 3) if busy + idle else None

@@ -43,6 +43,9 @@ class StepBatch:
         width: W, outcomes that a row can have: 1, or with drafts one more than there are.
         token_types: [T], for models with several types of tokens; None: nobody reads them.
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
+        chunks: the packed step, in which kernels of states find the chunk table; None for models without states.
+        max_chunks: >= the table's entries; sizes grids only.
+        max_copies: >= the states that are copied before the forward pass, and behind it; 0 in steps of decode rows alone.
     """
 
     input_ids: torch.Tensor
@@ -59,6 +62,9 @@ class StepBatch:
     decode_rows: torch.Tensor | None = None
     width: int = 1
     token_types: torch.Tensor | None = None
+    chunks: torch.Tensor | None = None
+    max_chunks: int = 0
+    max_copies: int = 0
 
     def of_last_tokens(self) -> StepBatch:
         """The step of each row's last token alone, T = R: all of them are decode rows then.

@@ -1,13 +1,60 @@
-"""Storage of what models cache: per layer the tensors it declared, all indexed by the same block ids."""
+"""Storage of what models cache: per layer the tensors it declared, keys and values by block ids, states by slots."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from headway.core.cache import CacheLayout, Part
+from headway.core.ints import cdiv, round_up
 
 LayerCache = tuple[torch.Tensor, ...]
-"""A layer's parts, each [num_blocks, block_size, *part.shape]."""
+"""A layer's parts, each [num_blocks, block_size, *part.shape]; behind them its state's, each [num_slots, *part.shape]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """How states are stored.
+
+    Attributes:
+        num_slots: requests that have one.
+        dtype: of parts that name none: the model's.
+        recurrent: in place of the dtype that a part names (``EngineArgs.mamba_ssm_cache_dtype``); None: as named.
+    """
+
+    num_slots: int
+    dtype: torch.dtype
+    recurrent: torch.dtype | None = None
+
+    def part_dtype(self, part: Part) -> torch.dtype:
+        if part.dtype and self.recurrent is not None:
+            return self.recurrent
+        return part_dtype(part, self.dtype)
+
+    def words(self, layout: CacheLayout) -> int:
+        """int32 values that a slot's states take; each part begins at a multiple of 16 bytes."""
+        return sum(self._part_words(part) for spec in layout.states if spec is not None for part in spec.parts)
+
+    def _part_words(self, part: Part) -> int:
+        return round_up(cdiv(part.elements * self.part_dtype(part).itemsize, 4), 4)
+
+    def bytes(self, layout: CacheLayout) -> int:
+        """What all states take."""
+        return 4 * self.num_slots * self.words(layout)
+
+    def views(self, layout: CacheLayout, storage: torch.Tensor) -> list[LayerCache]:
+        """Per layer its parts, [num_slots, *part.shape] each, within ``storage``, int32 [num_slots, ``words``]."""
+        first, found = 0, []
+        for spec in layout.states:
+            parts = []
+            for part in spec.parts if spec is not None else ():
+                end = first + self._part_words(part)
+                typed = storage[:, first:end].view(self.part_dtype(part))
+                parts.append(typed[:, : part.elements].unflatten(1, part.shape))
+                first = end
+            found.append(tuple(parts))
+        return found
 
 
 class CachePool:
@@ -18,15 +65,26 @@ class CachePool:
         num_blocks, block_size: blocks of each group, and tokens of a block.
         dtype: of parts that name none; the model's or float8_e4m3fn.
         device: where it lies.
+        states: how states are stored; needed where the layout has any.
 
     Attributes:
         layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
-            are then contiguous.
+            are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
+        states: per layer its state alone; empty without any.
+        state_storage: int32 [num_slots, E], which all of ``states`` are views of: a slot's states lie side by side, so that
+            one operation copies them all. None without any.
     """
 
     def __init__(
-        self, layout: CacheLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: CacheLayout,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StateStorage | None = None,
     ) -> None:
         self.layout, self.num_blocks, self.block_size = layout, num_blocks, block_size
         self.layers: list[LayerCache] = []
@@ -39,6 +97,13 @@ class CachePool:
                 self.layers.append(self.layers[spec.shared_with])
             else:
                 self.layers.append(stored[place[i]])
+        self.states: list[LayerCache] = []
+        self.state_storage: torch.Tensor | None = None
+        if layout.has_states:
+            assert states is not None, "a model with states needs to know how they are stored"
+            self.state_storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
+            self.states = states.views(layout, self.state_storage)
+            self.layers = [paged + own for paged, own in zip(self.layers, self.states, strict=True)]
 
     def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:
         return tuple(self._part(part, dtype, device) for part in parts)

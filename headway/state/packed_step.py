@@ -2,7 +2,8 @@
 
 ```
 [0..16)   header: number of edits, offset of their descriptors, rows, tokens, offset of the rows, result ring index, decode rows
-          (0 where these have drafts: attention treats rows of several tokens as prompts)
+          (0 where these have drafts: attention treats rows of several tokens as prompts), position and entries of the
+          chunk table, and those of two lists of states to copy (models with states only; see ``core.chunks``)
 [16..512) payload and edits of a step whose rows are those of the step before, and stay where they are
 [512..)   rows, 4 ints each: slot, tokens in this step, first token, outcomes (tokens it can bring: 0, 1 or the plan's width)
 payload   values of the edits, and lists that some operations read in place
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from headway.core.chunks import CHUNKS_AT, LOADS_AT, SAVES_AT, chunk_table
 from headway.core.plan import Int32s, StepPlan
 
 HEADER_INTS = 16
@@ -98,6 +100,17 @@ class PackedStep:
         assert self._end <= self._limit, "packed step overflows: upload budget too generous"
         self._ints[start : self._end] = values
         return start
+
+    def chunks(self, query_lens: Int32s) -> None:
+        """Append the chunk table of rows of these lengths, and say in the header where it is."""
+        table = chunk_table(query_lens)
+        self._ints[CHUNKS_AT], self._ints[CHUNKS_AT + 1] = self.list_at(table), len(table) // 2
+
+    def copies(self, loads: list[tuple[int, int]], saves: list[tuple[int, int]]) -> None:
+        """Append the lists of states to copy, (source, destination), and say in the header where they are."""
+        for header_at, pairs in ((LOADS_AT, loads), (SAVES_AT, saves)):
+            listed = np.array(pairs, np.int32).reshape(-1)
+            self._ints[header_at], self._ints[header_at + 1] = self.list_at(listed), len(pairs)
 
     def write(self, position: int, values: Int32s) -> None:
         """Edit: arena[position : position + len(values)] = values."""

@@ -20,9 +20,11 @@ to a whole program, `docs/syncs.md` has the table of findings and their cures.
 from __future__ import annotations
 
 from headway.syncs.errors import AllowListError, ProbeError, SyncError
-from headway.syncs.findings import Finding, Kind, Log, Site, Wait
+from headway.syncs.findings import Finding, Kind, Log, Wait
 from headway.syncs.fixes import FIXES, Fix
+from headway.syncs.places import Site
 from headway.syncs.regions import allowed, forbid, record
+from headway.syncs.steps import step
 
 __all__ = [
     "FIXES",
@@ -38,4 +40,5 @@ __all__ = [
     "allowed",
     "forbid",
     "record",
+    "step",
 ]

@@ -1,7 +1,8 @@
 """The allow list of a program: places where waiting is right, each with its reason.
 
 [[allow]]
-at = "train.py:120"          # file:line, file:first-last, file:function, or a file alone; * and ? match
+at = "train.py:120"          # file:line, file:first-last, file:function, or a file alone; * and ? match. Any frame counts:
+                             # the wait's own line, those of libraries below it and of callers above it
 reason = "the loss is printed once per epoch"
 kind = "read"                # optional
 call = "Tensor.item"         # optional; * and ? match
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from headway.syncs.errors import AllowListError
 from headway.syncs.findings import Kind, Wait
+from headway.syncs.places import Site
 
 
 @dataclasses.dataclass
@@ -36,19 +38,29 @@ class Entry:
     used: int = 0
 
     def matches(self, wait: Wait) -> bool:
-        """Whether it covers ``wait``."""
-        path = Path(wait.site.file).as_posix()
-        if not (fnmatch.fnmatchcase(path, self.file) or fnmatch.fnmatchcase(path, "*/" + self.file)):
-            return False
+        """Whether it covers ``wait``: whether its kind, its call and a frame of its stack fit."""
         if self.kind not in (None, str(wait.kind)) or not fnmatch.fnmatchcase(wait.call, self.call):
+            return False
+        return self._covers(wait.site) or any(self._covers(_site(frame)) for frame in wait.stack)
+
+    def _covers(self, site: Site) -> bool:
+        path = Path(site.file).as_posix()
+        if not (fnmatch.fnmatchcase(path, self.file) or fnmatch.fnmatchcase(path, "*/" + self.file)):
             return False
         if not self.place:
             return True
         numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", self.place)
         if numbers:
-            return int(numbers[1]) <= wait.site.line <= int(numbers[2] or numbers[1])
-        function = wait.site.function
+            return int(numbers[1]) <= site.line <= int(numbers[2] or numbers[1])
+        function = site.function
         return fnmatch.fnmatchcase(function, self.place) or fnmatch.fnmatchcase(function.rpartition(".")[2], self.place)
+
+
+def _site(frame: str) -> Site:
+    """Of a line of a stack, "file:line function"."""
+    place, _, function = frame.rpartition(" ")
+    file, _, line = place.rpartition(":")
+    return Site(file, int(line) if line.isdigit() else 0, function)
 
 
 class AllowList:

@@ -53,13 +53,30 @@ def suspicion(label: str, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return None
     if not _non_blocking(name, args, kwargs):
         return Kind.READ if memory.on_device(source) else Kind.UPLOAD
-    host, device = (target, source) if memory.on_device(source) else (source, target)
-    # ``to`` casts on the device what it uploads; ``copy_`` on the host, into memory that is not pinned.
-    cast = host.dtype != device.dtype and not (name == "to" and host is source)
-    direct = not cast and host.shape == device.shape and dense(host)
-    if direct and name == "copy_":
-        direct = dense(device) and host.stride() == device.stride()
-    return None if direct and memory.pinned(host) else Kind.PAGEABLE
+    host = target if memory.on_device(source) else source
+    return None if memory.pinned(host) and not staged(source, target, memory.on_device(target)) else Kind.PAGEABLE
+
+
+def staged(source: torch.Tensor, target: torch.Tensor, up: bool | None = None) -> bool:
+    """Whether a copy that says non_blocking goes through a temporary on the host, which is never pinned.
+
+    As torch decides it (copy_requires_temporaries and copy_kernel_cuda in aten/src/ATen/native/cuda/Copy.cu): elements of one
+    dtype in the same dense order go directly; else the device converts and reorders, and the host's side must be contiguous.
+
+    Args:
+        up: whether the target is the device's; looked up if not given.
+    """
+    up = target.is_cuda if up is None else up
+    if source.dtype == target.dtype and _same_order(source, target):
+        return False
+    return not (source.expand_as(target) if up else target).is_contiguous()
+
+
+def _same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or not dense(b):
+        return False
+    steps = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return b.numel() == 1 or all(x == y for size, x, y in steps if size != 1)
 
 
 def _non_blocking(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from headway.syncs.fixes import fix_for
+from headway.syncs.fixes import cure_of
+from headway.syncs.places import Site, package_of, short, source_line
 
 MAX_WAITS = 50_000
 """Waits kept one by one for the timeline; beyond it only the findings count on."""
@@ -40,23 +41,11 @@ class Kind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
-    """A line of the user's code. ``line`` is 0 where only the thread is known."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-
-@dataclasses.dataclass(frozen=True)
 class Wait:
     """One wait of the host.
 
     Attributes:
-        site: the innermost frame of the user's code.
+        site: the innermost frame of the user's own code.
         kind: see Kind.
         call: what was called, as "Tensor.item" or "cudaStreamSynchronize".
         micros: duration in microseconds; None where no probe could time it.
@@ -64,7 +53,9 @@ class Wait:
         thread: name of the waiting thread.
         detector: the probe that saw it: torch, calls, cupti, profiler, simulation.
         reason: of the allowance it happened under, or None.
-        stack: "file:line function", innermost first, user frames only.
+        stack: "file:line function", innermost first, without torch's and the standard library's frames.
+        within: the part of torch that the user's line called, "optim.adam.step"; empty where it called the operation itself.
+        step: how often ``syncs.step()`` had been called; None if never.
     """
 
     site: Site
@@ -76,6 +67,14 @@ class Wait:
     detector: str = "torch"
     reason: str | None = None
     stack: tuple[str, ...] = ()
+    step: int | None = None
+    within: str = ""
+
+    @property
+    def via(self) -> str:
+        """The library's line through which ``site`` waited, "file:line function"; empty where it waited by itself."""
+        inner = self.stack[0] if self.stack else ""
+        return "" if inner == f"{self.site} {self.site.function}" else inner
 
     def __str__(self) -> str:
         lost = "" if self.micros is None else f", {self.micros:.0f} us"
@@ -84,9 +83,11 @@ class Wait:
 
 @dataclasses.dataclass
 class Finding:
-    """All waits of one site, kind, call and reason.
+    """All waits of one site, through one library line, of one kind, call and reason.
 
     Attributes:
+        via: see Wait.
+        steps: steps in which it waited; empty unless the program calls ``syncs.step()``.
         count: how many waits.
         micros: their sum in microseconds, of those that were timed.
         timed: how many were timed.
@@ -99,10 +100,13 @@ class Finding:
     reason: str | None
     detector: str
     stack: tuple[str, ...]
+    via: str = ""
+    within: str = ""
     count: int = 0
     micros: float = 0.0
     timed: int = 0
     threads: set[str] = dataclasses.field(default_factory=set)
+    steps: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def sanctioned(self) -> bool:
@@ -113,28 +117,42 @@ class Finding:
         """Count ``wait``."""
         self.count += 1
         self.threads.add(wait.thread)
+        if wait.step is not None:
+            self.steps[wait.step] = self.steps.get(wait.step, 0) + 1
         if wait.micros is not None:
             self.micros += wait.micros
             self.timed += 1
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        fix = fix_for(self.kind, self.call)
+        """For JSON. ``file`` and ``stack`` are relative to the project, ``path`` is whole."""
+        fix = cure_of(self)
         return {
-            "file": self.site.file,
+            "file": short(self.site.file),
+            "path": self.site.file,
             "line": self.site.line,
             "function": self.site.function,
+            "source": source_line(self.site),
+            "via": _short_frame(self.via),
+            "package": package_of(self.via.rpartition(" ")[0].rpartition(":")[0]) if self.via else "",
             "kind": str(self.kind),
             "call": self.call,
+            "within": self.within,
             "count": self.count,
             "micros": round(self.micros, 3) if self.timed else None,
             "threads": sorted(self.threads),
             "sanctioned": self.sanctioned,
             "reason": self.reason,
             "detector": self.detector,
-            "stack": list(self.stack),
+            "stack": [_short_frame(frame) for frame in self.stack],
+            "steps": {str(step): count for step, count in sorted(self.steps.items())},
             "fix": {"name": fix.name, "advice": fix.advice},
         }
+
+
+def _short_frame(frame: str) -> str:
+    place, _, function = frame.rpartition(" ")
+    file, _, line = place.rpartition(":")
+    return f"{short(file)}:{line} {function}".strip() if file else frame
 
 
 class Log:
@@ -150,16 +168,16 @@ class Log:
         self.probes = list(probes)
         self.waits: list[Wait] = []
         self.unkept = 0
-        self._findings: dict[tuple[Site, Kind, str, str | None], Finding] = {}
+        self._findings: dict[tuple[Site, Kind, str, str | None, str], Finding] = {}
         self._lock = threading.Lock()
 
     def add(self, wait: Wait) -> None:
         """Record ``wait``."""
-        key = (wait.site, wait.kind, wait.call, wait.reason)
+        key = (wait.site, wait.kind, wait.call, wait.reason, wait.via)
         with self._lock:
             finding = self._findings.get(key)
             if finding is None:
-                finding = Finding(*key, wait.detector, wait.stack)
+                finding = Finding(*key[:4], wait.detector, wait.stack, wait.via, wait.within)
                 self._findings[key] = finding
             finding.add(wait)
             if len(self.waits) < MAX_WAITS:
@@ -188,6 +206,11 @@ class Log:
     def count(self) -> int:
         """Unsanctioned waits."""
         return sum(finding.count for finding in self.unsanctioned)
+
+    @property
+    def lines(self) -> int:
+        """Lines with unsanctioned waits, however often each waited."""
+        return len({(finding.site.file, finding.site.line) for finding in self.unsanctioned})
 
     def text(self) -> str:
         """A table for people."""

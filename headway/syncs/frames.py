@@ -1,4 +1,8 @@
-"""Whose line was it? The innermost frame outside torch, the standard library and this package."""
+"""Whose line was it? The innermost frame of the user's own code; a library's line means its caller.
+
+Own is what lies neither in torch, the standard library or this package (never shown), nor among installed packages (shown as
+what the line went through).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sysconfig
 from types import FrameType
+from typing import Final
 
-from headway.syncs.findings import Site
+from headway.syncs.places import Site
 
 MAX_STACK = 12
 
@@ -38,18 +44,49 @@ def is_users(file: str) -> bool:
     return "site-packages" in path or not path.startswith(sysconfig.get_paths()["stdlib"] + os.sep)
 
 
-def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
-    """The user's site and the stack around it, starting at ``frame`` or at the caller."""
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether ``file`` belongs to an installed package."""
+    path = os.path.abspath(file)
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+_PARTS: Final = re.compile(r"/torch/((?:distributions|optim|amp|nn/utils)/.*)\.py$")
+"""Python parts of torch that wait on behalf of the line that calls them."""
+
+
+def within(frame: FrameType | None = None) -> str:
+    """The part of torch that the user's line called and that came to this frame: "distributions.normal.Normal.__init__"."""
     frame = frame or inspect.currentframe()
-    site: Site | None = None
+    found = ""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        part = _PARTS.search(frame.f_code.co_filename.replace(os.sep, "/"))
+        if part is not None:
+            found = f"{part[1].replace('/', '.')}.{frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return found
+
+
+def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
+    """The user's site and the stack around it, innermost first, starting at ``frame`` or at the caller.
+
+    Where installed packages alone are on the stack, as in ``python -m package``, the innermost of their frames is the site.
+    """
+    frame = frame or inspect.currentframe()
+    own: Site | None = None
+    library: Site | None = None
     fallback: Site | None = None
     stack: list[str] = []
-    while frame is not None and len(stack) < MAX_STACK:
+    while frame is not None and (len(stack) < MAX_STACK or own is None):
         code = frame.f_code
         here = Site(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname)
         if is_users(code.co_filename):
-            site = site or here
-            stack.append(f"{here} {here.function}")
+            if is_installed(code.co_filename):
+                library = library or here
+            else:
+                own = own or here
+            if len(stack) < MAX_STACK:
+                stack.append(f"{here} {here.function}")
         fallback = here
         frame = frame.f_back
-    return site or fallback or Site("<native thread>", 0, ""), tuple(stack)
+    return own or library or fallback or Site("<native thread>", 0, ""), tuple(stack)

@@ -13,7 +13,8 @@ from headway.syncs.probes import Probe
 from headway.syncs.profiler_probe import ProfilerRun
 from headway.syncs.regions import PROCESS, judge
 from headway.syncs.report import Run
-from headway.syncs.target import children, on_every_thread
+from headway.syncs.steps import STEPS
+from headway.syncs.target import children, last_words, on_every_thread
 
 DRIVERS = ("auto", "cupti", "profiler", "off")
 """How the driver boundary is watched."""
@@ -34,7 +35,7 @@ def watch(
         driver: one of DRIVERS.
 
     Raises:
-        ProbeError: nothing could be watched.
+        ProbeError: nothing could be watched. What goes wrong later is in the run's ``unproven``, beside what was found.
     """
     probes, mode, notes = _probes(simulate, driver)
     log = Log(f"{probe.name}: {probe.watches}" for probe in probes)
@@ -62,15 +63,54 @@ def watch(
             profiler.mark()
         PROCESS.watch(hear)
         stack.callback(PROCESS.unwatch, hear)
-        begin = time.perf_counter_ns()
-        status = work()
+        begin, unproven = time.perf_counter_ns(), list[str]()
+        STEPS.number = None
+        reached = _reach(simulate)
+        status = 2
+        try:
+            with last_words(unproven):
+                status = work()
+        except ProbeError as error:
+            unproven.append(str(error))
         wall = (time.perf_counter_ns() - begin) / 1000
         PROCESS.unwatch(hear)
-    run = Run(command, mode, log, wall, {}, begin / 1000, started, notes, status)
+        unproven += _silence(probes, log, reached, simulate)
+    run = Run(command, mode, log, wall, {}, begin / 1000, started, notes, status, unproven=unproven)
+    run.started = STEPS.number or 0
     if profiler is not None:
         log.probes.append(f"{profiler.name}: {profiler.watches}")
-        _merge(run, profiler, allow)
+        try:
+            _merge(run, profiler, allow)
+        except ProbeError as error:
+            run.unproven.append(str(error))
     return run
+
+
+def _reach(simulate: bool) -> int:
+    """How many tensors the device has had so far."""
+    if simulate:
+        from headway.syncs.sim.tensor import COUNT
+
+        return COUNT.made
+    import torch
+
+    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
+
+
+def _silence(probes: list[Probe], log: Log, reached: int, simulate: bool) -> list[str]:
+    """Why silence would prove nothing."""
+    found = []
+    if _reach(simulate) == reached and not log.waits:
+        where = "the pretended device" if simulate else "the device"
+        found.append(f"no tensor reached {where}: does the program use device='cuda', and in this process?")
+    for probe in probes:
+        check = getattr(probe, "check", None)
+        try:
+            if check is not None:
+                check()
+        except ProbeError as error:
+            found.append(f"{probe.name}: {error}")
+    return found
 
 
 def _probes(simulate: bool, driver: str) -> tuple[list[Probe], str, list[str]]:

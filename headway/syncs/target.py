@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from headway.syncs.errors import ProbeError
+
 _STARTS: Final = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.spawn", "os.exec"}
 )
@@ -91,6 +93,33 @@ def on_every_thread(enter: Callable[[], None], leave: Callable[[], None]) -> Ite
         thread_class.start = original
 
 
+class _Leaving(BaseException):
+    """os._exit, which would end the process before there is a report."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@contextlib.contextmanager
+def last_words(notes: list[str]) -> Iterator[None]:
+    """Keep the program from ending this process unheard: os._exit unwinds, and the reason goes to ``notes``."""
+    original, process = os._exit, os.getpid()
+
+    def leave(status: int) -> None:
+        if os.getpid() != process or threading.current_thread() is not threading.main_thread():
+            original(status)
+        raise _Leaving(status)
+
+    os._exit = leave  # type: ignore[assignment]
+    try:
+        yield
+    except _Leaving as leaving:
+        notes.append(f"the program ended itself by os._exit({leaving.status}) before its end")
+    finally:
+        os._exit = original
+
+
 @contextlib.contextmanager
 def children() -> Iterator[list[str]]:
     """Collect what child processes are started inside, as text. Audit hooks stay for good, so this one falls silent."""
@@ -98,6 +127,8 @@ def children() -> Iterator[list[str]]:
     listening = True
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "os.exec":
+            raise ProbeError("the program replaces itself by another (os.exec), which would not be watched")
         if listening and event in _STARTS:
             what = str(arguments[1]) if event == "subprocess.Popen" and len(arguments) > 1 else ""
             found.append(f"{event} {what}".strip()[:200])

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from headway.syncs.driver import ASYNC_COPIES, blocking, plain
-from headway.syncs.findings import Kind, Site, Wait
+from headway.syncs.findings import Kind, Wait
 from headway.syncs.live import ANNOTATION
+from headway.syncs.places import Site
 from headway.syncs.recording import Event, Recording
 
 PROOF: Final = ANNOTATION + "proof"

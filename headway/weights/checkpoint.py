@@ -90,13 +90,16 @@ class Checkpoint:
         return self._files
 
 
-def open_checkpoint(model: str, *, revision: str | None = None, load_format: str = "auto") -> Checkpoint:
+def open_checkpoint(
+    model: str, *, revision: str | None = None, load_format: str = "auto", integers: bool = False
+) -> Checkpoint:
     """Find and open ``model``.
 
     Args:
         model: a folder in Hugging Face form, a .gguf file or a folder with exactly one, "smollm2", or a hub name.
         revision: hub revision, pinned for every file.
         load_format: "auto"; "safetensors" or "gguf" insist; "dummy" reads the configuration only.
+        integers: whether safetensors files may hold tables of integers beside the weights.
 
     Raises:
         ModelError: no such model, or no readable configuration.
@@ -115,7 +118,7 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
     config = read_json(own / "config.json")
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    opened = None if is_dummy else SafetensorsFiles(own)
+    opened = None if is_dummy else SafetensorsFiles(own, integers=integers)
     return Checkpoint(source.path, config, generation, opened, sentence)
 
 

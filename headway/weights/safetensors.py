@@ -18,6 +18,8 @@ SINGLE_NAME: Final = "model.safetensors"
 DTYPE_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 INDICES: Final = ("position_ids", "token_type_ids")
 """Endings of integer tensors that older exporters wrote: 0, 1, 2, ..., or all zeros. Nobody needs them."""
+INTEGER_BYTES: Final = {"I64": 8, "I32": 4, "BOOL": 1}
+"""Types of tables that some checkpoints have beside their weights."""
 
 
 def weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
@@ -69,12 +71,16 @@ class SafetensorsFiles:
 
     Headers are read and checked on construction; data only as ``tensors()`` advances.
 
+    Args:
+        integers: whether there may be tensors of integers and truth values, too.
+
     Raises:
         WeightsError: a file is missing, corrupt or truncated, a tensor occurs twice, or index and files disagree.
         UnsupportedModelError: a tensor of another dtype than float32, float16, bfloat16.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, integers: bool = False) -> None:
+        self._sizes = DTYPE_BYTES | (INTEGER_BYTES if integers else {})
         self._files, weight_map = weight_files(folder)
         self._file_of: dict[str, Path] = {}
         self.num_bytes = 0
@@ -93,11 +99,11 @@ class SafetensorsFiles:
                 dtype = view.get_dtype()
                 if dtype.startswith("I") and name.endswith(INDICES):
                     continue
-                if dtype not in DTYPE_BYTES:
+                if dtype not in self._sizes:
                     raise UnsupportedModelError(
-                        f"{file}: tensor {name} has dtype {dtype}; supported: {', '.join(DTYPE_BYTES)}"
+                        f"{file}: tensor {name} has dtype {dtype}; supported: {', '.join(self._sizes)}"
                     )
-                self.num_bytes += math.prod(view.get_shape()) * DTYPE_BYTES[dtype]
+                self.num_bytes += math.prod(view.get_shape()) * self._sizes[dtype]
                 self._file_of[name] = file
 
     def names(self) -> set[str]:

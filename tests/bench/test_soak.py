@@ -18,9 +18,9 @@ from tests.engine.harness import Answer, run
 from tests.engine.tiny_llama import VOCAB
 
 
-def soak(tmp_path: Path, seconds: float = 0.5) -> tuple[int, dict[str, Any]]:
+def soak(tmp_path: Path, requests: int = 12) -> tuple[int, dict[str, Any]]:
     out = tmp_path / "soak.json"
-    words = ["--seconds", str(seconds), "--json", str(out), "--device", "cpu", "--every", "3"]
+    words = ["--seconds", "0", "--requests", str(requests), "--json", str(out), "--device", "cpu", "--every", "3"]
     return main([*words, "--run-ahead", "2"]), json.loads(out.read_text())
 
 

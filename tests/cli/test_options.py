@@ -89,3 +89,9 @@ def test_sampling_flags() -> None:
         "seed": 9, "skip_special_tokens": False, "max_tokens": 1000,
     }  # fmt: skip
     assert SamplingParams(**sampling).stop == ["a", "b"]
+
+
+def test_drafts_are_asked_for_in_json() -> None:
+    engine, _ = collect("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+    assert engine.speculative_config is not None and engine.speculative_config.num_speculative_tokens == 3
+    assert EngineArgs(**engine_kwargs(engine)) == engine

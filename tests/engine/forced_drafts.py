@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 
 from headway.core.messages import AddRequest
-from headway.engine.extras import Drafts
+from headway.engine.drafts import Drafts
+from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
 from tests.engine.harness import Answer
@@ -21,7 +22,7 @@ Pattern = Literal["all", "none", "random"]
 LENGTH = 192
 
 
-class ForcedDrafter:
+class ForcedDrafter(Drafter):
     """Writes into the draft table what follows each slot's tokens in ``truth``, changed where the pattern says so.
 
     Args:
@@ -37,8 +38,8 @@ class ForcedDrafter:
         self._places = torch.arange(number, device=device)
         self._arena, self._number = arena, number
 
-    def propose(self, batch: StepBatch) -> None:
-        """See ``runner.step_body.Drafter``."""
+    def propose(self, batch: StepBatch, flags: int) -> None:
+        """See ``speculative.base.Drafter``."""
         num_tokens, seeds = self._arena.view("num_tokens"), self._arena.view("seeds")
         request = seeds[:, 0].long().clamp(0, len(self._guesses) - 1)
         places = (num_tokens.long()[:, None] + self._places).clamp(0, LENGTH - 1)  # [S, K]
@@ -55,4 +56,4 @@ def forced(requests: Sequence[AddRequest], answers: dict[str, Answer], number: i
         truth[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
     chance = {"all": 0.0, "none": 1.0, "random": 0.4}[pattern]
     wrong = torch.rand(truth.shape, generator=torch.Generator().manual_seed(number)) < chance
-    return Drafts(number, lambda arena: ForcedDrafter(arena, truth, wrong, number))
+    return Drafts(number, lambda house: ForcedDrafter(house.arena, truth, wrong, number))

@@ -148,3 +148,6 @@ class PacedDevice:
     def wait_idle(self) -> None:
         """The clock moves on."""
         self.time.wait_until(max(self._main.free_at, self._copies.free_at))
+
+    def close(self) -> None:
+        """Nothing to undo."""

@@ -8,12 +8,12 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_500, "server": 6_300, "api": 7_550, "engine": 2_700, "runner": 1_900, "speculative": 1_300, "multimodal": 1_550,
-    "models": 5_500, "attention": 900, "recurrent": 700, "sampling": 900, "pooling": 600, "state": 600, "parallel": 1_200,
-    "scheduler": 1_900, "device": 2_500, "kernels": 16_200, "weights": 1_700, "core": 1_900, "syncs": 4_450,
+    "cli": 5_500, "server": 6_300, "api": 7_600, "engine": 2_800, "runner": 1_900, "speculative": 1_300, "multimodal": 1_500,
+    "models": 6_350, "attention": 400, "recurrent": 350, "sampling": 800, "pooling": 400, "state": 600, "parallel": 1_100,
+    "scheduler": 2_100, "device": 2_500, "kernels": 17_000, "weights": 1_500, "core": 2_000,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
-change both numbers in the commit that needs it, and say why there."""
+change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
 WHOLE_BUDGET = 67_300
 
 
@@ -37,7 +37,8 @@ def test_each_floor_keeps_its_budget_of_lines(floor: str) -> None:
 
 def test_the_budget_is_whole() -> None:
     assert sum(BUDGET.values()) <= WHOLE_BUDGET
-    assert {source.floor for source in python_sources() if source.parts[0] == "headway"} - {None} <= set(BUDGET)
+    floors = {source.floor for source in python_sources() if source.parts[0] == "headway"}
+    assert floors - {None, "syncs"} <= set(BUDGET)
 
 
 def test_every_part_is_a_package() -> None:

@@ -12,10 +12,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from headway.core.automaton import CLASS_INTS
+from headway.kernels.chain_unpack.triton import ROWS as CHAIN_ROWS
+from headway.kernels.chain_unpack.triton import chain_kernel
 from headway.kernels.count_tokens.triton import MOST, add_kernel, clear_kernel, histogram_kernel
 from headway.kernels.gather_logprobs.triton import CHUNK, FEW, MAX_SELECT, PART, chunk_kernel, merge_kernel
 from headway.kernels.grammar_mask import BLOCK, RECORD_INTS, RECORDS
 from headway.kernels.grammar_mask.triton import REGISTERS, WARPS, grammar_mask_kernel
+from headway.kernels.ngram_draft.triton import BLOCK as NGRAM_BLOCK
+from headway.kernels.ngram_draft.triton import MOST_PARTS, guess_kernel, search_kernel
 from headway.kernels.sample import WIDE_K
 from headway.kernels.sample.tiles import tile_for
 from headway.kernels.sample.triton import FINISH_REGISTERS
@@ -24,6 +28,7 @@ from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
 from headway.kernels.slot_advance.triton import slot_advance_kernel
 from headway.kernels.step_unpack.triton import step_unpack_kernel
+from headway.kernels.synthetic_accept.triton import synthetic_kernel
 from tests.kernels.compile_forward import assemble
 
 VOCAB, ROWS = 151936, 64
@@ -34,7 +39,8 @@ REALS = (
 NUMBERS = (
     "row_stride", "vocab", "num_slots", "chunks", "parts", "width", "table_width", "length", "bound", "least",
     "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
-    "kept_width", "packed_size", "max_rows", "max_tokens", "num_drafts", "offset", "kv_stride",
+    "kept_width", "packed_size", "max_rows", "max_tokens", "num_drafts", "offset", "kv_stride", "number", "min_n",
+    "max_n", "always", "part", "rows", "columns", "block_size", "link", "first",
 )  # fmt: skip
 
 
@@ -51,7 +57,7 @@ def compile_kernel(
         elif argument in NUMBERS:
             signature[argument] = "i32"
         else:
-            types = {"logits": logits, "counts": "*i16", "wide": "*i64"}
+            types = {"logits": logits, "counts": "*i16", "wide": "*i64", "best": "*i64"}
             signature[argument] = types.get(argument, "*fp32" if argument in REALS else "*i32")
         if argument not in constants and argument not in NUMBERS[2:]:
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -141,6 +147,10 @@ def main() -> None:
         compile_sample("*fp32", True, filtered, vocab=112)
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
+    compile_kernel("search", search_kernel, "", {"PARTS": MOST_PARTS, "BLOCK": NGRAM_BLOCK}, 4)
+    compile_kernel("synthetic", synthetic_kernel, "", {}, 1)
+    compile_kernel("chain", chain_kernel, "", {"ROWS": CHAIN_ROWS}, 1)
+    compile_kernel("guess", guess_kernel, "", {"PARTS": MOST_PARTS, "PLACES": 8}, 1)
     compile_kernel("add counts", add_kernel, "", {"MOST": MOST, "BLOCK": 512}, 4)
 
 

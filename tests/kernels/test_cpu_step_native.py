@@ -15,6 +15,7 @@ from headway.kernels.step_unpack import step_unpack
 from tests.kernels import (
     test_apply_edits,
     test_count_tokens,
+    test_runs,
     test_slot_advance,
     test_step_unpack,
 )
@@ -133,6 +134,19 @@ def test_count_tokens_rebuilds_rows(vocab: int, slots: list[int], native: None) 
 def test_count_tokens_in_special_cases(native: None) -> None:
     test_count_tokens.test_counts_saturate_and_the_prompt_bit_stays()
     test_count_tokens.test_num_tokens_beyond_the_history_reads_nothing_outside()
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_are_unpacked(seed: int, width: int, native: None) -> None:
+    test_runs.test_drafts_follow_the_known_tokens(seed, width)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_are_as_many_single_steps(seed: int, width: int, native: None) -> None:
+    test_runs.test_a_run_is_as_many_single_steps(seed, width)
+    test_runs.test_rows_of_one_token_need_no_drafts_where_others_may_have_some()
 
 
 def test_what_the_kernels_do_not_know_is_the_references() -> None:

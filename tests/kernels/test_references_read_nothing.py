@@ -14,16 +14,19 @@ import torch
 from headway.kernels.allowed_tokens import allowed_tokens
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.bad_words import bad_words
+from headway.kernels.chain_unpack import chain_unpack
 from headway.kernels.count_tokens import count_tokens
 from headway.kernels.gather_logprobs import gather_logprobs
 from headway.kernels.grammar_advance import grammar_advance
 from headway.kernels.grammar_mask import grammar_mask, kept_ints
 from headway.kernels.logit_bias import logit_bias
 from headway.kernels.min_tokens import min_tokens
+from headway.kernels.ngram_draft import ngram_draft
 from headway.kernels.registry import Op
 from headway.kernels.sample import sample
 from headway.kernels.slot_advance import slot_advance
 from headway.kernels.step_unpack import step_unpack
+from headway.kernels.synthetic_accept import synthetic_accept
 
 S, R, L, V, C = 4, 3, 32, 50, 6
 
@@ -51,6 +54,9 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
             *(_i(S, 2), _i(S, C), _i(3, R, 4)),
         ),
     ),
+    (chain_unpack, lambda: (_i(S, 5), _i(R), _i(R), _i(S, L), *[_i(S)] * 3, _i(S, 4), *[_i(R)] * 4, 8, 1, -1)),
+    (synthetic_accept, lambda: (_i(R), _i(R), _i(S, 5), _i(S), _i(S, 2), 1, 1, 5, V)),
+    (ngram_draft, lambda: (_i(S, 5), _i(R), _i(S, L), _i(S), 2, 4)),
     (logit_bias, lambda: (_f(R, V), _i(R), _i(S), _i(S, 9), _f(S, 9))),
     (allowed_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S, 2))),
     (min_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S), _i(S, 2), _i(S, C))),

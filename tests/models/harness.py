@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from headway.core.chunks import CHUNKS_AT, chunk_table, most_chunks
 from headway.models.decoder import DecoderModel
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS
 from headway.state.batch import GroupBatch, StepBatch
-from headway.state.cache_pool import CachePool
+from headway.state.cache_pool import CachePool, StateStorage
+from headway.state.packed_step import ROWS_AT
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,17 +40,28 @@ class Machine:
         order = np.random.default_rng(seed).permutation(np.arange(1, num_blocks, dtype=np.int32))
         self.tables = order.reshape(num_groups, num_slots, per_slot)  # [G, S, MB]
         self.caches = CachePool(
-            model.spec.cache, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
-        )
+            model.spec.cache, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device,
+            states=StateStorage(num_slots, model.dtype),
+        )  # fmt: skip
+        for state in self.states:
+            state.fill_(float("nan"))  # what a slot holds before its row has started means nothing
 
     def owned(self, slot: int) -> torch.Tensor:
         """int64, all blocks of a slot."""
         return torch.from_numpy(self.tables[:, slot].reshape(-1)).long()
 
     @property
+    def states(self) -> list[torch.Tensor]:
+        """States of all layers, [S, ...] each."""
+        return [part for layer in self.caches.states for part in layer]
+
+    @property
     def cached(self) -> list[torch.Tensor]:
         """Keys and values of all layers, [NB, bs, KH, D] each."""
-        return [part for layer in self.caches.layers for part in layer]
+        specs = self.model.spec.cache.layers
+        return [
+            p for spec, layer in zip(specs, self.caches.layers, strict=True) for p in layer[: 2 * (spec is not None)]
+        ]
 
     def batch(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> StepBatch:
         """What ``step_unpack`` would make of these rows."""
@@ -73,6 +86,11 @@ class Machine:
             for table, written in zip(self.tables, kv_slots, strict=True)
         ]
         query_lens = [len(row.tokens) for row in rows]
+        table = chunk_table(np.array(query_lens, np.int32))
+        packed = np.zeros(ROWS_AT + len(table), np.int32)
+        packed[CHUNKS_AT : CHUNKS_AT + 2] = ROWS_AT, len(table) // 2
+        packed[ROWS_AT:] = table
+        longest = max(query_lens)
         num_decode_rows = next((r for r, n in enumerate(query_lens) if n != 1), len(rows))
         return StepBatch(
             input_ids=_ints(ids + [0] * pad_tokens),
@@ -86,8 +104,10 @@ class Machine:
                 len(rows) + pad_rows, self.model.spec.cache.num_heads, dtype=torch.int32, device=DEVICE
             ),
             num_decode_rows=num_decode_rows,
-            max_query_len=max(query_lens),
+            max_query_len=longest,
             max_seq_len_bound=self.model.max_model_len,
+            chunks=torch.from_numpy(packed).to(DEVICE) if self.model.spec.cache.has_states else None,
+            max_chunks=most_chunks(len(ids) + pad_tokens, len(rows) + pad_rows, longest),
         )
 
     def step(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> list[torch.Tensor]:

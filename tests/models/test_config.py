@@ -30,17 +30,17 @@ def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> DecoderConfig
 
 
 def windows(architecture: str = "LlamaForCausalLM", **fields: Any) -> tuple[int, ...]:
-    return tuple(block.mixer.window for block in read(architecture, **fields).blocks)
+    return tuple(block.attention.window for block in read(architecture, **fields).blocks)
 
 
 def test_minimal_llama() -> None:
     config = read()
-    attention = config.blocks[0].mixer
+    attention = config.blocks[0].attention
     assert (attention.head_dim, attention.num_heads, attention.num_kv_heads, len(config.blocks)) == (12, 4, 4, 3)
     assert attention.rope is not None
     assert (config.norm.eps, attention.rope.theta, attention.rope.kind) == (1e-6, 10000.0, "default")
     assert windows() == (0, 0, 0)
-    assert not (attention.qkv_bias or attention.out_bias or config.blocks[0].ffn.bias or attention.qk_norm)
+    assert not (attention.qkv_bias or attention.out_bias or config.blocks[0].mlp.bias or attention.qk_norm)
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
     assert attention.cache is not None
@@ -50,25 +50,27 @@ def test_minimal_llama() -> None:
 
 def test_defaults_of_absent_fields_are_each_familys() -> None:
     assert windows("MistralForCausalLM", num_attention_heads=8) == (4096,) * 3
-    assert read("MistralForCausalLM", num_attention_heads=16, head_dim=12).blocks[0].mixer.num_kv_heads == 8
-    qwen3 = read("Qwen3ForCausalLM", num_key_value_heads=2).blocks[2].mixer
+    assert read("MistralForCausalLM", num_attention_heads=16, head_dim=12).blocks[0].attention.num_kv_heads == 8
+    qwen3 = read("Qwen3ForCausalLM", num_key_value_heads=2).blocks[2].attention
     assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.window) == (128, "head", False, 0)
-    qwen2 = read("Qwen2ForCausalLM", num_key_value_heads=2, attention_bias=False).blocks[2].mixer
+    qwen2 = read("Qwen2ForCausalLM", num_key_value_heads=2, attention_bias=False).blocks[2].attention
     assert (qwen2.head_dim, qwen2.qk_norm, qwen2.qkv_bias, qwen2.out_bias) == (12, "", True, False)
 
 
 def test_null_means_absent_where_transformers_derives_it() -> None:
     config = read(head_dim=None, num_key_value_heads=None, sliding_window=None, rope_scaling=None, eos_token_id=None)
-    assert (config.blocks[0].mixer.head_dim, config.blocks[0].mixer.num_kv_heads) == (12, 4)
+    assert (config.blocks[0].attention.head_dim, config.blocks[0].attention.num_kv_heads) == (12, 4)
 
 
 def test_flags_and_ids() -> None:
     config = read(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, eos_token_id=[2, 7])
     block = config.blocks[1]
-    assert (block.mixer.qkv_bias, block.mixer.out_bias, block.ffn.bias, config.tie_word_embeddings) == (True,) * 4
+    assert (block.attention.qkv_bias, block.attention.out_bias, block.mlp.bias, config.tie_word_embeddings) == (
+        True,
+    ) * 4
     assert config.eos_token_ids == (2, 7)
     assert read(eos_token_id=5).eos_token_ids == (5,)
-    assert read(hidden_act="gelu_pytorch_tanh").blocks[0].ffn.activation == "gelu_tanh"
+    assert read(hidden_act="gelu_pytorch_tanh").blocks[0].mlp.activation == "gelu_tanh"
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-yarn", "mistral-window", "qwen2-layer-types", "qwen3-bias-window"])
@@ -78,7 +80,7 @@ def test_what_transformers_writes_is_read(name: str) -> None:
     written["architectures"] = [f"{TINY[name].family}ForCausalLM"]
     config = read_config(written)
     assert isinstance(config, DecoderConfig)
-    assert (config.blocks[0].mixer.head_dim, config.blocks[0].mixer.num_kv_heads) == (
+    assert (config.blocks[0].attention.head_dim, config.blocks[0].attention.num_kv_heads) == (
         20,
         written["num_key_value_heads"],
     )

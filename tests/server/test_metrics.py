@@ -186,8 +186,11 @@ def test_a_device_without_a_clock_claims_nothing() -> None:
 
 def test_every_figure_of_the_engine_is_published() -> None:
     """A field added to EngineStats must get a metric, or a place in this list with a reason."""
-    rows = metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
-    published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits"}
+    rows: tuple[tuple[str, str, str], ...] = (
+        metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
+    )
+    rows += metrics.DRAFT_COUNTERS
+    published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits", "num_accepted_tokens_per_pos"}
     elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # a reason of waits
     elsewhere |= {"has_device_clock", "recent_steps"}  # decides what is shown; for the live page
     assert set(EngineStats.__struct_fields__) == published | elsewhere
@@ -233,3 +236,12 @@ def test_the_label_is_the_first_served_name() -> None:
     llm = cast(AsyncLLM, SimpleNamespace(model_info=fake_core.model_info()))
     assert served_name(llm, SimpleNamespace(served_model_name=["a", "b"])) == "a"
     assert served_name(llm, SimpleNamespace(served_model_name=[])) == served_name(llm, None) == "fake"
+
+
+def test_drafts_are_published_where_some_are_made() -> None:
+    stats = EngineStats(num_drafts=4, num_draft_tokens=8, num_accepted_tokens=5, num_accepted_tokens_per_pos=[3, 2])
+    found = samples(text_of(stats))
+    assert value(found, "spec_decode_num_drafts_total") == 4
+    assert value(found, "spec_decode_num_accepted_tokens_per_pos_total", position="0") == 3
+    assert value(found, "spec_decode_num_accepted_tokens_per_pos_total", position="1") == 2
+    assert "spec_decode" not in text_of(EngineStats())

@@ -201,8 +201,8 @@ def test_classify_and_predict(serve: Open) -> None:
     expected = [{"score": 1.0, "label": "good"}, {"score": 0.0, "label": "bad"}, {"score": 0.0, "label": "fair"}]
     assert told(client.post("/predict", json={"inputs": "w1"})) == expected
     assert told(client.post("/predict", json={"inputs": [["w1"], ["w2"], ["w3"]]})) == [expected] * 3
-    mistakes: list[Any] = [["w1", "w2", "w3"], [], [["w1", "w2", "w3"]], [[]], ["w1", ["w2"]]]
-    for wrong in mistakes:
+    refused: list[Any] = [["w1", "w2", "w3"], [], [["w1", "w2", "w3"]], [[]], ["w1", ["w2"]]]
+    for wrong in refused:
         assert told(client.post("/predict", json={"inputs": wrong}), 400)["error"]["param"] == "inputs"
     assert "not score" in told(client.post("/predict", json={"inputs": ["w1", "w2"]}), 400)["error"]["message"]
     assert len(told(client.post("/predict", json={"inputs": "w1", "raw_scores": True}))) == 3

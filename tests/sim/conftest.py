@@ -18,7 +18,7 @@ def lazy() -> Iterator[SimDevice]:
     device.enter()
     yield device
     device.disarm()
-    device.leave()
+    device.close()
 
 
 @pytest.fixture(scope="session")

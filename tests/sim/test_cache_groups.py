@@ -45,8 +45,8 @@ def plain_answers(folder: Path) -> dict[str, Answer]:
     """Of an engine on the CPU, without run-ahead and prefix cache, all of whose layers keep every token."""
     of = CacheLayout.of
 
-    def one_group(layers: Any, context: int) -> CacheLayout:
-        return of(layers, context=1)  # for sequences of one token groups save nothing
+    def one_group(layers: Any, context: int, states: Any) -> CacheLayout:
+        return of(layers, 1, states)  # for sequences of one token groups save nothing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headway.models.decoder.CacheLayout.of", one_group)

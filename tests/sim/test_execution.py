@@ -180,7 +180,7 @@ def test_devices_take_turns() -> None:
 def test_selected_by_name() -> None:
     device = select_device("sim:7")
     assert isinstance(device, SimDevice) and device.seed == 7
-    device.leave()
+    device.close()
     assert EngineArgs(device="sim:12").device == "sim:12"
     with pytest.raises(ConfigError, match="sim:SEED"):
         EngineArgs(device="sim:x")

@@ -22,7 +22,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[SimDevice]:
     made = SimDevice(3, speeds=request.param)
     made.enter()
     yield made
-    made.leave()
+    made.close()
 
 
 def finish(device: SimDevice) -> None:

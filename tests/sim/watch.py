@@ -47,9 +47,11 @@ class PlanWatch:
         self._attached = False
         self.num_steps = 0
         self.num_zombie_rows = 0
+        self._running: Believed | None = None
+        self._drafting = False
 
     def observers(self) -> list[tuple[str, Observer]]:
-        return [("step_unpack", self._on_unpack)]
+        return [("step_unpack", self._on_unpack), ("chain_unpack", self._on_chain)]
 
     def attach(self, core: EngineCore) -> None:
         scheduler, runner = core._scheduler, core._runner
@@ -76,10 +78,19 @@ class PlanWatch:
                 self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
                 raise
 
-        layers = runner.executor.body._caches.layers
-        self._caches = [_on_device(cache) for layer in layers for cache in layer]
+        pool = runner.executor.body._caches
+        states = [state for layer in pool.states for state in layer]
+        theirs = {id(state) for state in states}
+        chain = getattr(runner.executor.body._drafter, "_chain", None)  # of drafters with a cache
+        own = [] if chain is None else chain.caches.layers
+        self._drafting = runner.config.width > 1
+        every = [cache for layer in [*pool.layers, *own] for cache in layer]
+        self._caches = [_on_device(cache) for cache in every if id(cache) not in theirs]
         for cache in self._caches:
             cache[1:] = GARBAGE
+        with torch.inference_mode():  # views of one memory, made by an operation
+            for state in states:
+                _on_device(state).fill_(GARBAGE)
         planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True
@@ -90,7 +101,7 @@ class PlanWatch:
         named = arguments("step_unpack", args)
         packed, num_computed, alive, block_size = named.packed, named.num_computed, named.alive, named.block_size
         query_start, kv_slots = named.query_start, named.kv_slots.reshape(-1, len(named.input_ids))
-        believed = self._launched.popleft()
+        believed = self._running = self._launched.popleft()
         plan = believed.plan
         self.num_steps += 1
         rows = packed[int(packed[4]) :][: 4 * plan.num_rows].view(-1, 4)
@@ -105,7 +116,9 @@ class PlanWatch:
                 self.num_zombie_rows += 1
                 continue
             need(bound >= truth, f"step {plan.step}, row {row}: starts_bound {bound} < {truth}")
-            exact = plan.width == 1 or row >= plan.num_decode_rows  # of other rows some drafts may have been rejected
+            exact = (
+                not self._drafting or row >= plan.num_decode_rows
+            )  # of other rows some drafts may have been rejected
             need(bound == truth or not exact, f"step {plan.step}, row {row}: starts_bound {bound}, truth {truth}")
 
         def after() -> None:
@@ -113,6 +126,19 @@ class PlanWatch:
                 places = kv_slots[:, int(query_start[row]) : int(query_start[row + 1])].reshape(-1)
                 for block in sorted({place // block_size for place in places.tolist() if place >= 0}):
                     self._check_write(believed, owner, block)
+
+        return after
+
+    def _on_chain(self, args: tuple[Any, ...]) -> Callable[[], None] | None:
+        """What a drafter writes behind the known tokens lies in blocks of the row's own."""
+        if not self._attached or self._running is None:
+            return None
+        named, believed = arguments("chain_unpack", args), self._running
+
+        def after() -> None:
+            for owner, place in zip(believed.owners, named.kv_slots.tolist(), strict=False):
+                if place >= 0:
+                    self._check_write(believed, owner, place // named.block_size)
 
         return after
 

@@ -172,14 +172,16 @@ class Answers:
     [
         (torch.zeros(4), False),
         (torch.zeros(8)[::2], True),
-        (torch.zeros(3, 4).t(), False),
+        (torch.zeros(3, 4).t(), True),  # cast on the device, but made contiguous on the host
+        (torch.zeros(3, 4, dtype=torch.float64).t(), False),
+        (torch.zeros(3, 4)[1:3], False),
         (torch.zeros(3, 4)[:, :2], True),
         (torch.zeros(1, 4).expand(3, 4), True),
     ],
-    ids=["dense", "every other", "transposed", "columns", "broadcast"],
+    ids=["dense", "every other", "transposed and cast", "transposed", "window", "columns", "broadcast"],
 )
 def test_pinned_memory_with_holes_is_copied_by_way_of_pageable_memory(host: torch.Tensor, waits: bool) -> None:
-    made = torch.zeros(host.shape, dtype=torch.float64)
+    made = torch.zeros_like(host, dtype=torch.float64)
     kind = suspicion("Tensor.to", (host,), {"non_blocking": True}, made, Answers())
     assert kind == (syncs.Kind.PAGEABLE if waits else None)
 

@@ -60,7 +60,13 @@ def test_a_program_with_threads_and_children(program: Path, tmp_path: Path) -> N
     found = {(f["function"], f["kind"], f["count"], f["sanctioned"], tuple(f["threads"])) for f in data["findings"]}
     assert ("work", "read", 3, True, ("worker",)) in found
     assert ("<module>", "size", 1, False, ("MainThread",)) in found
-    assert data["totals"] == {"unsanctioned": 2, "sanctioned": 3, "micros_lost": None, "micros_sanctioned": None}
+    assert data["totals"] == {
+        "unsanctioned": 2,
+        "lines": 2,
+        "sanctioned": 3,
+        "micros_lost": None,
+        "micros_sanctioned": None,
+    }
     assert len(data["subprocesses"]) == 1 and "NOT watched: 1 child" in text
     assert any("gone.py" in note for note in data["notes"])
     assert "program.py:9" in text and "cure:" in text and page.stat().st_size > 5000
@@ -78,9 +84,9 @@ def test_without_cuda_the_command_fails_rather_than_reporting_nothing(
 @no_cuda
 def test_what_the_simulation_cannot_serve_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "graph.py"
-    script.write_text("import torch\ntorch.cuda.CUDAGraph()\n")
+    script.write_text("import torch\ntorch.cuda.CUDAPluggableAllocator('a.so', 'a', 'b')\n")
     assert main(["--simulate", "--", str(script)]) == 2
-    assert "does not serve torch.cuda.CUDAGraph" in capsys.readouterr().err
+    assert "does not serve torch.cuda.CUDAPluggableAllocator" in capsys.readouterr().err
 
 
 @no_cuda
@@ -90,6 +96,46 @@ def test_a_program_that_fails_still_gets_its_report(tmp_path: Path, capsys: pyte
     assert main(["--simulate", "--", str(script)]) == 1
     text = capsys.readouterr().err
     assert "its own" in text and "fails.py:2" in text
+
+
+@no_cuda
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = torch.ones(3)", "no tensor reached the pretended device"),
+        (
+            "x = torch.ones(3, device='cuda')\ntry:\n    x.resize_(5)\nexcept RuntimeError:\n    pass",
+            "does not serve resize_",
+        ),
+        ("torch.ones(3, device='cuda')\nimport os\nos._exit(0)", "os._exit(0)"),
+        ("torch.ones(3, device='cuda')\nimport os, sys\nos.execv(sys.executable, ['python', '-c', ''])", "os.exec"),
+        (
+            "torch.ones(3, device='cuda')\nfrom torch.overrides import _pop_mode\n_pop_mode()",
+            "took the pretence off this thread",
+        ),
+    ],
+    ids=["no tensor", "swallowed", "_exit", "exec", "mode taken"],
+)
+def test_silence_that_proves_nothing_is_not_green(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, says: str
+) -> None:
+    script, out = tmp_path / "quiet.py", tmp_path / "o.json"
+    script.write_text(f"import torch\n{code}\n")
+    assert main(["--simulate", "--json", str(out), "--", str(script)]) == 2
+    assert says in capsys.readouterr().err
+    assert any(says in reason for reason in json.loads(out.read_text())["unproven"])
+
+
+@no_cuda
+def test_what_a_probes_error_interrupts_keeps_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out, page = tmp_path / "half.py", tmp_path / "o.json", tmp_path / "o.html"
+    script.write_text('import torch\nx = torch.ones(2, device="cuda")\nx.tolist()\nx.resize_(9)\nx.tolist()\n')
+    assert main(["--simulate", "--json", str(out), "--html", str(page), "--", str(script)]) == 2
+    data = json.loads(out.read_text())
+    assert [finding["line"] for finding in data["findings"]] == [3] and "does not serve resize_" in data["unproven"][0]
+    assert page.stat().st_size > 5000 and "PROVES NOTHING" in capsys.readouterr().err
 
 
 @no_cuda
@@ -180,20 +226,24 @@ def test_the_page_is_one_file_that_asks_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1400, 375])
+def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium on this machine")
     page, picture = tmp_path / "o.html", tmp_path / "o.png"
     write_html(example(), page)
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += f" --disable-component-update --disable-sync --window-size=1200,900 --user-data-dir={tmp_path / 'profile'}"
+    flags += (
+        f" --disable-component-update --disable-sync --window-size={width},900 --user-data-dir={tmp_path / 'profile'}"
+    )
 
     def browse(*more: str) -> str:
         command = [browser, *flags.split(), *more, page.as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
 
     dom: Any = browse("--dump-dom")
+    assert 'data-wide="0"' in dom, "the page must not be wider than the window"
     assert 'data-ready="1"' in dom and "owned" not in dom.partition("<title>")[2].partition("</title>")[0]
     assert '59.1 %</b><span class="soft">from its first to its last work' in dom, "195 of 330 us"
     assert "readback ring" in dom and "39 %" in dom and "allowed: end" in dom and 'id="children"' in dom

@@ -112,9 +112,9 @@ def _steps(rows: Floats, ids: list[int], wanted: Wanted) -> Floats:
 
 def _activated(rows: Floats, activation: str) -> Floats:
     if activation == "sigmoid":
-        return np.float32(1) / (np.float32(1) + np.exp(-rows))
+        return np.reciprocal(1 + np.exp(-rows), dtype=np.float32)
     if activation == "softmax":
-        powers: Floats = np.exp(rows - rows.max(axis=1, keepdims=True))
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
     return rows
 

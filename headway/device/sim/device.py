@@ -119,7 +119,7 @@ class SimDevice:
         self._previous = current.operations
         current.hand_over(self.operations)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Undo ``enter``; the device is not used any more."""
         self.timeline.closed = True
         self._modes.close()
@@ -135,6 +135,6 @@ class SimDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        self.close()
         if error is None:
             self.check()

@@ -68,3 +68,14 @@ def here() -> Place:
             break
         frame = frame.f_back
     return NOWHERE
+
+
+def need(condition: bool, message: str) -> None:
+    """Raise InvariantError unless the condition holds."""
+    if not condition:
+        raise InvariantError(message)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal, not-a-numbers included."""
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from headway.core.plan import Finish
-from headway.device.sim.errors import InvariantError
+from headway.device.sim.errors import need, same
+from headway.device.sim.state_invariants import STATE_OPS, StateWatch
 
 After = Callable[[], None] | None
 Check = Callable[[Any], After]
@@ -29,6 +30,9 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("grammar_advance", check_advance),
         ("count_tokens", check_counts),
     ]
+    watch = StateWatch()
+    checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
+    checks.append(("copy_states", watch.check_copies))
     return [(name, partial(_check_named, name, check)) for name, check in checks]
 
 
@@ -107,8 +111,8 @@ def check_kv_write(args: Any) -> After:
         silent = torch.ones(places, dtype=torch.bool)
         silent[kv_slots[kv_slots >= 0].long()] = False
         for cache, old in zip(caches, before, strict=True):
-            same = _same(cache.reshape(places, -1)[silent], old.reshape(places, -1)[silent])
-            need(same, "rope_kv_write: changed KV that no token of the step owns")
+            kept = same(cache.reshape(places, -1)[silent], old.reshape(places, -1)[silent])
+            need(kept, "rope_kv_write: changed KV that no token of the step owns")
 
     return after
 
@@ -198,13 +202,3 @@ def check_counts(args: Any) -> After:
     longest = int(num_tokens[real].max()) if len(real) else 0
     need(longest <= bound, f"count_tokens: max_tokens_bound={bound}, but a slot has {longest} tokens")
     return None
-
-
-def need(condition: bool, message: str) -> None:
-    """Raise InvariantError unless the condition holds."""
-    if not condition:
-        raise InvariantError(message)
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(((left == right) | (left.isnan() & right.isnan())).all())

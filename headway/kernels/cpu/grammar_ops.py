@@ -64,12 +64,13 @@ def grammar_advance(
     step = (packed, row_slots, token_ids)
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     grammars = (grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
-    plain = are_plain(torch.int32, *step, *grammars, alive, results)
-    if results.shape[2] != RECORD_INTS or not plain or packed.numel() < HEADER:
+    plain = are_plain(torch.int32, *step, *grammars, alive, results, *([] if next_slots is None else [next_slots]))
+    if results.shape[2] < RECORD_INTS + offset or not plain or packed.numel() < HEADER:
         OPS["grammar_advance"].reference(*step, *tables, *grammars, results, drafts, next_slots, offset)
         return
-    slot_advance(*step, *tables, results)
+    slot_advance(*step, *tables, results, drafts, next_slots, offset)
     native().headway_grammar_advance(
-        *[table.data_ptr() for table in (*step, *grammars, alive, results)], row_slots.numel(), grammar_on.numel(),
-        vocabulary.shape[1], grammar_table.shape[1], vocabulary.shape[0] - 1, results.shape[0], results.shape[1],
+        *[table.data_ptr() for table in (*step, *grammars, alive, results)],
+        None if next_slots is None else next_slots.data_ptr(), row_slots.numel(), grammar_on.numel(),
+        vocabulary.shape[1], grammar_table.shape[1], vocabulary.shape[0] - 1, *results.shape, offset,
     )  # fmt: skip

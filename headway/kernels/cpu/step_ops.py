@@ -16,7 +16,7 @@ from headway.kernels.registry import OPS
 __all__ = ["apply_edits", "available", "count_tokens", "slot_advance", "step_unpack"]
 
 RECORD_INTS = 4
-"""Of a row of one outcome: the only one that these kernels know."""
+"""Of a row of one outcome; each further one takes another."""
 HEADER = 6
 """Numbers at the start of a packed step that the kernels read unchecked."""
 
@@ -24,6 +24,15 @@ HEADER = 6
 def are_plain(dtype: torch.dtype, *tensors: torch.Tensor) -> bool:
     """Whether all have this dtype and are contiguous."""
     return all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in tensors)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _row(table: torch.Tensor | None, num_slots: int) -> int:
+    """Columns of a table that may be missing."""
+    return 0 if table is None else table.numel() // max(num_slots, 1)
 
 
 def apply_edits(arena: torch.Tensor, packed: torch.Tensor, max_edits: int) -> None:
@@ -59,15 +68,17 @@ def step_unpack(
     if kv_slots.dim() > 1:
         groups = list(zip(block_tables.unbind(), kv_slots.unbind(), strict=True))
     plain = tensors[:4] + tensors[5:7] + tensors[8:] + tuple(tensor for group in groups for tensor in group)
-    if drafts is not None or not are_plain(torch.int32, *plain) or packed.numel() < HEADER:
+    plain += () if drafts is None or num_tokens is None else (num_tokens, drafts)
+    if (drafts is None) != (num_tokens is None) or not are_plain(torch.int32, *plain) or packed.numel() < HEADER:
         _reference("step_unpack", *tensors, block_size, max_query_len, num_tokens, drafts)
         return
     num_slots, length = history.shape
     for tables, written in groups:  # what is no group's own is written by each, alike
         pointers = [tensor.data_ptr() for tensor in (*tensors[:4], tables, *tensors[5:7], written, *tensors[8:])]
         native().headway_step_unpack(
-            *pointers, packed.numel(), num_slots, length, tables.numel() // num_slots, input_ids.numel(),
-            seq_lens.numel(), block_size,
+            *pointers, _pointer(num_tokens), _pointer(drafts), packed.numel(), num_slots, length,
+            tables.numel() // num_slots, input_ids.numel(), seq_lens.numel(), block_size,
+            logit_indices.numel() // max(seq_lens.numel(), 1), _row(drafts, num_slots),
         )  # fmt: skip
 
 
@@ -93,14 +104,17 @@ def slot_advance(
     before = (packed, row_slots, token_ids, history, num_tokens, num_computed, alive)
     after = (count_on, min_total, max_total, stop_counts, stop_ids, results)
     rows, (ring_size, ring_rows, record_ints) = row_slots.numel(), results.shape
-    plain = are_plain(torch.int32, *before, *after) and are_plain(torch.int16, counts)
-    if record_ints != RECORD_INTS or not plain or packed.numel() < HEADER or ring_rows < rows:
+    runs = () if drafts is None or next_slots is None else (drafts, next_slots)
+    plain = are_plain(torch.int32, *before, *after, *runs) and are_plain(torch.int16, counts)
+    room = record_ints >= RECORD_INTS + offset and (drafts is None) == (next_slots is None)
+    if not room or not plain or packed.numel() < HEADER or ring_rows < rows:
         _reference("slot_advance", *before, counts, *after, drafts, next_slots, offset)
         return
     num_slots, length = history.shape
     native().headway_slot_advance(
-        *[tensor.data_ptr() for tensor in (*before, counts, *after)], packed.numel(), rows, num_slots, length,
-        counts.shape[1], stop_ids.numel() // num_slots, ring_size, ring_rows,
+        *[tensor.data_ptr() for tensor in (*before, counts, *after)], _pointer(drafts), _pointer(next_slots),
+        packed.numel(), rows, num_slots, length, counts.shape[1], stop_ids.numel() // num_slots, ring_size, ring_rows,
+        record_ints, _row(drafts, num_slots), offset,
     )  # fmt: skip
 
 

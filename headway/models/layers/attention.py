@@ -36,7 +36,9 @@ class AttentionSpec:
         soft_cap: scores become cap * tanh(score / cap); 0: off.
         qkv_bias, out_bias: which products have biases.
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
+        gated: the result is multiplied by the sigmoid of a gate, which lies behind each head's query in the checkpoint.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
+        norm_names: of the norms of queries and keys.
     """
 
     num_heads: int
@@ -50,12 +52,37 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Literal["", "head", "all"] = ""
+    gated: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
     def cache(self) -> CacheSpec | None:
         """What the layer caches."""
         return None if not self.causal else keys_and_values(self.num_kv_heads, self.head_dim, self.window)
+
+    @property
+    def state(self) -> None:
+        """See ``MixerSpec``."""
+
+    @property
+    def rotated(self) -> AttentionSpec:
+        """See ``MixerSpec``."""
+        return self
+
+    def make(
+        self,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor | None,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Attention:
+        """See ``MixerSpec``."""
+        assert cos_sin is not None
+        return Attention(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
 
 
 class Attention(nn.Module):
@@ -82,7 +109,8 @@ class Attention(nn.Module):
         size = spec.head_dim
         self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
         names, out = spec.names
-        rows = (self._q_rows, self._kv_rows, self._kv_rows)
+        self._gate_rows = self._q_rows if spec.gated else 0
+        rows = (self._gate_rows + self._q_rows, self._kv_rows, self._kv_rows)
         parts = dict(zip(names, rows, strict=True)) if len(names) > 1 else {names[0]: sum(rows)}
         self.qkv = Linear(hidden, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(self._q_rows, {out: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
@@ -123,10 +151,13 @@ class Attention(nn.Module):
         if form is In.WIDE:
             q = self._wide_queries(project.normed(stream), batch, cache)
         else:
-            qkv = self._normalised(project(stream, form))
+            projected = project(stream, form)
             if not last_only:
-                return self.attend(qkv, batch, cache, *self._rotation())
-            q = self.attend.queries(qkv, batch, cache, *self._rotation())
+                return self.mix(projected, batch, cache)
+            q = self.attend.queries(self._normalised(projected), batch, cache, *self._rotation())
+            if self._gate_rows:
+                gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
+                return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
 
     def both_ways(self, qkv: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -135,6 +166,16 @@ class Attention(nn.Module):
         if self.spec.rope is not None or self.spec.qk_norm == "head":
             self.dense.rotate(qkv, batch, *self._rotation())
         return self.dense(qkv, batch, bias)
+
+    @property
+    def into(self) -> Linear:
+        """See ``Mixer``."""
+        return self.qkv
+
+    def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """Projections [T, (H + 2 KH) * D], behind the gate's [T, H * D] if there is one -> [T, H * D]."""
+        mixed = self.attend(self._normalised(qkv), batch, cache, *self._rotation())
+        return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
@@ -152,7 +193,8 @@ class Attention(nn.Module):
         return cast(torch.Tensor, q)
 
     def _normalised(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Norms over all heads, which no attention kernel has; a fresh [T, (H + 2 KH) * D] then."""
+        """Without the gate; norms over all heads, which no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
+        qkv = qkv[:, self._gate_rows :] if self._gate_rows else qkv
         if self.spec.qk_norm != "all":
             return qkv
         q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)
@@ -171,7 +213,8 @@ class Attention(nn.Module):
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec
         whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all" and spec.causal
-        return whole and self.qkv.bias is None and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
+        plain = self.qkv.bias is None and not spec.gated
+        return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -179,12 +222,22 @@ class Attention(nn.Module):
         order = self._order(heads)
         if order is not None:
             order = torch.cat([order, torch.arange(len(order), len(order) + self._kv_rows)])  # values are not rotated
+        if self._gate_rows:
+            assert order is None, "gates and interleaved rotations have not met"
+            order = self._gates_first()
         found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
-        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+        for name, norm in zip(self.spec.norm_names, (self.q_norm, self.k_norm), strict=True):
             if norm is not None:
                 own = self._order(norm.weight.shape[0] // self.spec.head_dim)
                 found |= {key: Target(each.tensor, own) for key, each in norm.destinations(f"{prefix}{name}.").items()}
         return found
+
+    def _gates_first(self) -> torch.Tensor:
+        """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""
+        size = self.spec.head_dim
+        heads = torch.arange(2 * self._q_rows).view(self.spec.num_heads, 2, size)
+        rest = torch.arange(2 * self._q_rows, 2 * (self._q_rows + self._kv_rows))
+        return torch.cat([heads[:, 1].flatten(), heads[:, 0].flatten(), rest])
 
     def _order(self, heads: int) -> torch.Tensor | None:
         """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair

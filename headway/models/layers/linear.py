@@ -80,6 +80,17 @@ class Linear(nn.Module):
             start = end
         return found
 
+    def multiply_rows(self, factors: Mapping[int, tuple[int, float]]) -> None:
+        """Called once, after loading and before ``finalize``: multiply outputs, biases included, by constants.
+
+        Args:
+            factors: first row -> (end, factor).
+        """
+        for first, (end, factor) in factors.items():
+            self.weight[first:end] *= factor
+            if self.bias is not None:
+                self.bias[first:end] *= factor
+
     def finalize(self) -> None:
         """Called once, after loading: let the packed form replace the weight where this device has one."""
         if self.packed is not None:

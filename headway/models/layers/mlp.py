@@ -22,6 +22,7 @@ class MLPSpec:
         gated: act(gate(x)) * up(x) (Shazeer 2020); else act(up(x)).
         bias: of all products.
         down_bias: of the one out, where it differs; None: it does not.
+        multipliers: of the gate, and of the result; they become part of the weights.
         names: of the products in the checkpoint: those in, and the one out. Gate and up may be one tensor.
         up_first: the checkpoint's one tensor has up before gate.
     """
@@ -31,6 +32,7 @@ class MLPSpec:
     gated: bool = True
     bias: bool = False
     down_bias: bool | None = None
+    multipliers: tuple[float, float] = (1.0, 1.0)
     names: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
     up_first: bool = False
 
@@ -45,6 +47,7 @@ class MLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.spec = spec
         names, down = spec.names
         self._size, self._up_first = spec.size, spec.up_first
         rows = spec.size * (2 if spec.gated else 1)
@@ -53,6 +56,14 @@ class MLP(nn.Module):
         down_bias = spec.bias if spec.down_bias is None else spec.down_bias
         self.down = Linear(spec.size, {down: hidden}, bias=down_bias, dtype=dtype, device=device)
         self.act = activation(spec.activation, gated=spec.gated)
+
+    def finalize(self) -> None:
+        """Called once, after loading and before the products are packed."""
+        gate, result = self.spec.multipliers
+        if gate != 1.0:
+            self.gate_up.multiply_rows({0: (self.spec.size, gate)})
+        if result != 1.0:
+            self.down.multiply_rows({0: (self.down.weight.shape[0], result)})
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""

@@ -14,6 +14,7 @@ from headway.scheduler.cache.base import GroupBlocks
 from headway.scheduler.cache.full import FullBlocks
 from headway.scheduler.cache.pool import NULL_BLOCK, BlockPool
 from headway.scheduler.cache.prefix import PrefixIndex
+from headway.scheduler.cache.state import StateCheckpoints
 from headway.scheduler.cache.window import WindowBlocks
 from headway.scheduler.request import Request
 
@@ -31,10 +32,12 @@ class Hits(NamedTuple):
     Attributes:
         depth: its first blocks, whose tokens need not be computed.
         blocks: per group the blocks that hold them, ``depth`` each; ``NULL_BLOCK`` for those that are not needed.
+        state: slot of the checkpoint with the states behind them; -1: none is needed.
     """
 
     depth: int
     blocks: list[list[int]]
+    state: int = -1
 
 
 class BlockEdit(NamedTuple):
@@ -46,13 +49,14 @@ class BlockEdit(NamedTuple):
 
 
 class KVManager:
-    """The only writer of ``Request.blocks``, ``digests``, ``first_kept`` and ``num_registered``."""
+    """The only writer of ``Request.blocks``, ``digests``, ``first_kept``, ``num_registered`` and ``junction``."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
         self.stores = config.num_blocks > 0
         self.caching = config.enable_prefix_caching and self.stores
-        self._step_tokens = most_step_tokens(config.max_num_batched_tokens, config.width)
+        self._step_tokens = most_step_tokens(config.max_num_batched_tokens, config.width) + config.lookahead
+        self._lookahead, self._forgets_last = config.lookahead, config.forgets_last_hit
         self._headroom = config.num_blocks // config.headroom_divisor
         self._index = PrefixIndex(config.block_size, len(config.groups))
         self._groups: list[GroupBlocks] = [
@@ -64,6 +68,10 @@ class KVManager:
         self._keeps_all = len(self._letting_go) < self.num_groups
         self.pool = BlockPool(config.num_blocks, self._index)
         self._unnamed: list[tuple[Request, Int32s, Exact]] = []
+        self.states: StateCheckpoints | None = None
+        if config.has_states and self.caching:
+            every = max(config.checkpoint_every // config.block_size, 1) * config.block_size
+            self.states = StateCheckpoints(config.num_checkpoints, config.max_num_seqs, config.block_size, every)
 
     @property
     def usage(self) -> float:
@@ -101,14 +109,23 @@ class KVManager:
             return Hits(0, [[] for _ in self._groups])
         self.settle()
         depth = self._longest_named(request, (len(request.tokens) - 1) // self.block_size)
-        agreed = -1
+        if self._forgets_last and depth:
+            depth -= 1
+        agreed, named = -1, 0
         while agreed != depth:  # a window may need a block that a shorter prefix does without
             agreed = depth
             for group in self._groups:
                 depth = group.hit(request.digests, depth)
+            named = max(named, depth)
+            if self.states is not None:
+                depth = self.states.hit(request.digests, depth)
+        request.junction = Exact(named * self.block_size if self.states is not None and named > depth else 0)
+        state = self.states.load(request.digests[depth - 1]) if self.states is not None and depth else -1
         position = Exact(depth * self.block_size)
         return Hits(
-            depth, [self._found(group.number, group.first_needed(position), request, depth) for group in self._groups]
+            depth,
+            [self._found(group.number, group.first_needed(position), request, depth) for group in self._groups],
+            state,
         )
 
     def _longest_named(self, request: Request, most: int) -> int:
@@ -137,7 +154,7 @@ class KVManager:
         needed = self._headroom if others_run else 0
         for group, blocks in zip(self._groups, hits.blocks, strict=True):
             held = [block for block in blocks if block != NULL_BLOCK]
-            needed += max(group.peak(len(request.tokens), self._step_tokens) - len(held), 0)
+            needed += max(group.peak(len(request.tokens) + self._lookahead, self._step_tokens) - len(held), 0)
             needed += sum(self.pool.refs(block) == 0 for block in held)
         return needed <= self.pool.num_free
 
@@ -254,7 +271,31 @@ class KVManager:
                 self.register(*each)
             self._unnamed.clear()
 
+    def row_end(
+        self, request: Request, tokens: Int32s, start: Exact, end: Exact, known: Exact
+    ) -> tuple[Exact, int | None]:
+        """Where a row of known tokens over [start, end) shall end, and the slot that its states shall be copied to then:
+        earlier where a checkpoint is wanted that there is not; None: they shall not be copied.
+
+        Args:
+            tokens: int32, the request's tokens, ``known`` of them.
+        """
+        if self.states is None or not self.may_hit(request):
+            return end, None
+        place = self.states.next_place(start, known, request.junction)
+        while place is not None and place <= end:
+            depth = place // self.block_size
+            if len(request.digests) < depth:
+                self._index.extend(request.digests, request.message.cache_salt, tokens, depth)
+            slot = self.states.save(request.digests[depth - 1])
+            if slot is not None:
+                return place, slot
+            place = self.states.next_place(place, known, request.junction)
+        return end, None
+
     def forget_prefixes(self) -> None:
         """Nothing computed so far will be hit again; what requests hold stays theirs."""
+        if self.states is not None:
+            self.states.forget()
         self._unnamed.clear()
         self.pool.forget_names()

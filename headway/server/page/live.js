@@ -17,6 +17,7 @@ const CHARTS = [
   { title: "Busy", show: percent, series: [["device", "busy"], ["host", "host"]], top: 1, clock: true },
   { title: "Headway", show: seconds, series: [["mean", "lead"]], clock: true },
   { title: "Rows a step", show: count, series: [["mean", "rows"]] },
+  { title: "Tokens a row of drafts brings", show: value => fixed(value, 2), series: [["mean", "run"]], drafts: true },
 ];
 const TILES = [["texts", "texts/s", count, undefined, true], ["prompt", "tokens/s", count, undefined, true], ["whole", "a request", seconds, undefined, true], ["generated", "tokens/s", count, undefined, false], ["ttft", "to first token", seconds, undefined, false], ["itl", "between tokens", seconds, undefined, false], ["busy", "device busy", percent, true], ["kv", "KV cache in use", percent, false]];
 // The fourth: true only where the device has a clock, false where it has none. The fifth: true only for models that pool, false for others.
@@ -49,7 +50,9 @@ function sample(now, before) {
   if (!before) return point;
   const b = before.engine, wall = now.now - before.now, r = now.requests, q = before.requests;
   const rate = name => (e[name] - b[name]) / wall, queries = e.prefix_cache_queries - b.prefix_cache_queries;
+  const drafts = e.num_drafts - b.num_drafts;
   Object.assign(point, {
+    run: drafts > 0 ? 1 + (e.num_accepted_tokens - b.num_accepted_tokens) / drafts : NaN,
     generated: rate("generation_tokens"), prompt: rate("prompt_tokens"),
     ttft: mean(r.first_token, q.first_token), ttft99: quantile(r.first_token, q.first_token, 0.99),
     texts: (sum(Object.values(r.finished)) - sum(Object.values(q.finished))) / wall,
@@ -211,6 +214,7 @@ function take(now) {
   points.push(sample(now, last));
   points.splice(0, points.length - KEPT);
   document.body.dataset.clock = e.has_device_clock ? "yes" : "no";
+  document.body.dataset.drafts = e.num_accepted_tokens_per_pos.length ? "yes" : "no";
   last = now;
   if ($("hold").getAttribute("aria-pressed") === "false") shared.steps = e.recent_steps.map(step => Object.fromEntries(STEP.map((name, i) => [name, step[i]])));
   const open = e.num_running + e.num_waiting;
@@ -245,7 +249,7 @@ const either = (value, yes, no) => value === undefined ? "" : value ? " " + yes 
 const shownFor = (clock, pools) => either(clock, "clocked", "clockless") + either(pools, "pools", "generates");
 for (const [, label, , clock, pools] of TILES) { const tile = el($("tiles"), "div", "tile" + shownFor(clock, pools)); el(tile, "b", "", "–"); el(tile, "span", "", label); }
 for (const chart of CHARTS) {
-  const card = el($("charts"), "div", "card" + shownFor(chart.clock, chart.pools)), head = el(card, "div", "head");
+  const card = el($("charts"), "div", "card" + shownFor(chart.clock, chart.pools) + (chart.drafts ? " drafted" : "")), head = el(card, "div", "head");
   el(head, "h3", "", chart.title);
   const now = el(head, "span", "now");
   chart.values = chart.series.map(([label], i) => { el(now, "i", `s${i}`); now.append(label + " "); return el(now, "span", "", "–"); });

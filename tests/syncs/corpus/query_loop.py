@@ -10,7 +10,7 @@ import torch
 
 def make() -> tuple[Any, ...]:
     """What the step works on."""
-    x = torch.ones(4096, 4096, device="cuda")
+    x = torch.ones(1024, 1024, device="cuda")
     e = torch.cuda.Event()
     return (x, e)
 

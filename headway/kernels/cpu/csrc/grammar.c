@@ -81,15 +81,15 @@ EXPORT void headway_grammar_mask(void *logits, const int32_t *slots, const int32
 
 EXPORT void headway_grammar_advance(const int32_t *packed, const int32_t *row_slots, const int32_t *token_ids,
                                     const int32_t *on, const int32_t *info, int32_t *states, const int32_t *tables,
-                                    const int32_t *vocabulary, int32_t *alive, int32_t *results, int64_t rows,
-                                    int64_t num_slots, int64_t vocab, int64_t ints, int64_t words, int64_t ring_size,
-                                    int64_t ring_rows) {
+                                    const int32_t *vocabulary, int32_t *alive, int32_t *results, int32_t *next_slots,
+                                    int64_t rows, int64_t num_slots, int64_t vocab, int64_t ints, int64_t words,
+                                    int64_t ring_size, int64_t ring_rows, int64_t record_ints, int64_t offset) {
     const int64_t ring = packed[HEADER_RING];
     if (!within(ring, ring_size)) return;
     for (int64_t r = 0; r < rows; r++) {
         const int64_t slot = row_slots[r];
-        int32_t *result = results + (ring * ring_rows + r) * 4;
-        if (!within(slot, num_slots) || !on[slot] || !result[0]) continue;
+        int32_t *result = results + (ring * ring_rows + r) * record_ints;
+        if (!within(slot, num_slots) || !on[slot] || result[0] != offset + 1) continue;
         int broken = result[2] == FINISH_EOS && !accepts(info, slot, states[slot]);
         if (result[2] == FINISH_NONE || result[2] == FINISH_LENGTH) {
             const struct automaton m = automaton_of(info, tables, vocabulary, slot, ints, vocab, words);
@@ -99,6 +99,7 @@ EXPORT void headway_grammar_advance(const int32_t *packed, const int32_t *row_sl
         if (broken) {
             result[2] = FINISH_NO_TOKEN;
             alive[slot] = 0;
+            if (next_slots) next_slots[r] = -1;
         }
     }
 }

@@ -35,18 +35,25 @@ INLINE const int32_t *row_record(const int32_t *packed, int64_t packed_size, int
 }
 
 struct unpack {
-    const int32_t *history, *num_computed, *alive, *block_tables;
+    const int32_t *history, *num_computed, *alive, *block_tables, *num_tokens, *drafts; /* the last two: NULL without drafts */
     int32_t *input_ids, *positions, *kv_slots;
-    int64_t num_slots, length, width, block_size, total;
+    int64_t num_slots, length, width, block_size, total, num_drafts;
 };
+
+/* The token at `position` of a slot: known, or a draft, or 0 behind the last draft. */
+INLINE int32_t token_at(const struct unpack *a, int64_t slot, int64_t position) {
+    const int64_t ahead = a->drafts ? position - a->num_tokens[slot] : -1;
+    if (ahead < 0) return a->history[slot * a->length + position];
+    return ahead < a->num_drafts ? a->drafts[slot * a->num_drafts + ahead] : 0;
+}
 
 /* Writes the tokens of a row of `count` that starts at `start` in its slot and at `first` in the step. */
 static void unpack_tokens(const struct unpack *a, int64_t slot, int64_t start, int64_t first, int64_t count) {
-    const int32_t *history = a->history + slot * a->length, *blocks = a->block_tables + slot * a->width;
+    const int32_t *blocks = a->block_tables + slot * a->width;
     for (int64_t token = most(first, 0); token < least(first + count, a->total); token++) {
         const int64_t position = start + token - first, column = position / a->block_size;
         const int32_t block = column < a->width ? blocks[column] : 0;
-        a->input_ids[token] = history[position];
+        a->input_ids[token] = token_at(a, slot, position);
         a->positions[token] = (int32_t)position;
         a->kv_slots[token] = block > 0 ? (int32_t)(block * a->block_size + position % a->block_size) : -1;
     }
@@ -55,23 +62,27 @@ static void unpack_tokens(const struct unpack *a, int64_t slot, int64_t start, i
 EXPORT void headway_step_unpack(const int32_t *packed, const int32_t *history, const int32_t *num_computed,
                                 const int32_t *alive, const int32_t *block_tables, int32_t *input_ids, int32_t *positions,
                                 int32_t *kv_slots, int32_t *query_start, int32_t *seq_lens, int32_t *row_slots,
-                                int32_t *logit_indices, int64_t packed_size, int64_t num_slots, int64_t length,
-                                int64_t width, int64_t tokens, int64_t rows, int64_t block_size) {
+                                int32_t *logit_indices, const int32_t *num_tokens, const int32_t *drafts,
+                                int64_t packed_size, int64_t num_slots, int64_t length, int64_t width, int64_t tokens,
+                                int64_t rows, int64_t block_size, int64_t outcomes, int64_t num_drafts) {
     const int64_t total = most(least(packed[HEADER_TOKENS], tokens), 0);
-    const struct unpack a = {history, num_computed, alive, block_tables, input_ids, positions, kv_slots,
-                             num_slots, length, width, block_size, total};
+    const struct unpack a = {history, num_computed, alive, block_tables, num_tokens, drafts, input_ids, positions, kv_slots,
+                             num_slots, length, width, block_size, total, num_drafts};
     memset(input_ids, 0, tokens * sizeof(int32_t));
     memset(positions, 0, tokens * sizeof(int32_t));
     memset(kv_slots, 0xff, tokens * sizeof(int32_t));
+    memset(logit_indices, 0, outcomes * rows * sizeof(int32_t));
     query_start[rows] = (int32_t)total;
     for (int64_t r = 0; r < rows; r++) {
         const int32_t *record = row_record(packed, packed_size, r);
         query_start[r] = record ? record[2] : (int32_t)total;
-        logit_indices[r] = seq_lens[r] = 0;
+        seq_lens[r] = 0;
         row_slots[r] = -1;
         if (!record) continue;
         const int64_t slot = record[0], count = record[1], first = record[2];
-        logit_indices[r] = (int32_t)least(most(first + count - 1, 0), tokens - 1);
+        const int64_t last = least(most(first + count - 1, 0), tokens - 1);
+        for (int64_t w = 0; w < outcomes; w++)
+            logit_indices[w * rows + r] = (int32_t)(drafts && record[3] > 1 ? least(most(first + w, 0), last) : last);
         if (!within(slot, num_slots)) continue;
         row_slots[r] = (int32_t)slot;
         const int64_t start = num_computed[slot];
@@ -111,29 +122,41 @@ static int append(const struct advance *a, int64_t slot, int32_t token) {
     return finish;
 }
 
+/* Outcome `offset` of each row. Records are `ints` long; drafts and next_slots are NULL where rows have one outcome each. */
 EXPORT void headway_slot_advance(const int32_t *packed, const int32_t *row_slots, const int32_t *token_ids,
                                  int32_t *history, int32_t *num_tokens, int32_t *num_computed, int32_t *alive,
                                  uint16_t *counts, const int32_t *count_on, const int32_t *min_total,
                                  const int32_t *max_total, const int32_t *stop_counts, const int32_t *stop_ids,
-                                 int32_t *results, int64_t packed_size, int64_t rows, int64_t num_slots, int64_t length,
-                                 int64_t vocab, int64_t width, int64_t ring_size, int64_t ring_rows) {
+                                 int32_t *results, const int32_t *drafts, int32_t *next_slots, int64_t packed_size,
+                                 int64_t rows, int64_t num_slots, int64_t length, int64_t vocab, int64_t width,
+                                 int64_t ring_size, int64_t ring_rows, int64_t ints, int64_t num_drafts, int64_t offset) {
     const struct advance a = {history, num_tokens, alive, counts, count_on, min_total, max_total,
                               stop_counts, stop_ids, length, vocab, width};
     const int64_t ring = packed[HEADER_RING];
     for (int64_t r = 0; r < rows; r++) {
         const int32_t *record = row_record(packed, packed_size, r);
         const int64_t slot = row_slots[r];
+        const int live = record && within(slot, num_slots) && alive[slot];
         int32_t result[4] = {0, 0, 0, 0};
-        if (record && within(slot, num_slots) && alive[slot]) {
-            num_computed[slot] = add(num_computed[slot], record[1]);
-            if (record[3]) {
-                result[0] = 1;
+        int goes_on = 0;
+        if (live) {
+            num_computed[slot] = add(num_computed[slot], drafts && record[3] > 1 ? 1 : record[1]);
+            if (record[3] > offset) {
+                result[0] = (int32_t)offset + 1;
                 result[1] = token_ids[r] < 0 ? 0 : token_ids[r];
                 result[2] = append(&a, slot, token_ids[r]);
+                goes_on = drafts && result[2] == FINISH_NONE && record[3] > offset + 1 && offset < num_drafts &&
+                          drafts[slot * num_drafts + offset] == token_ids[r];
             }
             result[3] = num_tokens[slot];
         }
-        if (within(ring, ring_size)) memcpy(results + (ring * ring_rows + r) * 4, result, sizeof result);
+        if (next_slots) next_slots[r] = goes_on ? (int32_t)slot : -1;
+        if (!within(ring, ring_size) || (offset && !live)) continue;
+        int32_t *place = results + (ring * ring_rows + r) * ints;
+        place[0] = result[0];
+        place[offset ? 3 + offset : 1] = result[1];
+        place[2] = result[2];
+        place[3] = result[3];
     }
 }
 

@@ -1,0 +1,143 @@
+"""``SpeculativeConfig``: which drafter guesses tokens ahead, and how many. Names, defaults and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import ConfigError, UnknownParameterError
+from headway.core.params import refuse_unknown
+
+MAX_DRAFTS = 32
+"""Most tokens that are guessed ahead: each costs a place in every step, and a place behind every slot's text."""
+MAX_LOOKUP = 64
+"""Most tokens of a match: each is one more comparison per known token."""
+USUAL_LOOKUP = 5
+
+METHODS = ("ngram", "draft_model", "eagle", "eagle3")
+REJECTION_METHODS = ("standard", "synthetic")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeConfig:
+    """How tokens are guessed.
+
+    Attributes:
+        method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
+            "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
+            trained on the model's hidden states.
+        num_speculative_tokens: K, tokens guessed for each step of each row.
+        model: of "draft_model", "eagle" and "eagle3": folder, GGUF file or hub name.
+        revision: of ``model``, as for the engine's.
+        prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
+        prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
+        rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
+            "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
+        adaptive: leave drafts out of steps while they cost more time than they save, which is measured. Unset: yes, but with
+            "synthetic".
+        synthetic_acceptance_length: of "synthetic": mean tokens that a row brings in a step, its own one included.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    rejection_sample_method: str = "standard"
+    synthetic_acceptance_length: float | None = None
+    adaptive: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
+        self._check_count("num_speculative_tokens", MAX_DRAFTS)
+        self._check_model()
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(self, name) is not None:
+                self._check_count(name, MAX_LOOKUP)
+        self._check_rejection()
+        if self.adaptive not in (None, True, False):
+            raise ConfigError(f"speculative_config: adaptive must be true, false or null; got {self.adaptive!r}")
+        low, high = self.lookup
+        if low > high:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={low} is more than prompt_lookup_max={high}; lower the one or "
+                "raise the other"
+            )
+
+    def _check_count(self, name: str, most: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}; got {value!r}")
+
+    def _check_model(self) -> None:
+        has_model = self.method != "ngram"
+        if has_model and not (isinstance(self.model, str) and self.model):
+            raise ConfigError(f"speculative_config: method={self.method!r} needs model, a folder or a hub name")
+        if not has_model and (self.model is not None or self.revision is not None):
+            raise ConfigError(f"speculative_config: method={self.method!r} has no model; leave model and revision out")
+        if has_model and (self.prompt_lookup_max is not None or self.prompt_lookup_min is not None):
+            raise ConfigError("speculative_config: prompt_lookup_max and prompt_lookup_min belong to method='ngram'")
+
+    def _check_rejection(self) -> None:
+        if self.rejection_sample_method not in REJECTION_METHODS:
+            raise ConfigError(
+                f"speculative_config: rejection_sample_method must be one of {', '.join(REJECTION_METHODS)}; "
+                f"got {self.rejection_sample_method!r}"
+            )
+        length, most = self.synthetic_acceptance_length, self.num_speculative_tokens + 1
+        if (length is not None) != (self.rejection_sample_method == "synthetic"):
+            raise ConfigError(
+                'speculative_config: rejection_sample_method="synthetic" and synthetic_acceptance_length belong together; '
+                "give both or neither"
+            )
+        if length is not None and (
+            not isinstance(length, int | float) or isinstance(length, bool) or not 1 <= length <= most
+        ):
+            raise ConfigError(
+                f"speculative_config: synthetic_acceptance_length must be a number from 1 to {most} "
+                f"(num_speculative_tokens + 1); got {length!r}"
+            )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether drafts are left out while they do not pay."""
+        return self.rejection_sample_method == "standard" if self.adaptive is None else self.adaptive
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """(prompt_lookup_min, prompt_lookup_max), each that is unset like the other."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return low or high or USUAL_LOOKUP, high or low or USUAL_LOOKUP
+
+
+def read_speculative(given: object) -> SpeculativeConfig | None:
+    """What a user gave as ``speculative_config``: None, the object, a mapping or JSON text of one.
+
+    Raises:
+        ConfigError: unknown keys, missing ones, or values that cannot be.
+    """
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"speculative_config is not JSON: {error}") from error
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            'speculative_config must be a mapping such as {"method": "ngram", "num_speculative_tokens": 4}; '
+            f"got {type(given).__name__}"
+        )
+    fields: dict[str, Any] = {str(name): value for name, value in given.items()}
+    for name in ("method", "num_speculative_tokens"):
+        if name not in fields:
+            raise ConfigError(f"speculative_config lacks {name}")
+    try:
+        return SpeculativeConfig(**fields)
+    except UnknownParameterError as error:
+        raise ConfigError(f"speculative_config: {error}") from error

@@ -1,0 +1,120 @@
+"""From ``speculative_config`` to a drafter: what it is made of, and what it needs of the engine around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from headway.core.config import EngineArgs
+from headway.core.log import logger
+from headway.core.speculative import SpeculativeConfig
+from headway.models.interface import Model
+from headway.models.load import load_model
+from headway.speculative.base import Drafter, DraftHouse, DraftModel
+from headway.speculative.draft_model import ModelDrafter
+from headway.speculative.eagle import EagleDrafter
+from headway.speculative.eagle_load import load_eagle
+from headway.speculative.eagle_model import EagleModel
+from headway.speculative.ngram import NgramDrafter
+from headway.speculative.synthetic import SyntheticDrafter
+from headway.weights import open_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """What a drafter's weights are loaded with.
+
+    Attributes:
+        args: the engine's.
+        target: the model whose tokens are guessed; its dtype and device are the drafter's.
+        dtype: of weights and activations.
+        longest: positions that the drafter must be able to run.
+    """
+
+    args: EngineArgs
+    target: Model
+    dtype: torch.dtype
+    longest: int
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What guesses tokens ahead.
+
+    Attributes:
+        number: drafts a row, at least 1.
+        drafter: makes the drafter.
+        load: loads its model; None: it has none.
+        lookahead, forgets_last_hit: see ``SchedulerConfig``.
+        adaptive: whether steps leave them out while they do not pay.
+    """
+
+    number: int
+    drafter: Callable[[DraftHouse], Drafter]
+    load: Callable[[Loading], DraftModel] | None = None
+    lookahead: int = 0
+    forgets_last_hit: bool = False
+    adaptive: bool = False
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig | None) -> Drafts | None:
+        """What ``config`` asks for; None where there is none."""
+        if config is None:
+            return None
+        number, length = config.num_speculative_tokens, config.synthetic_acceptance_length
+        if config.method == "ngram":
+            found = cls(number, lambda house: NgramDrafter(house.arena, number, *config.lookup))
+        elif config.method in ("eagle", "eagle3"):
+            found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
+        else:
+            found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
+        found = replace(found, adaptive=config.is_adaptive)
+        return found if length is None else _synthetic(found, length)
+
+
+def _load_draft_model(config: SpeculativeConfig, loading: Loading) -> Model:
+    assert config.model is not None
+    logger.info("draft model %s", config.model)
+    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=loading.args.load_format)
+    return load_model(
+        checkpoint,
+        dtype=loading.dtype,
+        device=loading.target.device,
+        max_model_len=loading.longest,
+        progress=loading.progress,
+        seed=loading.args.seed,
+    )
+
+
+def _load_eagle(config: SpeculativeConfig, loading: Loading) -> EagleModel:
+    assert config.model is not None
+    logger.info("%s head %s", config.method, config.model)
+    checkpoint = open_checkpoint(
+        config.model, revision=config.revision, load_format=loading.args.load_format, integers=True
+    )
+    return load_eagle(
+        checkpoint,
+        checkpoint.config,
+        third=config.method == "eagle3",
+        target=loading.target,
+        dtype=loading.dtype,
+        max_len=loading.longest,
+        seed=loading.args.seed,
+    )
+
+
+def _synthetic(real: Drafts, length: float) -> Drafts:
+    """The same drafts, right as often as ``length`` says."""
+    logger.warning(
+        "SYNTHETIC ACCEPTANCE: rows bring %g tokens a step whatever the model says. For benchmarks only: what is generated "
+        "is no text, its log-probabilities are of other tokens, and grammars will break",
+        length,
+    )
+
+    def make(house: DraftHouse) -> Drafter:
+        return SyntheticDrafter(house.arena, house.number, real.drafter(house), length, house.target.spec.vocab_size)
+
+    return replace(real, drafter=make)

@@ -1,0 +1,115 @@
+"""Triton kernel of ``causal_conv``: a program for each row of one token, and for each chunk of the others, by blocks
+of channels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.chunks import CHUNK, CHUNKS_AT
+from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_rows import row_of
+
+
+@triton.jit
+def causal_conv_kernel(
+    x_ptr,  # [T, C]
+    weight_ptr,  # [C, TAPS]
+    bias_ptr,  # [C], or None
+    ring_ptr,  # [S, LENGTH, C]
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    packed_ptr,
+    y_ptr,  # [T, C] contiguous
+    x_stride,
+    ring_stride,
+    channels,
+    num_rows,
+    num_slots,
+    LENGTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    SILU: tl.constexpr,
+    TABLE_AT: tl.constexpr,
+    CHUNK_TOKENS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    program = tl.program_id(0)
+    entry = program - num_rows
+    listed = entry >= 0
+    found = listed & (entry < tl.load(packed_ptr + TABLE_AT + 1, mask=listed, other=0))
+    at = packed_ptr + tl.load(packed_ptr + TABLE_AT, mask=found, other=0) + 2 * entry
+    row = tl.load(at, mask=found, other=0)
+    chunk = tl.load(at + 1, mask=found, other=0)
+    row = tl.where(listed, row, program)
+    first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    live = live & tl.where(listed, found & (count > 1), count == 1)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_c = c < channels
+    ring = ring_ptr + slot * ring_stride + c[None, :]
+    if live:
+        begin = chunk * CHUNK_TOKENS
+        end = tl.minimum(begin + CHUNK_TOKENS, count)
+        for t0 in range(begin, end, BLOCK_T):
+            t = t0 + tl.arange(0, BLOCK_T)
+            mask = (t < end)[:, None] & in_c[None, :]
+            total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+            for back in tl.static_range(TAPS):
+                source = t - back
+                here = mask & (source >= 0)[:, None]
+                value = tl.load(
+                    x_ptr + (first + source).to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0
+                )
+                position = start + source
+                before = mask & ((source < 0) & (position >= 0))[:, None]
+                place = (position + LENGTH) % LENGTH
+                past = tl.load(ring + place[:, None] * channels, mask=before, other=0.0)
+                weight = tl.load(weight_ptr + c * TAPS + (TAPS - 1 - back), mask=in_c, other=0.0).to(tl.float32)
+                total += tl.where(here, value, past).to(tl.float32) * weight[None, :]
+            if bias_ptr is not None:
+                total += tl.load(bias_ptr + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
+            if SILU:
+                total = total / (1.0 + tl.exp(-total))
+            out = y_ptr + (first + t).to(tl.int64)[:, None] * channels + c[None, :]
+            tl.store(out, total.to(y_ptr.dtype.element_ty), mask=mask)
+        if chunk == 0:
+            # The only program that reads what is overwritten here; all of it must have been read.
+            tl.debug_barrier()
+            m = tl.arange(0, BLOCK_M)
+            source = count - 1 - m
+            kept = ((m < LENGTH) & (source >= 0))[:, None] & in_c[None, :]
+            value = tl.load(
+                x_ptr + (first + source).to(tl.int64)[:, None] * x_stride + c[None, :], mask=kept, other=0.0
+            )
+            tl.store(ring + ((start + source + LENGTH) % LENGTH)[:, None] * channels, value, mask=kept)
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ring: torch.Tensor,
+    query_start: torch.Tensor,
+    row_slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    packed: torch.Tensor,
+    max_chunks: int,
+    max_query_len: int,
+    silu: bool,
+) -> torch.Tensor:
+    (slots, length, channels), taps, rows = ring.shape, weight.shape[1], len(seq_lens)
+    assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
+        "channels lie side by side; the ring holds the window"
+    )
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    several = max_query_len > 1
+    block_c = min(128 if several else 256, max(16, next_power_of_2(channels)))
+    causal_conv_kernel[(rows + (max_chunks if several else 0), cdiv(channels, block_c))](
+        x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
+        LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
+        BLOCK_T=16 if several else 1, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), num_warps=4,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,227 @@
+"""Triton kernels of ``gated_delta``.
+
+``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
+registers: decode updates, and rows of any length where decays are per channel. ``chunks`` takes the longer rows where
+decays are per head, 16 tokens at a time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly
+lower triangular, and the inverse of I + A is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16
+tokens its powers stay small enough for float32 whatever the keys are; of 64 they would not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.gated_delta.reference import EPS
+from headway.kernels.triton_rows import row_of, softplus
+
+TOKENS = 16
+
+
+@triton.jit
+def delta_walk_kernel(
+    q_ptr,  # [T, HK, K]
+    k_ptr,  # [T, HK, K]
+    v_ptr,  # [T, H, V]
+    a_ptr,  # [T, H] or [T, H, K]
+    a_log_ptr,  # f32 [H]
+    dt_bias_ptr,  # f32 [H] or [H, K]
+    b_ptr,  # [T, H]
+    state_ptr,  # [S, H, K, V]
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    o_ptr,  # [T, H, V] contiguous
+    q_stride,
+    q_head,
+    k_stride,
+    k_head,
+    v_stride,
+    v_head,
+    a_stride,
+    a_head,
+    b_stride,
+    state_stride,
+    heads,
+    share,  # value heads of a key head
+    num_slots,
+    beta_scale,
+    scale,
+    most,  # rows of more tokens are not taken
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
+    SMALL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    head = tl.program_id(1)
+    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    k = tl.arange(0, BLOCK_K)
+    in_k, in_v = k < K, v < V
+    both = in_k[:, None] & in_v[None, :]
+    if live & (count <= most):
+        at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
+        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
+        rate = tl.exp(tl.load(a_log_ptr + head))
+        for t in range(0, count):
+            token = (first + t).to(tl.int64)
+            query = tl.load(q_ptr + token * q_stride + head // share * q_head + k, mask=in_k, other=0.0).to(tl.float32)
+            key = tl.load(k_ptr + token * k_stride + head // share * k_head + k, mask=in_k, other=0.0).to(tl.float32)
+            value = tl.load(v_ptr + token * v_stride + head * v_head + v, mask=in_v, other=0.0).to(tl.float32)
+            query = query * (scale * tl.rsqrt(tl.sum(query * query, 0) + SMALL))
+            key = key * tl.rsqrt(tl.sum(key * key, 0) + SMALL)
+            if BY_CHANNEL:
+                raw = tl.load(a_ptr + token * a_stride + head * a_head + k, mask=in_k, other=0.0).to(tl.float32)
+                raw += tl.load(dt_bias_ptr + head * K + k, mask=in_k, other=0.0)
+                h = h * tl.exp(-rate * softplus(raw))[:, None]
+            else:
+                raw = tl.load(a_ptr + token * a_stride + head).to(tl.float32) + tl.load(dt_bias_ptr + head)
+                h = h * tl.exp(-rate * softplus(raw))
+            beta = beta_scale / (1.0 + tl.exp(-tl.load(b_ptr + token * b_stride + head).to(tl.float32)))
+            u = beta * (value - tl.sum(key[:, None] * h, 0))
+            h = h + key[:, None] * u[None, :]
+            out = tl.sum(query[:, None] * h, 0)
+            tl.store(o_ptr + (token * heads + head) * V + v, out.to(o_ptr.dtype.element_ty), mask=in_v)
+        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+
+
+@triton.jit
+def delta_chunks_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    a_ptr,
+    a_log_ptr,
+    dt_bias_ptr,
+    b_ptr,
+    state_ptr,
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    o_ptr,
+    q_stride,
+    q_head,
+    k_stride,
+    k_head,
+    v_stride,
+    v_head,
+    a_stride,
+    a_head,
+    b_stride,
+    state_stride,
+    heads,
+    share,
+    num_slots,
+    beta_scale,
+    scale,
+    most,  # rows of so many tokens or fewer are not taken
+    K: tl.constexpr,
+    V: tl.constexpr,
+    SMALL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    L: tl.constexpr,
+):
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    head = tl.program_id(1)
+    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    k = tl.arange(0, BLOCK_K)
+    i = tl.arange(0, L)
+    in_k, in_v = k < K, v < V
+    both = in_k[:, None] & in_v[None, :]
+    kind = v_ptr.dtype.element_ty
+    if live & (count > most):
+        at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
+        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
+        rate = tl.exp(tl.load(a_log_ptr + head))
+        bias = tl.load(dt_bias_ptr + head)
+        below = i[:, None] > i[None, :]
+        causal = i[:, None] >= i[None, :]
+        for t0 in range(0, count, L):
+            inside = t0 + i < count
+            token = (first + t0 + i).to(tl.int64)
+            in_keys = inside[:, None] & in_k[None, :]
+            query = tl.load(
+                q_ptr + token[:, None] * q_stride + head // share * q_head + k[None, :], mask=in_keys, other=0.0
+            )
+            key = tl.load(
+                k_ptr + token[:, None] * k_stride + head // share * k_head + k[None, :], mask=in_keys, other=0.0
+            )
+            in_values = inside[:, None] & in_v[None, :]
+            value = tl.load(v_ptr + token[:, None] * v_stride + head * v_head + v[None, :], mask=in_values, other=0.0)
+            query = query.to(tl.float32)
+            key = key.to(tl.float32)
+            query = (query * (scale * tl.rsqrt(tl.sum(query * query, 1) + SMALL))[:, None]).to(kind)
+            key = (key * tl.rsqrt(tl.sum(key * key, 1) + SMALL)[:, None]).to(kind)
+            raw = tl.load(a_ptr + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + bias
+            g = tl.where(inside, -rate * softplus(raw), 0.0)
+            beta = beta_scale / (
+                1.0 + tl.exp(-tl.load(b_ptr + token * b_stride + head, mask=inside, other=0.0).to(tl.float32))
+            )
+            beta = tl.where(inside, beta, 0.0)
+            total = tl.cumsum(g, 0)
+            decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
+            kk = tl.dot(key, tl.trans(key), input_precision="ieee")
+            power = tl.where(below, kk * decay, 0.0) * beta[:, None]  # A, strictly lower
+            inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - power
+            for _ in tl.static_range(3):
+                power = tl.dot(power, power, input_precision="ieee")
+                inverse += tl.dot(inverse, power, input_precision="ieee")
+            carried = h.to(kind)
+            known = tl.exp(total)[:, None] * tl.dot(key, carried, input_precision="ieee")
+            u = tl.dot(inverse, beta[:, None] * (value.to(tl.float32) - known), input_precision="ieee")  # [L, V]
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * decay
+            out = tl.exp(total)[:, None] * tl.dot(query, carried, input_precision="ieee")
+            out += tl.dot(scores.to(kind), u.to(kind), input_precision="ieee")
+            tl.store(o_ptr + (token[:, None] * heads + head) * V + v[None, :], out.to(kind), mask=in_values)
+            whole = tl.sum(g, 0)
+            left = (key.to(tl.float32) * tl.exp(whole - total)[:, None]).to(kind)
+            h = tl.exp(whole) * h + tl.dot(tl.trans(left), u.to(kind), input_precision="ieee")
+        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+
+
+def gated_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    beta_scale: float,
+    scale: float,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    row_slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    packed: torch.Tensor,
+    max_chunks: int,
+    max_query_len: int,
+) -> torch.Tensor:
+    slots, heads, keys, values = state.shape
+    by_channel = a.dim() == 3
+    assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
+    o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    args: tuple[Any, ...] = (
+        q, k, v, a, a_log, dt_bias, b, state, query_start, row_slots, seq_lens, o,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), a.stride(0), a.stride(1), b.stride(0),
+        state.stride(0), heads, heads // k.shape[1], slots, beta_scale, scale,
+    )  # fmt: skip
+    rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
+    block_v = max(4, min(next_power_of_2(values), 4096 // block_k))
+    most = max_query_len if by_channel else 1
+    delta_walk_kernel[(rows, heads, cdiv(values, block_v))](
+        *args, most, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4
+    )
+    if max_query_len > most:
+        block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
+        delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
+            *args, most, K=keys, V=values, SMALL=EPS, BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, num_warps=4
+        )
+    return o

@@ -1,0 +1,95 @@
+"""Triton kernel of ``selective_scan``: a program for each row and block of channels, which keeps its states in
+registers and walks the row's tokens. Rows of one token are decode updates; they take the same kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_rows import row_of, softplus
+
+
+@triton.jit
+def selective_scan_kernel(
+    x_ptr,  # [T, D]
+    dt_ptr,  # [T, D]
+    dt_bias_ptr,  # [D]
+    a_ptr,  # f32 [D, N]
+    b_ptr,  # [T, N]
+    c_ptr,  # [T, N]
+    d_ptr,  # [D]
+    z_ptr,  # [T, D], or None
+    state_ptr,  # [S, D, N]
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    y_ptr,  # [T, D] contiguous
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    z_stride,
+    state_stride,
+    channels,
+    num_slots,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    in_d, in_n = d < channels, n < N
+    both = in_d[:, None] & in_n[None, :]
+    if live:
+        at = state_ptr + slot * state_stride + d[:, None] * N + n[None, :]
+        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)
+        a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
+        bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        for t in range(0, count):
+            token = (first + t).to(tl.int64)
+            x = tl.load(x_ptr + token * x_stride + d, mask=in_d, other=0.0).to(tl.float32)
+            step = softplus(tl.load(dt_ptr + token * dt_stride + d, mask=in_d, other=0.0).to(tl.float32) + bias)
+            b = tl.load(b_ptr + token * b_stride + n, mask=in_n, other=0.0).to(tl.float32)
+            c = tl.load(c_ptr + token * c_stride + n, mask=in_n, other=0.0).to(tl.float32)
+            h = tl.exp(step[:, None] * a) * h + (step * x)[:, None] * b[None, :]
+            y = tl.sum(h * c[None, :], 1) + skip * x
+            if z_ptr is not None:
+                z = tl.load(z_ptr + token * z_stride + d, mask=in_d, other=0.0).to(tl.float32)
+                y = y * z / (1.0 + tl.exp(-z))
+            tl.store(y_ptr + token * channels + d, y.to(y_ptr.dtype.element_ty), mask=in_d)
+        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    dt_bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    z: torch.Tensor | None,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    row_slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    packed: torch.Tensor,
+    max_chunks: int,
+    max_query_len: int,
+) -> torch.Tensor:
+    slots, channels, size = state.shape
+    given = (x, dt, b, c) if z is None else (x, dt, b, c, z)
+    assert all(each.stride(1) == 1 for each in given), "channels lie side by side"
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    block_n = next_power_of_2(size)
+    block_d = max(8, min(64, 1024 // block_n, next_power_of_2(channels)))
+    selective_scan_kernel[(len(seq_lens), cdiv(channels, block_d))](
+        x, dt, dt_bias, a, b, c, d, z, state, query_start, row_slots, seq_lens, y,
+        x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), state.stride(0), channels, slots,
+        N=size, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=2,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,202 @@
+"""Triton kernels of ``ssd_scan``.
+
+``update`` has a program for each row of one token, head and block of channels: state in, state out, once. ``scan`` has one for
+each longer row, head and block of channels; it walks the row in chunks, by products of matrices, and keeps the state in
+registers, so that states between chunks never reach memory. A step of decode rows alone launches ``update`` only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_rows import row_of, softplus
+
+CHUNK = 64
+SMALL_CHUNK = 32
+"""Where a state has many columns: registers hold it and a chunk's operands."""
+
+
+@triton.jit
+def ssd_update_kernel(
+    x_ptr,  # [T, H, P]
+    dt_ptr,  # [T, H], or None
+    dt_bias_ptr,  # [H], or None
+    a_ptr,  # f32 [H]
+    b_ptr,  # [T, G, N]
+    c_ptr,  # [T, G, N]
+    d_ptr,  # [H], or None
+    state_ptr,  # [S, H, P, N]
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    y_ptr,  # [T, H, P] contiguous
+    x_stride,
+    x_head,
+    dt_stride,
+    b_stride,
+    b_group,
+    c_stride,
+    c_group,
+    state_stride,
+    heads,
+    share,  # heads of a group
+    num_slots,
+    dt_min,
+    dt_max,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    head = tl.program_id(1)
+    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    in_p, in_n = p < P, n < N
+    both = in_p[:, None] & in_n[None, :]
+    if live & (count == 1):
+        token = first.to(tl.int64)
+        at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
+        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + token * x_stride + head * x_head + p, mask=in_p, other=0.0).to(tl.float32)
+        b = tl.load(b_ptr + token * b_stride + head // share * b_group + n, mask=in_n, other=0.0).to(tl.float32)
+        c = tl.load(c_ptr + token * c_stride + head // share * c_group + n, mask=in_n, other=0.0).to(tl.float32)
+        step = tl.full((1,), 1.0, tl.float32)
+        if dt_ptr is not None:
+            raw = tl.load(dt_ptr + token * dt_stride + head + tl.arange(0, 1)).to(tl.float32)
+            if dt_bias_ptr is not None:
+                raw += tl.load(dt_bias_ptr + head).to(tl.float32)
+            step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
+        decay = tl.exp(step * tl.load(a_ptr + head))
+        h = decay[:, None] * h + (step * x)[:, None] * b[None, :]
+        y = tl.sum(h * c[None, :], 1)
+        if d_ptr is not None:
+            y += tl.load(d_ptr + head).to(tl.float32) * x
+        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+        tl.store(y_ptr + (token * heads + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
+
+
+@triton.jit
+def ssd_scan_kernel(
+    x_ptr,
+    dt_ptr,
+    dt_bias_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    d_ptr,
+    state_ptr,
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    y_ptr,
+    x_stride,
+    x_head,
+    dt_stride,
+    b_stride,
+    b_group,
+    c_stride,
+    c_group,
+    state_stride,
+    heads,
+    share,
+    num_slots,
+    dt_min,
+    dt_max,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    head = tl.program_id(1)
+    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    i = tl.arange(0, TOKENS)
+    in_p, in_n = p < P, n < N
+    both = in_p[:, None] & in_n[None, :]
+    kind = x_ptr.dtype.element_ty
+    if live & (count > 1):
+        at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
+        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [P, N]
+        a = tl.load(a_ptr + head)
+        for t0 in range(0, count, TOKENS):
+            inside = t0 + i < count
+            token = (first + t0 + i).to(tl.int64)
+            x_at = x_ptr + token[:, None] * x_stride + head * x_head + p[None, :]
+            x = tl.load(x_at, mask=inside[:, None] & in_p[None, :], other=0.0)  # [L, P]
+            shared = inside[:, None] & in_n[None, :]
+            b = tl.load(
+                b_ptr + token[:, None] * b_stride + head // share * b_group + n[None, :], mask=shared, other=0.0
+            )
+            c = tl.load(
+                c_ptr + token[:, None] * c_stride + head // share * c_group + n[None, :], mask=shared, other=0.0
+            )
+            step = tl.where(inside, 1.0, 0.0)
+            if dt_ptr is not None:
+                raw = tl.load(dt_ptr + token * dt_stride + head, mask=inside, other=0.0).to(tl.float32)
+                if dt_bias_ptr is not None:
+                    raw += tl.load(dt_bias_ptr + head).to(tl.float32)
+                step = tl.where(inside, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
+            total = tl.cumsum(step * a, 0)  # [L]; tokens behind the row's end neither decay nor add
+            causal = i[:, None] >= i[None, :]
+            decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
+            scores = tl.dot(c, tl.trans(b), input_precision="ieee") * decay * step[None, :]  # [L, L]
+            y = tl.dot(scores.to(kind), x, input_precision="ieee")
+            carried = tl.dot(c, tl.trans(h).to(kind), input_precision="ieee")  # [L, P]
+            y += tl.exp(total)[:, None] * carried
+            if d_ptr is not None:
+                y += tl.load(d_ptr + head).to(tl.float32) * x.to(tl.float32)
+            y_at = y_ptr + (token[:, None] * heads + head) * P + p[None, :]
+            tl.store(y_at, y.to(kind), mask=inside[:, None] & in_p[None, :])
+            whole = tl.sum(step * a, 0)
+            left = tl.exp(whole - total) * step
+            added = tl.dot(tl.trans(x), (b.to(tl.float32) * left[:, None]).to(kind), input_precision="ieee")
+            h = tl.exp(whole) * h + added
+        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+
+
+def ssd_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    dt_min: float,
+    dt_max: float,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    row_slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    packed: torch.Tensor,
+    max_chunks: int,
+    max_query_len: int,
+) -> torch.Tensor:
+    slots, heads, width, size = state.shape
+    assert x.stride(2) == b.stride(2) == c.stride(2) == 1 and (dt is None or dt.stride(1) == 1)
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    args: tuple[Any, ...] = (
+        x, dt, dt_bias, a, b, c, d, state, query_start, row_slots, seq_lens, y,
+        x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+        state.stride(0), heads, heads // b.shape[1], slots, dt_min, dt_max,
+    )  # fmt: skip
+    rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
+    block = max(4, min(next_power_of_2(width), 4096 // block_n))
+    ssd_update_kernel[(rows, heads, cdiv(width, block))](
+        *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4
+    )
+    if max_query_len > 1:
+        block = max(16, min(next_power_of_2(width), 8192 // block_n))
+        tokens = CHUNK if block_n <= 128 else SMALL_CHUNK
+        ssd_scan_kernel[(rows, heads, cdiv(width, block))](
+            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=tokens, num_warps=8 if block_n > 64 else 4
+        )
+    return y

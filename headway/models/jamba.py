@@ -1,0 +1,53 @@
+"""Jamba: Mamba-1 layers whose time steps, b and c are normalised, and attention without positions now and then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.models.blocks import BlockNames, BlockSpec
+from headway.models.config import llama_like, map_blocks
+from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
+from headway.models.fields import Fields
+from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.layers.attention import AttentionSpec
+from headway.models.layers.mamba import MambaSpec
+
+
+class JambaForCausalLM(DecoderModel):
+    """Its dense members: those with one expert."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            max_position_embeddings=262144, num_key_value_heads=8, num_experts=16, attn_layer_period=8, attn_layer_offset=4,
+            mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True, expert_layer_period=2,
+            expert_layer_offset=1,
+        )  # fmt: skip
+        layers, experts = fields.count("num_hidden_layers"), fields.count("num_experts")
+        period, offset = fields.count("expert_layer_period"), int(fields.number("expert_layer_offset", least=0))
+        if experts > 1 and any(i % period == offset for i in range(layers)):
+            raise fields.refuse("num_experts", "is not implemented; 1 is")
+        period, offset = fields.count("attn_layer_period"), int(fields.number("attn_layer_offset", least=0))
+        kinds = kinds_of(fields, [ATTENTION if i % period == offset else STATE for i in range(layers)])
+        names = BlockNames(before_ffn="pre_ff_layernorm", ffn="feed_forward")
+        config = llama_like(fields.with_defaults(rope_theta=10000.0), names=names)
+        hidden, rank = config.hidden_size, fields.get("mamba_dt_rank")
+        mamba = MambaSpec(
+            inner=int(fields.number("mamba_expand") * hidden),
+            state_size=fields.count("mamba_d_state"),
+            rank=-(-hidden // 16) if rank in (None, "auto") else fields.count("mamba_dt_rank"),
+            taps=fields.count("mamba_d_conv"),
+            bias=fields.flag("mamba_proj_bias"),
+            conv_bias=fields.flag("mamba_conv_bias"),
+            norms="weighted",
+            norm_eps=config.norm.eps,
+        )
+
+        def change(layer: int, block: BlockSpec) -> BlockSpec:
+            assert isinstance(block.mixer, AttentionSpec)
+            if kinds[layer] == ATTENTION:
+                return replace(block, mixer=replace(block.mixer, rope=None))
+            return replace(block, mixer=mamba, names=replace(names, mixer="mamba"))
+
+        return replace(map_blocks(config, change), names=DecoderNames(norm="model.final_layernorm"))

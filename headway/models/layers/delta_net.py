@@ -1,0 +1,121 @@
+"""The gated delta net (Yang et al. 2024) and Kimi delta attention (Kimi team 2025).
+
+Shapes: T tokens of the step, HK heads of queries and keys of K, H heads of values of V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from headway.core.cache import CacheSpec
+from headway.kernels.gated_rms_norm import gated_rms_norm
+from headway.models.interface import Target
+from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.recurrent.base import recurrent, state_of, window
+from headway.recurrent.scans import delta_rule
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import LayerCache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNetSpec(StateSpec):
+    """A gated delta net.
+
+    Attributes:
+        num_key_heads, num_heads, key_dim, value_dim: HK, H, K, V.
+        taps: width of the convolution over queries, keys and values.
+        beta_scale: 2 where eigenvalues may be negative, else 1.
+        norm_eps: of the norm beside the gate.
+        layout: how the checkpoint has the products in: "grouped": queries, keys, values and gates, and the two of the rule,
+            interleaved by key head (Qwen3-Next); "joined": queries, keys and values in one tensor (Qwen3.5); "separate" (OLMo).
+        names: of the norm, and of the product out.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    beta_scale: float = 1.0
+    norm_eps: float = 1e-6
+    layout: Literal["grouped", "joined", "separate"] = "grouped"
+    names: tuple[str, str] = ("norm", "out_proj")
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of all heads: queries, keys, values."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_heads * self.value_dim
+
+    @property
+    def state(self) -> CacheSpec:
+        return state_of(window(sum(self.sizes), self.taps), recurrent(self.num_heads, self.key_dim, self.value_dim))
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The products in, whose outputs are in this order: queries, keys, values, gates, beta, decays."""
+        q, k, v = self.sizes
+        heads = self.num_heads
+        if self.layout == "grouped":
+            return {"in_proj_qkvz": q + k + 2 * v, "in_proj_ba": 2 * heads}
+        if self.layout == "joined":
+            return {"in_proj_qkv": q + k + v, "in_proj_z": v, "in_proj_b": heads, "in_proj_a": heads}
+        return {"q_proj": q, "k_proj": k, "v_proj": v, "g_proj": v, "b_proj": heads, "a_proj": heads}
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """int64, the checkpoint's rows in our order; None: they are in it."""
+        if self.layout != "grouped":
+            return None
+        share, groups = self.num_heads // self.num_key_heads, self.num_key_heads
+        widths = (self.key_dim, self.key_dim, share * self.value_dim, share * self.value_dim)
+        first = torch.arange(groups * sum(widths)).view(groups, -1).split(widths, dim=1)
+        second = (groups * sum(widths) + torch.arange(2 * self.num_heads)).view(groups, -1).split(share, dim=1)
+        return torch.cat([each.flatten() for each in (*first, *second)])
+
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
+        return DeltaNet(self, hidden, dtype=dtype, device=device)
+
+
+class DeltaNet(StateMixer):
+    """The layer of ``spec``."""
+
+    def __init__(self, spec: DeltaNetSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        self.into = Linear(hidden, spec.parts, bias=False, dtype=dtype, device=device)
+        self.conv = Convolution(sum(spec.sizes), spec.taps, bias=False, dtype=dtype, device=device)
+        self.norm = parameter(spec.value_dim, dtype=dtype, device=device)
+        self.a_log = parameter(spec.num_heads, dtype=torch.float32, device=device)
+        self.dt_bias = parameter(spec.num_heads, dtype=torch.float32, device=device)
+        self.out = Linear(spec.sizes[2], {spec.names[1]: hidden}, bias=False, dtype=dtype, device=device)
+
+    def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """Queries, keys, values, gates, beta, decays side by side -> [T, H V]."""
+        spec = self.spec
+        ring, state = cache
+        q, k, v = spec.sizes
+        qkv, gate, beta, decay = x.split((q + k + v, v, spec.num_heads, spec.num_heads), dim=1)
+        queries, keys, values = self.conv.forward(qkv, batch, ring).split((q, k, v), dim=1)
+        heads = (spec.num_key_heads, spec.key_dim)
+        o = delta_rule(
+            queries.unflatten(1, heads), keys.unflatten(1, heads), values.unflatten(1, (spec.num_heads, spec.value_dim)),
+            decay, self.a_log, self.dt_bias, beta, batch, state, beta_scale=spec.beta_scale,
+        ).flatten(1)  # fmt: skip
+        normed = gated_rms_norm(o, gate, self.norm, spec.norm_eps, spec.value_dim, False, False)
+        return cast(torch.Tensor, normed)
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        found = self.into.destinations(prefix, self.spec.order) | self.out.destinations(prefix)
+        found |= {f"{prefix}A_log": Target(self.a_log), f"{prefix}dt_bias": Target(self.dt_bias)}
+        found[f"{prefix}{self.spec.names[0]}.weight"] = Target(self.norm)
+        if self.spec.layout != "separate":
+            return found | self.conv.destinations(f"{prefix}conv1d.")
+        parts = self.conv.weight.split(self.spec.sizes)
+        return found | {f"{prefix}{n}_conv1d.weight": Target(w[:, None]) for n, w in zip("qkv", parts, strict=True)}

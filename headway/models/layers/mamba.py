@@ -1,0 +1,197 @@
+"""The mixers of Mamba-1 (Gu and Dao 2023) and Mamba-2 (Dao and Gu 2024).
+
+Shapes: T tokens of the step, D inner channels, N state size, H heads of P channels, G groups of heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from headway.core.cache import CacheSpec
+from headway.kernels.gated_rms_norm import gated_rms_norm
+from headway.kernels.rms_norm import rms_norm
+from headway.kernels.silu_mul import silu_mul
+from headway.models.interface import Target
+from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.recurrent.base import recurrent, state_of, window
+from headway.recurrent.scans import LONGEST_STEP, scan_channels, scan_heads
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import LayerCache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaSpec(StateSpec):
+    """A Mamba-1 mixer.
+
+    Attributes:
+        inner, state_size, rank, taps: D, N, inputs of the time steps' product, width of the convolution.
+        bias, conv_bias: of the products in and out, and of the convolution.
+        norms: RMS norms of time steps, b and c: "" none, "plain" without weights (FalconMamba), "weighted" (Jamba).
+        norm_eps: of those.
+    """
+
+    inner: int
+    state_size: int
+    rank: int
+    taps: int
+    bias: bool = False
+    conv_bias: bool = True
+    norms: str = ""
+    norm_eps: float = 1e-6
+
+    @property
+    def state(self) -> CacheSpec:
+        return state_of(window(self.inner, self.taps), recurrent(self.inner, self.state_size))
+
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
+        return Mamba(self, hidden, dtype=dtype, device=device)
+
+
+class Mamba(StateMixer):
+    """The selective state space of ``spec``."""
+
+    def __init__(self, spec: MambaSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        inner, size, rank = spec.inner, spec.state_size, spec.rank
+        self.into = Linear(hidden, {"in_proj": 2 * inner}, bias=spec.bias, dtype=dtype, device=device)
+        self.conv = Convolution(inner, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
+        self.x_proj = Linear(inner, {"x_proj": rank + 2 * size}, bias=False, dtype=dtype, device=device)
+        self.dt_proj = Linear(rank, {"dt_proj": inner}, bias=False, dtype=dtype, device=device)
+        self.out = Linear(inner, {"out_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
+        wide = partial(parameter, dtype=torch.float32, device=device)
+        self.dt_bias, self.d, self.a = wide(inner), wide(inner), wide(inner, size)
+        sizes = (rank, size, size) if spec.norms else ()
+        self.norms = nn.ParameterList([parameter(n, dtype=dtype, device=device) for n in sizes])
+
+    def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """[T, 2 D] -> [T, D]."""
+        spec = self.spec
+        ring, state = cache
+        inputs, gate = x.split((spec.inner, spec.inner), dim=1)
+        inputs = self.conv.forward(inputs, batch, ring)
+        dt, b, c = self.x_proj.forward(inputs).split((spec.rank, spec.state_size, spec.state_size), dim=1)
+        if spec.norms:
+            dt, b, c = (
+                rms_norm(each.contiguous(), weight, spec.norm_eps)
+                for each, weight in zip((dt, b, c), self.norms, strict=True)
+            )
+        steps = self.dt_proj.forward(dt)
+        return scan_channels(inputs, steps, self.dt_bias, self.a, b, c, self.d, gate, batch, state)
+
+    def finalize(self) -> None:
+        """The checkpoint has log(-a)."""
+        self.a.copy_(-self.a.exp())
+        if self.spec.norms == "plain":
+            for weight in self.norms:
+                weight.fill_(1.0)
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        found = {f"{prefix}dt_proj.bias": Target(self.dt_bias), f"{prefix}D": Target(self.d)}
+        found[f"{prefix}A_log"] = Target(self.a)
+        for linear in (self.into, self.x_proj, self.dt_proj, self.out):
+            found |= linear.destinations(prefix)
+        if self.spec.norms == "weighted":
+            names = ("dt_layernorm", "b_layernorm", "c_layernorm")
+            found |= {f"{prefix}{name}.weight": Target(w) for name, w in zip(names, self.norms, strict=True)}
+        return found | self.conv.destinations(f"{prefix}conv1d.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Spec(StateSpec):
+    """A Mamba-2 mixer.
+
+    Attributes:
+        num_heads, head_dim, state_size, num_groups: H, P, N, G.
+        taps: width of the convolution.
+        bias, conv_bias, out_bias: of the products in, of the convolution, and of the product out.
+        limits: of the time steps.
+        norm: of the result beside the gate: "gate first", "gate last", or "" for the gate alone.
+        norm_groups: parts of the inner channels that are normalised for themselves; 0: G.
+        norm_eps: of that.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    taps: int
+    bias: bool = False
+    conv_bias: bool = True
+    out_bias: bool = False
+    limits: tuple[float, float] = (0.0, LONGEST_STEP)
+    norm: str = "gate first"
+    norm_groups: int = 0
+    norm_eps: float = 1e-5
+
+    @property
+    def inner(self) -> int:
+        """D = H P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: x, b and c."""
+        return self.inner + 2 * self.num_groups * self.state_size
+
+    @property
+    def state(self) -> CacheSpec:
+        matrices = recurrent(self.num_heads, self.head_dim, self.state_size)
+        return state_of(window(self.convolved, self.taps), matrices)
+
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
+        return Mamba2(self, hidden, dtype=dtype, device=device)
+
+
+class Mamba2(StateMixer):
+    """The state space of ``spec``."""
+
+    def __init__(self, spec: Mamba2Spec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        rows = {"in_proj": spec.inner + spec.convolved + spec.num_heads}
+        self.into = Linear(hidden, rows, bias=spec.bias, dtype=dtype, device=device)
+        self.conv = Convolution(spec.convolved, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
+        self.out = Linear(spec.inner, {"out_proj": hidden}, bias=spec.out_bias, dtype=dtype, device=device)
+        wide = partial(parameter, dtype=torch.float32, device=device)
+        self.a, self.d, self.dt_bias = (wide(spec.num_heads) for _ in range(3))
+        self.norm = parameter(spec.inner, dtype=dtype, device=device) if spec.norm else None
+
+    def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """[T, D + convolved + H] -> [T, D]."""
+        spec = self.spec
+        ring, state = cache
+        gate, convolved, dt = x.split((spec.inner, spec.convolved, spec.num_heads), dim=1)
+        groups = spec.num_groups * spec.state_size
+        inputs, b, c = self.conv.forward(convolved, batch, ring).split((spec.inner, groups, groups), dim=1)
+        shape = (spec.num_groups, spec.state_size)
+        y = scan_heads(
+            inputs.unflatten(1, (spec.num_heads, spec.head_dim)), dt, self.dt_bias, self.a,
+            b.unflatten(1, shape), c.unflatten(1, shape), self.d, batch, state, spec.limits,
+        ).flatten(1)  # fmt: skip
+        if self.norm is None:
+            return silu_mul(torch.cat([gate, y], dim=1))
+        group = spec.inner // (spec.norm_groups or spec.num_groups)
+        return gated_rms_norm(y, gate, self.norm, spec.norm_eps, group, spec.norm == "gate first", False)
+
+    def finalize(self) -> None:
+        """The checkpoint has log(-a)."""
+        self.a.copy_(-self.a.exp())
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        return self.own_destinations(prefix) | self.into.destinations(prefix) | self.out.destinations(prefix)
+
+    def own_destinations(self, prefix: str) -> dict[str, Target]:
+        """``destinations`` without those of the products in and out."""
+        named = {"A_log": self.a, "D": self.d, "dt_bias": self.dt_bias}
+        found = {f"{prefix}{name}": Target(tensor) for name, tensor in named.items()}
+        if self.norm is not None:
+            found[f"{prefix}norm.weight"] = Target(self.norm)
+        return found | self.conv.destinations(f"{prefix}conv1d.")

@@ -1,0 +1,75 @@
+"""Qwen3-Next and the text models of Qwen3.5: gated delta nets, and gated attention every fourth layer. Their dense members."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from headway.models.blocks import BlockNames, BlockSpec
+from headway.models.config import llama_like, map_blocks
+from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.fields import Fields
+from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.layers.attention import AttentionSpec
+from headway.models.layers.delta_net import DeltaNetSpec
+
+
+def read_delta_net(fields: Fields, layout: Literal["grouped", "joined", "separate"], eps: float) -> DeltaNetSpec:
+    """A gated delta net from fields that begin with ``linear_``."""
+    keys, values = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    if values % keys:
+        raise fields.refuse("linear_num_value_heads", f"must be a multiple of linear_num_key_heads={keys}")
+    return DeltaNetSpec(
+        num_key_heads=keys,
+        num_heads=values,
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        taps=fields.count("linear_conv_kernel_dim"),
+        norm_eps=eps,
+        layout=layout,
+    )
+
+
+def _read(fields: Fields, layout: Literal["grouped", "joined"]) -> DecoderConfig:
+    fields = fields.with_defaults(
+        max_position_embeddings=32768, head_dim=256, partial_rotary_factor=0.25, linear_conv_kernel_dim=4,
+        linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32,
+        full_attention_interval=4, rope_theta=10000.0,
+    )  # fmt: skip
+    layers, every = fields.count("num_hidden_layers"), fields.count("full_attention_interval")
+    every_few = [ATTENTION if (i + 1) % every == 0 else STATE for i in range(layers)]
+    kinds = kinds_of(fields, every_few, "layer_types")
+    bias = fields.flag("attention_bias")
+    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    delta = read_delta_net(fields, layout, config.norm.eps)
+
+    def change(layer: int, block: BlockSpec) -> BlockSpec:
+        assert isinstance(block.mixer, AttentionSpec)
+        if kinds[layer] == STATE:
+            return replace(block, mixer=delta, names=BlockNames(mixer="linear_attn"))
+        return replace(block, mixer=replace(block.mixer, gated=True))
+
+    return replace(map_blocks(config, change), norm=replace(config.norm, plus_one=True))
+
+
+class Qwen3NextForCausalLM(DecoderModel):
+    """Products of queries, keys, values and gates are one, interleaved by head."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(num_experts=512, decoder_sparse_step=1, num_key_value_heads=2)
+        layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step")
+        dense = fields.get("mlp_only_layers") or ()
+        if fields["num_experts"] and any(i not in dense and (i + 1) % step == 0 for i in range(layers)):
+            raise fields.refuse("num_experts", "is not implemented, unless mlp_only_layers names all layers")
+        return _read(fields, "grouped")
+
+
+class Qwen3_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has
+    """Separate products."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        return _read(fields.with_defaults(num_key_value_heads=4), "joined")

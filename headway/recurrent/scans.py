@@ -1,0 +1,73 @@
+"""The recurrences themselves, each over the rows of a step and the states of their slots.
+
+Shapes: T tokens of the step, S slots, D channels, H heads, G groups of heads, P, K, V, N sizes of heads and states.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from headway.kernels.gated_delta import gated_delta
+from headway.kernels.selective_scan import selective_scan
+from headway.kernels.ssd_scan import ssd_scan
+from headway.recurrent.base import rows_of
+from headway.state.batch import StepBatch
+
+LONGEST_STEP = float("inf")
+
+
+def scan_channels(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    dt_bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    gate: torch.Tensor,
+    batch: StepBatch,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """Mamba-1: x, dt, gate [T, D], b, c [T, N]; a [D, N], d, dt_bias [D]; state [S, D, N] is written. Gives [T, D]."""
+    return cast(torch.Tensor, selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, *rows_of(batch)))
+
+
+def scan_heads(
+    x: torch.Tensor,
+    dt: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    batch: StepBatch,
+    state: torch.Tensor,
+    limits: tuple[float, float] = (0.0, LONGEST_STEP),
+) -> torch.Tensor:
+    """Mamba-2: x [T, H, P], dt [T, H], b, c [T, G, N]; a, d, dt_bias [H]; state [S, H, P, N] is written. Gives [T, H,
+    P]."""
+    return cast(torch.Tensor, ssd_scan(x, dt, dt_bias, a, b, c, d, *limits, state, *rows_of(batch)))
+
+
+def delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    beta: torch.Tensor,
+    batch: StepBatch,
+    state: torch.Tensor,
+    *,
+    beta_scale: float = 1.0,
+) -> torch.Tensor:
+    """The gated delta rule: q, k [T, HK, K], v [T, H, V], decay [T, H] or [T, H, K], beta [T, H]; state [S, H, K, V]
+    is written. Gives [T, H, V]."""
+    scale = q.shape[-1] ** -0.5
+    return cast(
+        torch.Tensor,
+        gated_delta(q, k, v, decay, a_log, dt_bias, beta, beta_scale, scale, state, *rows_of(batch)),
+    )

@@ -1,0 +1,1 @@
+"""Drafters: what guesses tokens ahead, on the device alone."""

@@ -1,0 +1,71 @@
+"""The EAGLE drafter: a head over the target's hidden states, chained K times."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.masked_write import gather_rows
+from headway.models.interface import Forward
+from headway.speculative.base import Drafter, DraftHouse
+from headway.speculative.chain import Chain
+from headway.speculative.eagle_model import EagleModel
+from headway.state.batch import StepBatch
+
+
+class EagleDrafter(Drafter):
+    """Reads each step's tokens a place ahead: the hidden state of a token with the token behind it.
+
+    The keys it writes for a token depend on the token behind, so the last block of a prefix that is found in the cache is
+    computed once more (``SchedulerConfig.forgets_last_hit``). Between chunks the token behind is the prompt's next one, which
+    the slot's history has.
+    """
+
+    def __init__(self, house: DraftHouse) -> None:
+        assert isinstance(house.model, EagleModel)
+        model = self._model = house.model
+        self.auxiliary, self.reads_hidden = model.config.auxiliary, not model.config.third
+        view, device = house.arena.view, house.arena.ints.device
+        self._history, self._num_tokens = view("history"), view("num_tokens")
+        self._num_computed = view("num_computed")
+        self._number, self._chain = house.number, Chain(house, model.spec.cache, -2)
+        size, dtype = model.config.decoder.hidden_size, model.dtype
+        # The halves of a step are graphs of their own: what passes between them has a place of its own.
+        self._hidden = torch.zeros(house.max_tokens, size, dtype=dtype, device=device)
+
+    def observe(self, batch: StepBatch, forward: Forward) -> None:
+        """Keep what the head reads of the target's states."""
+        states = forward.auxiliary or (forward.hidden,)
+        self._hidden[: len(batch.input_ids)].copy_(self._model.combine(states))
+
+    def propose(self, batch: StepBatch, flags: int) -> None:
+        """A pass over the step's own tokens, which draws the first draft, and K - 1 of a token a row."""
+        model, chain, slots = self._model, self._chain, batch.row_slots
+        hidden = self._hidden[: len(batch.input_ids)]
+        out, carried = model.forward(self._following(batch), hidden, chain.whole(batch), chain.caches)
+        if batch.width == 1:
+            return
+        last = self._last_places(batch)
+        out, carried = out.index_select(0, last), carried.index_select(0, last)
+        tokens = chain.draw(model.logits(out), slots, 0, flags)
+        for link in range(1, self._number):
+            step = chain.link(batch, tokens, link)
+            out, carried = model.forward(step.input_ids, carried, step, chain.caches)
+            tokens = chain.draw(model.logits(out), slots, link, flags)
+        chain.link(batch, tokens, self._number)
+
+    def _following(self, batch: StepBatch) -> torch.Tensor:
+        """int32 [T], the token behind each token of the step; 0 where that is not known: behind rejected drafts."""
+        place = torch.arange(len(batch.input_ids), dtype=torch.int32, device=batch.input_ids.device)
+        row = torch.searchsorted(batch.query_start, place, right=True) - 1
+        slot = batch.row_slots.index_select(0, row.clamp_(0, len(batch.row_slots) - 1)).clamp(min=0)
+        behind = batch.positions + 1
+        known = behind < self._num_tokens.index_select(0, slot)
+        return torch.where(known, gather_rows(self._history, slot, behind), 0)
+
+    def _last_places(self, batch: StepBatch) -> torch.Tensor:
+        """int32 [R], where in the step each row's last accepted token is."""
+        most = len(batch.input_ids) - 1
+        first = batch.query_start[:-1].clamp(max=most)
+        start = batch.positions.index_select(0, first)
+        computed = self._num_computed.index_select(0, batch.row_slots.clamp(min=0))
+        return (first + computed - 1 - start).clamp_(0, most)

@@ -1,0 +1,114 @@
+"""The pretended device as a backend of torch's: the dispatch key that torch keeps for backends from outside (PrivateUse1).
+
+Registered once for the process, and only when somebody simulates: torch knows no way to unregister it. Its tensors are no
+meta tensors, so a program's own meta tensors stay what they are, and torch's short cuts for meta tensors do not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
+
+from headway.syncs.errors import ProbeError
+
+NAME: Final = "simulated"
+"""What torch's C++ side calls the device; programs see "cuda"."""
+CUDA: Final = torch.device("cuda", 0)
+"""What a program sees."""
+
+_kept: list[Any] = []
+"""What torch holds by address only."""
+unserved: list[str] = []
+"""What programs asked for in vain: a program may swallow the error, but its run proves nothing."""
+
+
+def refuse(message: str) -> ProbeError:
+    """An error to raise where the simulation cannot go on."""
+    unserved.append(message)
+    return ProbeError(message)
+
+
+class _Module:
+    """What torch asks of a backend's Python module."""
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """The CPU's generator makes this device's random numbers, and is seeded by itself."""
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+def device() -> torch.device:
+    """What torch's C++ side knows the pretended device by. Needs ``register`` first."""
+    return torch.device(NAME, 0)
+
+
+def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    """Make the backend known; ``execute(operation, args, kwargs)`` runs whatever arrives at its dispatch key.
+
+    Raises:
+        ProbeError: this torch has no backends written in Python, or the program's own backend has the key.
+    """
+    if _kept:
+        return
+    accelerators: Any = getattr(torch._C, "_acc", None)
+    if not hasattr(accelerators, "register_python_privateuseone_device_guard"):
+        raise ProbeError(
+            f"torch {torch.__version__} cannot host a backend written in Python: the simulation needs torch 2.11 or later"
+        )
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise ProbeError(
+            f"the simulation needs the dispatch key PrivateUse1, which backend {taken!r} has already taken"
+        )
+
+    class Hook(torch._C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+        def has_primary_context(self, device_index: int) -> bool:
+            return True
+
+    class Guard(torch._C._acc.DeviceGuard):
+        def type_(self) -> Any:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    library = torch.library.Library("_", "IMPL")
+    hook, guard = Hook(), Guard()
+    rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _Module())
+    accelerators.register_python_privateuseone_hook(hook)
+    accelerators.register_python_privateuseone_device_guard(guard)
+    library.fallback(lambda operation, *args, **kwargs: execute(operation, args, kwargs), NAME_OF_KEY)
+    _kept.extend([library, hook, guard])
+
+
+NAME_OF_KEY: Final = "PrivateUse1"

@@ -1,0 +1,75 @@
+"""Compiles the kernels of states for GPUs that need not be there; run by ``test_states_compile``.
+
+    python -m tests.kernels.compile_states 80 90 120
+
+Sizes are those of Mamba2-780M, Mamba-1 and Qwen3-Next. Prints a line of JSON each: kernel, capability, shared memory.
+A process of its own: the tests' has Triton's interpreter switched on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headway.core.chunks import CHUNK, CHUNKS_AT
+from headway.kernels.causal_conv.triton import causal_conv_kernel
+from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
+from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
+from headway.kernels.selective_scan.triton import selective_scan_kernel
+from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel
+
+INTS = ("query_start_ptr", "row_slots_ptr", "seq_lens_ptr", "packed_ptr")
+WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
+FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
+
+CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4}
+SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
+DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
+KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
+    ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256}, (), 4),
+    ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
+    ("selective", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("ssd update", ssd_update_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
+    ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
+    ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
+    ("delta walk", delta_walk_kernel, DELTA | {"BY_CHANNEL": False, "BLOCK_V": 32}, (), 4),
+    ("delta walk by channel", delta_walk_kernel, DELTA | {"BY_CHANNEL": True, "BLOCK_V": 32}, (), 4),
+    ("delta chunks", delta_chunks_kernel, DELTA | {"BLOCK_V": 64, "L": TOKENS}, (), 4),
+    ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
+]  # fmt: skip
+
+
+def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[str, ...], warps: int, card: int) -> str:
+    """A line of JSON; raises what the compiler does."""
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int, ...], Any] = {}
+    for index, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
+        elif argument in INTS:
+            signature[argument] = "*i32"
+        elif argument in (*WIDE, *wide):
+            signature[argument] = "*fp32"
+        elif argument.endswith("_ptr"):
+            signature[argument] = "*bf16"
+        else:
+            signature[argument] = "fp32" if argument in FLOATS else "i32"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
+    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options={"num_warps": warps})
+    return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
+
+
+def main() -> None:
+    for card in map(int, sys.argv[1:]):
+        for kernel in KERNELS:
+            print(compiled(*kernel, card), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""``ssd_scan``: its CPU form and its kernel against the reference, on every kind of row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.kernels.ssd_scan import ssd_scan
+from tests.kernels.state_cases import CASES, STEPS, check_cpu, check_kernel, check_meta, check_rounding
+
+cases = pytest.mark.parametrize("case", ["ssd", "lightning"])
+
+
+@cases
+@pytest.mark.parametrize("step", STEPS)
+def test_cpu_form_equals_reference(case: str, step: str) -> None:
+    check_cpu(case, step)
+
+
+@cases
+@pytest.mark.parametrize("step", STEPS)
+def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
+    assert CASES[case][0] is ssd_scan
+    check_kernel(case, step, torch.float32, device)
+
+
+@cases
+def test_kernel_in_half_precision(case: str, device: str) -> None:
+    check_kernel(case, "decode", torch.float16, device)
+
+
+@cases
+def test_reference_reads_nothing_on_the_host(case: str) -> None:
+    check_meta(case)
+
+
+@cases
+def test_state_in_half_precision_is_rounded_once_a_step(case: str) -> None:
+    check_rounding(case)

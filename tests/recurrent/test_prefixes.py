@@ -1,0 +1,89 @@
+"""Prefixes of models with states are hit where a checkpoint of the states lies behind them, and nobody sees the difference."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headway.core.config import Thresholds
+from headway.core.messages import AddRequest
+from tests.engine.harness import request, run
+from tests.recurrent.test_engine import arguments, engine
+from tests.recurrent.tiny_hybrids import VOCAB
+from tests.sim.harness import simulated
+
+SHARED = 67
+OFTEN = Thresholds(checkpoint_every=24)
+
+
+def conversation(seed: int = 5) -> list[AddRequest]:
+    """Prompts of which most begin alike, some of them with each other's whole prompt; greedy and random."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(3, VOCAB) for _ in range(SHARED)]
+    found = []
+    for number in range(8):
+        prompt = stem[: rng.choice([SHARED, SHARED, SHARED, 41, 64])] + [
+            rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 9))
+        ]
+        options: dict[str, Any] = {"max_tokens": rng.randrange(2, 12), "ignore_eos": True, "seed": number}
+        found.append(request(f"r{number}", prompt, temperature=rng.choice([0.0, 1.2]), **options))
+    return found
+
+
+def truth(name: str, requests: list[AddRequest]) -> dict[str, list[int]]:
+    core = engine(name)
+    found = {key: answer.token_ids for key, answer in run(core, requests).items()}
+    core.shutdown()
+    return found
+
+
+@pytest.mark.parametrize(("depth", "rows", "checkpoints"), [(0, 4, 8), (2, 4, 1), (4, 2, 2)])
+@pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "qwen3-next", "lfm2"])
+def test_hits_give_the_same_tokens(name: str, depth: int, rows: int, checkpoints: int, monkeypatch: Any) -> None:
+    """With one checkpoint each is overwritten as soon as the next is saved."""
+    monkeypatch.setattr("headway.engine.boot.CHECKPOINTS_PER_SLOT", checkpoints / rows)
+    expected = truth(name, conversation())
+    changes = arguments(name, run_ahead=depth, max_num_seqs=rows, max_num_batched_tokens=48)
+    with simulated(3 + depth, thresholds=OFTEN, **changes) as (core, _, _):
+        for _ in range(2):
+            for key, answer in run(core, conversation()).items():
+                assert answer.token_ids == expected[key], key
+        assert core.stats().prefix_cache_hits > 0
+
+
+def test_the_third_of_many_that_share_a_prefix_hits_it() -> None:
+    """The first leaves keys and values, the second a checkpoint where it parts with it; all others hit all of its blocks."""
+    rng = random.Random(9)
+    stem = [rng.randrange(3, VOCAB) for _ in range(90)]
+    core = engine("falcon-h1", enable_prefix_caching=True)
+    hits = []
+    for number in range(5):
+        prompt = stem + [rng.randrange(3, VOCAB) for _ in range(14)]
+        answer = run(core, [request(str(number), prompt, temperature=0.0, max_tokens=2)])[str(number)]
+        hits.append(answer.num_cached_tokens)
+    core.check_integrity()
+    core.shutdown()
+    assert hits[0] == 0 and hits[1] == 0 and hits[2:] == [88] * 3
+
+
+def test_prompt_logprobs_hit_nothing_and_save_nothing() -> None:
+    core = engine("mamba2", enable_prefix_caching=True)
+    prompt = list(range(3, 80))
+    for number in range(2):
+        run(core, [request(str(number), prompt, temperature=0.0, max_tokens=2, prompt_logprobs=1)])
+    states = core._scheduler._life.kv.states
+    assert states is not None and len(states) == 0
+    core.shutdown()
+
+
+def test_forgotten_prefixes_leave_all_checkpoints_free() -> None:
+    core = engine("mamba2", enable_prefix_caching=True)
+    run(core, conversation())
+    states = core._scheduler._life.kv.states
+    assert states is not None and len(states) > 0
+    core._scheduler._life.kv.forget_prefixes()
+    assert len(states) == 0
+    core.check_integrity()
+    core.shutdown()

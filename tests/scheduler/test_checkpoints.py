@@ -1,0 +1,78 @@
+"""``StateCheckpoints``: which states are kept, hit and given up; and rows that end where one is wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.errors import HeadwayError
+from headway.core.plan import Exact
+from headway.scheduler.cache.state import StateCheckpoints
+
+A, B, C, D = (bytes([n]) * 16 for n in range(4))
+
+
+def checkpoints(count: int = 2) -> StateCheckpoints:
+    return StateCheckpoints(count, first_slot=4, block_size=8, every=64)
+
+
+def test_a_checkpoint_is_hit_from_the_next_step_on() -> None:
+    """In the step that writes it the copy runs behind the forward pass, and loads run before that."""
+    states = checkpoints()
+    slot = states.save(B)
+    assert states.hit([A, B, C], 3) == 0
+    states.settle()
+    assert states.hit([A, B, C], 3) == 2 and states.hit([A, B, C], 1) == 0
+    assert states.load(B) == slot
+
+
+def test_the_least_recently_used_gives_way() -> None:
+    states = checkpoints()
+    slots = {name: states.save(name) for name in (A, B)}
+    states.settle()
+    states.load(A)
+    assert states.save(C) == slots[B]
+    states.settle()
+    assert states.hit([B], 1) == 0 and states.hit([A], 1) == states.hit([C], 1) == 1
+    states.check()
+
+
+def test_what_is_there_is_not_saved_again_and_a_step_gives_up_none_of_its_own() -> None:
+    states = checkpoints()
+    assert states.save(A) is not None and states.save(A) is None
+    assert states.save(B) is not None and states.save(C) is None, "both were written by this very step"
+    states.settle()
+    assert states.save(B) is None
+    states.forget()
+    assert len(states) == 0 and states.save(D) is not None
+    states.check()
+
+
+def test_without_any_nothing_is_saved() -> None:
+    assert checkpoints(0).save(A) is None
+
+
+def test_a_lost_checkpoint_is_noticed() -> None:
+    states = checkpoints()
+    states._free.pop()
+    with pytest.raises(HeadwayError, match="lost"):
+        states.check()
+
+
+@pytest.mark.parametrize(
+    ("start", "known", "junction", "place"),
+    [
+        (0, 50, 0, 48),  # the last boundary of the prompt
+        (0, 49, 0, 48),
+        (0, 48, 0, 40),  # one token is always left to run
+        (48, 50, 0, None),
+        (0, 50, 40, 40),  # where it leaves a cached prefix
+        (40, 50, 40, 48),
+        (0, 200, 0, 64),  # every so many tokens
+        (64, 200, 0, 128),
+        (128, 200, 0, 192),
+        (0, 25, 0, None),  # too short
+        (0, 50, 16, 48),
+    ],
+)
+def test_places_that_want_a_checkpoint(start: int, known: int, junction: int, place: int | None) -> None:
+    assert checkpoints().next_place(Exact(start), Exact(known), Exact(junction)) == place

@@ -1,0 +1,72 @@
+"""``speculative_config``: what is taken, in each of its forms, and what is refused with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.core.config import EngineArgs
+from headway.core.errors import ConfigError
+from headway.core.speculative import SpeculativeConfig, read_speculative
+
+NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def test_a_mapping_its_json_and_the_object_are_the_same() -> None:
+    config = SpeculativeConfig(**NGRAM)
+    for given in (NGRAM, '{"method": "ngram", "num_speculative_tokens": 4}', config):
+        assert EngineArgs(speculative_config=given).speculative_config == config  # type: ignore[arg-type]
+    assert EngineArgs().speculative_config is None and read_speculative(None) is None
+
+
+def test_it_crosses_to_the_engine_process() -> None:
+    args = EngineArgs(speculative_config=SpeculativeConfig(**NGRAM, prompt_lookup_min=2))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(args), type=EngineArgs) == args
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [({}, (5, 5)), ({"prompt_lookup_max": 3}, (3, 3)), ({"prompt_lookup_min": 2}, (2, 2)),
+     ({"prompt_lookup_min": 1, "prompt_lookup_max": 7}, (1, 7))],
+)  # fmt: skip
+def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: tuple[int, int]) -> None:
+    assert SpeculativeConfig(**NGRAM, **given).lookup == lookup
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "ngram"}, "lacks num_speculative_tokens"),
+        ({"num_speculative_tokens": 2}, "lacks method"),
+        (NGRAM | {"method": "medusa"}, "method must be one of ngram, draft_model"),
+        (NGRAM | {"num_speculative_tokens": 0}, "from 1 to 32; got 0"),
+        (NGRAM | {"num_speculative_tokens": True}, "got True"),
+        (NGRAM | {"num_speculative_tokens": 33}, "from 1 to 32"),
+        (NGRAM | {"prompt_lookup_max": 65}, "prompt_lookup_max must be an integer from 1 to 64"),
+        (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 2}, "lower the one or raise the other"),
+        (NGRAM | {"prompt_lookup_mx": 4}, "did you mean 'prompt_lookup_max'"),
+        ("{", "is not JSON"),
+        ("[1]", "must be a mapping"),
+        (7, "must be a mapping"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(speculative_config=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rejection_sample_method": "synthetic"}, "belong together"),
+        ({"synthetic_acceptance_length": 2.0}, "belong together"),
+        ({"rejection_sample_method": "fly"}, "must be one of standard, synthetic"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 5.1}, "from 1 to 5"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": float("nan")}, "from 1 to 5"),
+    ],
+)
+def test_synthetic_acceptance_is_asked_for_in_full(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(speculative_config=NGRAM | given)  # type: ignore[arg-type]
