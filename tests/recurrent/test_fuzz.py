@@ -58,7 +58,7 @@ def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...]
     aborted: set[str] = set()
     with simulated(seed, thresholds=Thresholds(checkpoint_every=16), **changes) as (core, _, _):
         storage = core._runner.executor.body._caches.state_storage
-        assert storage is not None and len(storage) == rows + checkpoints
+        assert storage is not None and storage.shape[0] == rows + checkpoints
         waiting = list(asked)
         while waiting or core.has_work():
             for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
