@@ -24,14 +24,16 @@ def syncs(
     write_allow: Annotated[
         Path | None, typer.Option(help="Write an allow list of all that was found, to go through.")
     ] = None,
-    github: Annotated[bool, typer.Option("--github", help="Print annotations for GitHub workflows.")] = False,
     lint: Annotated[bool, typer.Option("--lint", help="Run nothing: read files for idioms that may wait.")] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Pretend CUDA on a machine without it; no times.")
     ] = False,
     driver: Annotated[str, typer.Option(help="Driver boundary: auto, cupti, profiler or off.")] = "auto",
 ) -> None:
-    """Run a PyTorch program and report each wait of its host for the GPU, with line, time and cure."""
+    """Run a PyTorch program and report each wait of its host for the GPU, with line, time and cure.
+
+    In a GitHub workflow the lines are annotated too.
+    """
     from headway.syncs import cli
 
     options = cli.Options(
@@ -43,7 +45,6 @@ def syncs(
         fail_on_new=fail_on_new,
         allow_file=allow,
         write_allow=write_allow,
-        github=github,
         lint=lint,
         simulate=simulate,
         driver=driver,

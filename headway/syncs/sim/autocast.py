@@ -33,12 +33,20 @@ FLOAT32: Final = (
 WITH_DTYPE: Final = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
 """Given dtype=float32 unless the caller says one."""
 
-_kept: list[torch.library.Library] = []
+
+class State:
+    """The libraries that hold the kernels; none before ``register``."""
+
+    def __init__(self) -> None:
+        self.libraries: list[torch.library.Library] = []
+
+
+STATE: Final = State()
 
 
 def register() -> None:
     """Once for the process, after the backend."""
-    if _kept:
+    if STATE.libraries:
         return
     library = torch.library.Library("aten", "IMPL")
     for names, wrap in ((LOWER, _lower), (FLOAT32, _float32), (WITH_DTYPE, _with_dtype)):
@@ -49,7 +57,7 @@ def register() -> None:
                 library.impl(name, wrap(operation), _KEY)
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, _KEY)
-    _kept.extend([library, others])
+    STATE.libraries.extend([library, others])
 
 
 def _below() -> Any:

@@ -19,15 +19,26 @@ NAME: Final = "simulated"
 CUDA: Final = torch.device("cuda", 0)
 """What a program sees."""
 
-_kept: list[Any] = []
-"""What torch holds by address only."""
-unserved: list[str] = []
-"""What programs asked for in vain: a program may swallow the error, but its run proves nothing."""
+
+class State:
+    """What the process has of the backend.
+
+    Attributes:
+        kept: what torch holds by address only; empty before the backend is registered.
+        unserved: what programs asked for in vain: a program may swallow the error, but its run proves nothing.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.unserved: list[str] = []
+
+
+STATE: Final = State()
 
 
 def refuse(message: str) -> ProbeError:
     """An error to raise where the simulation cannot go on."""
-    unserved.append(message)
+    STATE.unserved.append(message)
     return ProbeError(message)
 
 
@@ -74,7 +85,7 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
     Raises:
         ProbeError: this torch has no backends written in Python, or the program's own backend has the key.
     """
-    if _kept:
+    if STATE.kept:
         return
     accelerators: Any = getattr(torch._C, "_acc", None)
     if not hasattr(accelerators, "register_python_privateuseone_device_guard"):
@@ -108,7 +119,7 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
     accelerators.register_python_privateuseone_hook(hook)
     accelerators.register_python_privateuseone_device_guard(guard)
     library.fallback(lambda operation, *args, **kwargs: execute(operation, args, kwargs), NAME_OF_KEY)
-    _kept.extend([library, hook, guard])
+    STATE.kept.extend([library, hook, guard])
 
 
 NAME_OF_KEY: Final = "PrivateUse1"
