@@ -78,9 +78,9 @@ def grow(examples: list[Example], depth: int = 0) -> Tree:
     if best is None:
         return 2 * sum(waits for _, waits in examples) >= len(examples)
     question = best[1]
-    yes = grow([each for each in examples if holds(question, each[0])], depth + 1)
-    no = grow([each for each in examples if not holds(question, each[0])], depth + 1)
-    return yes if yes == no else [question, yes, no]
+    waits = grow([each for each in examples if holds(question, each[0])], depth + 1)
+    does_not = grow([each for each in examples if not holds(question, each[0])], depth + 1)
+    return waits if waits == does_not else [question, waits, does_not]
 
 
 def table(record: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def syncs(
         Path | None, typer.Option(help="Write an allow list of all that was found, to go through.")
     ] = None,
     github: Annotated[bool, typer.Option("--github", help="Print annotations for GitHub workflows.")] = False,
+    lint: Annotated[bool, typer.Option("--lint", help="Run nothing: read files for idioms that may wait.")] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Pretend CUDA on a machine without it; no times.")
     ] = False,
@@ -43,6 +44,7 @@ def syncs(
         allow_file=allow,
         write_allow=write_allow,
         github=github,
+        lint=lint,
         simulate=simulate,
         driver=driver,
     )

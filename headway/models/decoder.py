@@ -140,7 +140,8 @@ class DecoderModel(nn.Module):
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
-        if not all(block.attention.causal for block in config.blocks):
+        attentions = [block.mixer.rotated for block in config.blocks if block.mixer is not None]
+        if not all(each.causal for each in attentions if each is not None):
             self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.syncs.findings import Finding
-from headway.syncs.fixes import FIXES, fix_for
+from headway.syncs.fixes import FIXES, cure_of
 from headway.syncs.places import short, source_line
 from headway.syncs.report import Run, to_dict
 
@@ -49,7 +49,7 @@ def github_annotations(run: Run, new: list[Finding] | None = None) -> str:
     lines = []
     for finding in run.log.unsanctioned:
         level = "error" if new is None or finding in new else "notice"
-        fix = fix_for(finding.kind, finding.call)
+        fix = cure_of(finding)
         text = f"{finding.call} waits for the GPU ({finding.kind}, {finding.count}x). {fix.name}: {fix.advice}"
         if finding.via:
             text += f" Through {finding.via}."

@@ -14,6 +14,7 @@ from headway.syncs import ci
 from headway.syncs.allowlist import AllowList
 from headway.syncs.errors import AllowListError, ProbeError
 from headway.syncs.findings import Finding
+from headway.syncs.lint import check_paths
 from headway.syncs.report import Run, show, write_html, write_json
 from headway.syncs.session import DRIVERS, watch
 from headway.syncs.target import UsageError, parse
@@ -35,6 +36,7 @@ class Options:
         allow_file: places where waiting is right.
         write_allow: an allow list to write, of all that was found.
         github: print annotations for GitHub's workflows.
+        lint: run nothing: read the target, files and folders, for idioms that wait.
         simulate, driver: how to watch.
     """
 
@@ -47,6 +49,7 @@ class Options:
     allow_file: Path | None = None
     write_allow: Path | None = None
     github: bool = False
+    lint: bool = False
     simulate: bool = False
     driver: str = "auto"
 
@@ -61,6 +64,7 @@ HELP: Final = {
     "allow_file": "TOML list of places where waiting is right, with reasons",
     "write_allow": "write an allow list of all that was found, to go through",
     "github": "print annotations for GitHub workflows (always done inside one)",
+    "lint": "run nothing: read files and folders for idioms that may wait",
     "simulate": "pretend CUDA on a machine without it; no times",
     "driver": "how to watch the driver boundary",
 }
@@ -93,6 +97,8 @@ def syncs(target: list[str], options: Options) -> int:
         The target's exit status; 2 if nothing could be run or watched, or silence proves nothing; FAILED if a limit was
         reached.
     """
+    if options.lint:
+        return _lint(target, options)
     try:
         allow = AllowList.load(options.allow_file) if options.allow_file else AllowList()
         baseline = ci.load_baseline(options.baseline) if options.baseline else None
@@ -115,6 +121,20 @@ def syncs(target: list[str], options: Options) -> int:
     if limit or (options.fail_on_new and new):
         return FAILED
     return run.exit_status or (2 if run.unproven else 0)
+
+
+def _lint(paths: list[str], options: Options) -> int:
+    """Print what may wait, lines in loops first; FAILED if ``fail_on`` lines or more do."""
+    hints, problems = check_paths([Path(path) for path in paths])
+    for hint in hints:
+        sys.stdout.write(f"{hint}\n")
+    for problem in problems:
+        sys.stderr.write(f"headway syncs --lint: {problem}\n")
+    lines = len({(hint.file, hint.line) for hint in hints})
+    sys.stdout.write(f"{lines} lines may wait for the GPU, if their tensors are there: a run without --lint knows\n")
+    if problems:
+        return 2
+    return FAILED if options.fail_on is not None and lines >= max(options.fail_on, 1) else 0
 
 
 def _write(run: Run, options: Options, new: list[Finding] | None) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from headway.syncs.fixes import fix_for
+from headway.syncs.fixes import cure_of
 from headway.syncs.places import Site, package_of, short, source_line
 
 MAX_WAITS = 50_000
@@ -54,6 +54,7 @@ class Wait:
         detector: the probe that saw it: torch, calls, cupti, profiler, simulation.
         reason: of the allowance it happened under, or None.
         stack: "file:line function", innermost first, without torch's and the standard library's frames.
+        within: the part of torch that the user's line called, "optim.adam.step"; empty where it called the operation itself.
         step: how often ``syncs.step()`` had been called; None if never.
     """
 
@@ -67,6 +68,7 @@ class Wait:
     reason: str | None = None
     stack: tuple[str, ...] = ()
     step: int | None = None
+    within: str = ""
 
     @property
     def via(self) -> str:
@@ -99,6 +101,7 @@ class Finding:
     detector: str
     stack: tuple[str, ...]
     via: str = ""
+    within: str = ""
     count: int = 0
     micros: float = 0.0
     timed: int = 0
@@ -122,7 +125,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. ``file`` and ``stack`` are relative to the project, ``path`` is whole."""
-        fix = fix_for(self.kind, self.call)
+        fix = cure_of(self)
         return {
             "file": short(self.site.file),
             "path": self.site.file,
@@ -133,6 +136,7 @@ class Finding:
             "package": package_of(self.via.rpartition(" ")[0].rpartition(":")[0]) if self.via else "",
             "kind": str(self.kind),
             "call": self.call,
+            "within": self.within,
             "count": self.count,
             "micros": round(self.micros, 3) if self.timed else None,
             "threads": sorted(self.threads),
@@ -173,7 +177,7 @@ class Log:
         with self._lock:
             finding = self._findings.get(key)
             if finding is None:
-                finding = Finding(*key[:4], wait.detector, wait.stack, wait.via)
+                finding = Finding(*key[:4], wait.detector, wait.stack, wait.via, wait.within)
                 self._findings[key] = finding
             finding.add(wait)
             if len(self.waits) < MAX_WAITS:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+import re
+from typing import Any, Final
+
+from headway.syncs.places import source_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ FIXES: Final = (
     ),
     Fix(
         "slice assignment",
-        "Contiguous rows: a slice with Python ints needs no index tensor.",
+        "Contiguous rows: a slice with Python ints needs no index tensor. One element: x[3].fill_(1.0), not x[3] = 1.0.",
     ),
     Fix(
         "index_fill_",
@@ -90,6 +93,47 @@ FIXES: Final = (
         "debug behind a flag",
         "Debug output, asserts and prints belong behind a flag, or on values read back in bulk.",
     ),
+    Fix(
+        "log every k steps",
+        "Add up on the device, and read the sum once every k steps: one wait for k.",
+    ),
+    Fix(
+        "assert on the device",
+        "torch._assert_async checks on the device and stops the program later; no host has to ask.",
+    ),
+    Fix(
+        "one_hot num_classes",
+        "Pass num_classes=; without it the greatest class is read back.",
+    ),
+    Fix(
+        "count by scatter_add_",
+        "torch.bincount reads the greatest value even with minlength=; scatter_add_ into zeros of a known size does not.",
+    ),
+    Fix(
+        "histc with bounds",
+        "Pass min= and max=; without them both are read back.",
+    ),
+    Fix(
+        "linalg without checks",
+        "inv_ex, cholesky_ex and solve_ex give an info tensor for later instead of asking the device whether it worked.",
+    ),
+    Fix(
+        "noise that is scaled",
+        "torch.normal checks on the host that no deviation is negative: scale torch.randn_like yourself.",
+    ),
+    Fix(
+        "validate_args=False",
+        "Distributions check their parameters on the host unless told not to; Distribution.set_default_validate_args(False) "
+        "tells them all.",
+    ),
+    Fix(
+        "capturable=True",
+        "An optimizer with capturable=True keeps its step and its learning rate on the device.",
+    ),
+    Fix(
+        "fused=True under a GradScaler",
+        "A fused optimizer is told on the device whether to skip the step; any other makes GradScaler.step read it back.",
+    ),
 )
 
 _BY_NAME: Final = {fix.name: fix for fix in FIXES}
@@ -112,7 +156,17 @@ _BY_CALL: Final = {
     "masked_select": "masked reduction",
     "unique": "fixed-size compaction",
     "unique_consecutive": "fixed-size compaction",
-    "bincount": "upper bound on the host",
+    "bincount": "count by scatter_add_",
+    "one_hot": "one_hot num_classes",
+    "histc": "histc with bounds",
+    "normal": "noise that is scaled",
+    "inv": "linalg without checks",
+    "inverse": "linalg without checks",
+    "linalg_inv": "linalg without checks",
+    "cholesky": "linalg without checks",
+    "linalg_cholesky": "linalg without checks",
+    "solve": "linalg without checks",
+    "linalg_solve": "linalg without checks",
     "repeat_interleave": "repeat_interleave output_size",
     "tensor": "pinned staging",
     "as_tensor": "pinned staging",
@@ -129,6 +183,27 @@ _BY_KIND_AND_CALL: Final = {
     ("size", "__getitem__"): "torch.where",
     ("upload", "to"): "pinned staging",
 }
+_WITHIN: Final = (
+    ("distributions.", "validate_args=False"),
+    ("amp.", "fused=True under a GradScaler"),
+    ("optim.lbfgs", "wait later"),
+    ("optim.", "capturable=True"),
+    ("nn.utils.clip_grad", "assert on the device"),
+)
+"""Parts of torch that wait for their caller, by the beginning of their names."""
+_BY_SOURCE: Final = (
+    ("read", r"\bassert\b|is_?(nan|inf|finite)\(", "assert on the device"),
+    ("read", r"\b(print|log\w*|writer?|wandb|tqdm|pbar|postfix)\b.*\(", "log every k steps"),
+    ("size", r"\]\s*\.\s*(sum|mean)\(", "masked reduction"),
+    (
+        "upload",
+        r"\b(zeros|ones|full|arange|eye|linspace|rand\w*|empty)\(.*\)\s*\.\s*(to|cuda)\(",
+        "create on the device",
+    ),
+)
+"""Kind, what the source line has, cure: hints that are better than what the call alone says."""
+_OWN_CURE: Final = frozenset({"one_hot", "histc", "normal", "bincount"})
+"""Calls whose own cure beats what their line says."""
 _BY_KIND: Final = {
     "read": "readback ring",
     "size": "upper bound on the host",
@@ -143,10 +218,27 @@ _BY_KIND: Final = {
 }
 
 
-def fix_for(kind: str, call: str) -> Fix:
-    """The cure for a wait of ``kind`` caused by ``call`` ("Tensor.item", "cudaFree", "cudaFree after Tensor.item")."""
+def fix_for(kind: str, call: str, within: str = "", source: str = "") -> Fix:
+    """The cure for a wait.
+
+    Args:
+        call: what waited: "Tensor.item", "cudaFree", "cudaFree after Tensor.item".
+        within: the part of torch that called it for the user: "distributions.normal.__init__".
+        source: the user's line.
+    """
+    for part, cure in _WITHIN:
+        if within.startswith(part):
+            return _BY_NAME[cure]
     name = call.partition(" ")[0].rpartition(".")[2]
+    for one, pattern, cure in _BY_SOURCE:
+        if kind == one and name not in _OWN_CURE and re.search(pattern, source):
+            return _BY_NAME[cure]
     found = _BY_KIND_AND_CALL.get((kind, name))
     if found is None and kind in ("read", "size", "upload"):
         found = _BY_CALL.get(name)
     return _BY_NAME[found or _BY_KIND[kind]]
+
+
+def cure_of(finding: Any) -> Fix:
+    """The cure for a finding."""
+    return fix_for(finding.kind, finding.call, finding.within, source_line(finding.site))

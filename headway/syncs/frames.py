@@ -10,8 +10,10 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sysconfig
 from types import FrameType
+from typing import Final
 
 from headway.syncs.places import Site
 
@@ -47,6 +49,22 @@ def is_installed(file: str) -> bool:
     """Whether ``file`` belongs to an installed package."""
     path = os.path.abspath(file)
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+_PARTS: Final = re.compile(r"/torch/((?:distributions|optim|amp|nn/utils)/.*)\.py$")
+"""Python parts of torch that wait on behalf of the line that calls them."""
+
+
+def within(frame: FrameType | None = None) -> str:
+    """The part of torch that the user's line called and that came to this frame: "distributions.normal.Normal.__init__"."""
+    frame = frame or inspect.currentframe()
+    found = ""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        part = _PARTS.search(frame.f_code.co_filename.replace(os.sep, "/"))
+        if part is not None:
+            found = f"{part[1].replace('/', '.')}.{frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return found
 
 
 def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:

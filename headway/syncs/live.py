@@ -24,7 +24,7 @@ from headway.syncs.calls import CALLS, Call, kind_of, label_of
 from headway.syncs.copies import suspicion
 from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind, Wait
-from headway.syncs.frames import locate
+from headway.syncs.frames import locate, within
 from headway.syncs.probes import Counted, Probe, Sink
 from headway.syncs.regions import judge, wanted
 from headway.syncs.runtime import CudaRuntime, EntryPoint, Patches, Runtime
@@ -162,7 +162,20 @@ class LiveProbe:
         exact = call.driver_micros if call is not None else None
         site, stack = locate()
         thread = threading.current_thread().name
-        sink(Wait(site, kind, label, micros if exact is None else exact, begin, thread, self.name, None, stack))
+        sink(
+            Wait(
+                site,
+                kind,
+                label,
+                micros if exact is None else exact,
+                begin,
+                thread,
+                self.name,
+                None,
+                stack,
+                within=within(),
+            )
+        )
 
     def check(self) -> None:
         """Prove once more, at the end: others may have taken torch's mode away meanwhile. (A trace has a proof of its own.)

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from headway.syncs.calls import CALLS
 from headway.syncs.errors import SyncError
 from headway.syncs.findings import Log, Wait
-from headway.syncs.fixes import fix_for
+from headway.syncs.fixes import cure_of
 from headway.syncs.probes import Probe
 from headway.syncs.steps import STEPS
 
@@ -223,5 +223,5 @@ def judge(wait: Wait) -> None:
     for listener in PROCESS.listeners:
         listener(dataclasses.replace(wait, reason=reason))
     if offended:
-        advice = fix_for(wait.kind, wait.call)
+        advice = cure_of(wait)
         raise SyncError(f"the host waited for the device at {wait}. Cure: {advice.name}. {advice.advice}", wait)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.syncs.findings import Finding, Log
-from headway.syncs.fixes import fix_for
+from headway.syncs.fixes import cure_of
 from headway.syncs.places import short
 from headway.syncs.timeline import Spans, build
 
@@ -162,7 +162,7 @@ def table(log: Log) -> str:
         if finding.reason is not None:
             lines.append(f"{'allowed:':>27} {finding.reason}")
         else:
-            fix = fix_for(finding.kind, finding.call)
+            fix = cure_of(finding)
             lines.append(f"{'cure:':>27} {fix.name}. {fix.advice}")
     return "\n".join(lines) if lines else "no host waits"
 

@@ -68,3 +68,36 @@ def test_before_waits_and_after_does_not(name: str, tmp_path: Path) -> None:
 def test_every_kind_has_a_cure(kind: syncs.Kind) -> None:
     assert fix_for(kind, "anything.at_all") in syncs.FIXES
     assert fix_for("size", "torch.repeat_interleave").name == "repeat_interleave output_size"
+
+
+LINES = [
+    ("x[x > 0].sum()", "masked reduction"),
+    ("print('loss', x.mean().item())", "log every k steps"),
+    ("assert x.isfinite().all()", "assert on the device"),
+    ("torch.zeros(3).to('cuda')", "create on the device"),
+    ("torch.distributions.Normal(x, y)", "validate_args=False"),
+    ("torch.linalg.inv(torch.eye(3, device='cuda'))", "linalg without checks"),
+    ("torch.nn.functional.one_hot(lengths)", "one_hot num_classes"),
+    ("torch.bincount(lengths, minlength=4)", "count by scatter_add_"),
+    ("torch.histc(x, 4)", "histc with bounds"),
+    ("torch.normal(x, y)", "noise that is scaled"),
+    ("torch.repeat_interleave(lengths)", "repeat_interleave output_size"),
+    ("x[3] = 1.0", "slice assignment"),
+    ("x[index] = y[:3].cpu()[0]", "slice assignment"),
+    ("n = int(lengths.max())", "upper bound on the host"),
+    ("z = x.cpu()", "readback ring"),
+    ("torch.cuda.empty_cache()", "allocate once"),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the simulation refuses a machine with CUDA")
+@pytest.mark.parametrize(("line", "cure"), LINES)
+def test_each_line_is_told_its_own_cure(line: str, cure: str, tmp_path: Path) -> None:
+    probes = (SimulationProbe(),)
+    path = tmp_path / "line.py"
+    path.write_text(SETUP + textwrap.indent(line, "    ") + "\n", encoding="utf-8")
+    with syncs.record(probes=probes):
+        body = runpy.run_path(str(path))["body"]
+        with syncs.record(probes=probes) as log:
+            body()
+    assert cure in {finding.to_dict()["fix"]["name"] for finding in log.findings}, log.text()

@@ -1,4 +1,4 @@
-"""Whole programs under the simulation, without stubs: values as on the CPU, and the waits that belong to each line."""
+"""Whole programs under the simulation, without stubs: the values of a run on the CPU, and the waits that each line has."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Block(nn.Module):
 def test_a_resnet_step_with_an_average_and_a_checkpoint(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(3, 4, 2), Block(4, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    model = model.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to("cuda").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)

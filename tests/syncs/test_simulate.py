@@ -7,7 +7,6 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -169,9 +168,9 @@ def test_in_place_views_and_old_type_names() -> None:
     x = rand(2, 3)
     assert x.unsqueeze_(0) is x and x.shape == (1, 2, 3)
     assert x.squeeze_(0).t_().shape == (3, 2) == x.cpu().shape
-    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, torch.cuda.FloatTensor)  # type: ignore[attr-defined]
-    assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64  # type: ignore[attr-defined]
-    assert x.type(torch.cuda.HalfTensor).dtype == torch.half  # type: ignore[attr-defined]
+    old: Any = torch.cuda
+    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, old.FloatTensor)
+    assert old.LongTensor([1, 2]).dtype == torch.int64 and x.type(old.HalfTensor).dtype == torch.half
     assert x.to(0).is_cuda and torch.ones(2).to(0).is_cuda and torch.ones(2).cuda(0).device == torch.device("cuda:0")
 
 
@@ -207,8 +206,8 @@ def test_pinned_memory_is_known_by_its_storage() -> None:
     assert not any(torch.zeros(8, 4).is_pinned() for _ in range(20)), "memory given back is pinned no more"
     data = torch.utils.data.TensorDataset(torch.arange(6.0).view(3, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
-    for (batch,) in loader:
-        assert batch.is_pinned() and kinds(partial(batch.to, "cuda", non_blocking=True)) == []
+    (batch,) = next(iter(loader))
+    assert batch.is_pinned() and kinds(lambda: batch.to("cuda", non_blocking=True)) == []
 
 
 def test_checkpointed_gradients() -> None:
@@ -312,6 +311,17 @@ def test_packed_sequences_and_inverse_transforms() -> None:
     wave, window = rand(400), torch.hann_window(64, device="cuda")
     spectrum = torch.stft(wave, 64, window=window, return_complex=True)
     assert kinds(lambda: torch.istft(spectrum, 64, window=window)) == ["read"]
+
+
+def test_parametrizations_that_set_tensors_and_lengths_of_the_host() -> None:
+    layer = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 3).cuda())
+    assert kinds(lambda: layer(rand(2, 3)).sum().backward()) == []
+    scores = torch.randn(6, 2, 4, device="cuda").log_softmax(2)
+    target = torch.ones(2, 2, dtype=torch.long, device="cuda")
+    on_host = F.ctc_loss(scores.cpu(), target.cpu(), torch.tensor([6, 6]), torch.tensor([2, 2]))
+    torch.testing.assert_close(F.ctc_loss(scores, target, torch.tensor([6, 6]), torch.tensor([2, 2])).cpu(), on_host)
+    x = rand(3)
+    x.record_stream(torch.cuda.Stream())
 
 
 def test_polling_a_stream_is_a_wait() -> None:

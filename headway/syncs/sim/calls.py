@@ -155,8 +155,14 @@ def _numpy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     return func(*args, **kwargs)
 
 
-def _record_stream(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return None if isinstance(args[0], SimTensor) else func(*args, **kwargs)
+def _ctc_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lengths that the host has as a tensor: torch takes them as numbers, but not where tensors are of a subclass."""
+
+    def numbers(value: Any) -> Any:
+        return value.tolist() if type(value) is torch.Tensor else value
+
+    kwargs = {key: numbers(value) if key.endswith("lengths") else value for key, value in kwargs.items()}
+    return func(*args[:2], *map(numbers, args[2:4]), *args[4:], **kwargs)
 
 
 def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,7 +229,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "cuda": _cuda,
     "numpy": _numpy,
     "__array__": _numpy,
-    "record_stream": _record_stream,
+    "ctc_loss": _ctc_loss,
     "type": _type,
     "_has_compatible_shallow_copy_type": _compatible,
     "__getitem__": _get_item,

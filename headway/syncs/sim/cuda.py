@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, loading
@@ -258,6 +260,14 @@ def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG00
     return not isinstance(tensor, SimTensor) and tensor.device.type == "cpu" and tensor in PINS
 
 
+def _record_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        if not isinstance(stream, SimStream):
+            original(tensor, stream)
+
+    return record_stream
+
+
 def _mirrored(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.set_autocast_enabled and its kin, for the backend too when they are told of cuda."""
 
@@ -303,8 +313,18 @@ def fake_cuda(report: Report) -> Iterator[None]:
                 if hasattr(owner, name):
                     undo.callback(setattr, owner, name, getattr(owner, name))
                     setattr(owner, name, value)
+        # Optimizers take several tensors at once where all are plain, as a card's are.
+        for module in (optimizer, _foreach_utils):
+            plain: Any = module._foreach_supported_types
+            plain.append(SimTensor)
+            undo.callback(plain.remove, SimTensor)
         tensor: Any = torch.Tensor
-        for name, method in (("pin_memory", _pin_memory), ("is_pinned", _is_pinned)):
+        methods = {
+            "pin_memory": _pin_memory,
+            "is_pinned": _is_pinned,
+            "record_stream": _record_stream(tensor.record_stream),
+        }
+        for name, method in methods.items():
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import time
 import weakref
@@ -11,18 +12,20 @@ from typing import Any, Final, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from headway.syncs.calls import CALLS, Call
 from headway.syncs.findings import Kind, Wait
-from headway.syncs.frames import locate
+from headway.syncs.frames import locate, within
 from headway.syncs.regions import judge, wanted
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
 MISSING: Final = frozenset({"resize_", "resize_as_", "set_"})
+"""Not served: they change a tensor's memory. ``x.set_(y)`` is."""
 IMPLICIT: Final = "CompositeImplicitAutograd"
+_CPU: Final = torch.device("cpu")
 
 
 class SimTensor(torch.Tensor):
@@ -190,7 +193,8 @@ def report(kind: Kind, label: str) -> None:
     if wanted():
         site, stack = locate()
         name = threading.current_thread().name
-        judge(Wait(site, kind, label, None, time.perf_counter_ns(), name, "simulation", None, stack))
+        now = time.perf_counter_ns()
+        judge(Wait(site, kind, label, None, now, name, "simulation", None, stack, within=within()))
 
 
 def is_there(device: Any) -> bool:
@@ -204,66 +208,94 @@ def is_there(device: Any) -> bool:
 
 def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten operation on the CPU values, and flag it if the device's version of it waits."""
-    flat, spec = tree_flatten((args, kwargs))
-    ours = [value for value in flat if isinstance(value, SimTensor)]
+    ours: list[SimTensor] = []
+    hosts: list[torch.Tensor] = []
     device = kwargs.get("device")
     made_there = device is not None and is_there(device)
+    values = _unwrap(args, ours, hosts)
+    named = {key: _unwrap(value, ours, hosts) for key, value in kwargs.items()} if kwargs else {}
     if not ours and not made_there:
         return func(*args, **kwargs)
     name = func.overloadpacket.__name__
     if name in COPIES:
         return _copy(func, name, args, kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), IMPLICIT):
+    if _is_composite(func):  # whole only under inference_mode
         with Dispatch():  # type: ignore[no-untyped-call]
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+    if func is torch.ops.aten.set_.source_Tensor and len(ours) == 2:
+        ours[0].held = ours[1].held
+        return _reshaped(ours[0])
     if name in MISSING:
         raise backend.refuse(f"the simulation does not serve {name}: run on a GPU, without --simulate")
     kind = wait_of(func, args, kwargs)
     if kind is not None:
         flag(kind, name)
-    elif ours:
-        _same_device(name, flat)
-    return _run(func, flat, spec, ours, made_there or device is None)
-
-
-def _run(func: Any, flat: list[Any], spec: Any, ours: list[SimTensor], there: bool) -> Any:
-    by_held = {id(value.held): value for value in ours}
-    unwrapped = tree_unflatten([v.held if isinstance(v, SimTensor) else v for v in flat], spec)
-    args, kwargs = list(unwrapped[0]), unwrapped[1]
-    if kwargs.get("device") is not None and there:
-        kwargs["device"] = torch.device("cpu")
-    kwargs.pop("pin_memory", None)
-    name = func.overloadpacket.__name__
-    if name in INDEXING and not (
-        len(args) > 2 and any(value is args[2] for value in flat)
-    ):  # a host's number fails there too
-        args[1] = [part.bool() if part is not None and part.dtype is torch.uint8 else part for part in args[1]]
-    elif name == "_pack_padded_sequence" and len(ours) > 1:
+    elif ours and hosts:
+        _same_device(name, hosts)
+    if name == "_pack_padded_sequence" and len(ours) > 1:
         raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor")
+    if name in INDEXING and not (len(args) > 2 and any(value is args[2] for value in hosts)):
+        values = (values[0], [_mask(part) for part in values[1]], *values[2:])
+    there = made_there or device is None
+    if made_there:
+        named["device"] = _CPU
+    named.pop("pin_memory", None)
+    return _run(func, name, values, named, ours, there)
+
+
+def _unwrap(value: Any, ours: list[SimTensor], hosts: list[torch.Tensor]) -> Any:
+    """``value`` with the tensors' values in it; notes whose tensors it holds. Arguments of aten nest no deeper than lists."""
+    if isinstance(value, SimTensor):
+        ours.append(value)
+        return value.held
+    if isinstance(value, (tuple, list)):
+        return type(value)([_unwrap(each, ours, hosts) for each in value])
+    if isinstance(value, torch.Tensor):
+        hosts.append(value)
+    return value
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), IMPLICIT))
+
+
+def _run(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], ours: list[SimTensor], there: bool
+) -> Any:
     run = CELLS.get(name, func)
     result = run(*args, **kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _reshaped(ours[0])
     if TAPE.steps is not None:
         TAPE.steps.append(lambda: _again(run, args, kwargs, result))
-
-    def wrap(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not there:
-            return value
-        known = by_held.get(id(value))
-        return SimTensor(value) if known is None else known
-
+    if not there:
+        return result
     if name == "_pack_padded_sequence":
-        return wrap(result[0]), result[1]  # the batch sizes are the host's
-    return tree_map(wrap, result)
+        return SimTensor(result[0]), result[1]  # the batch sizes are the host's
+    return _wrap(result, {id(value.held): value for value in ours})
 
 
-def _again(func: Any, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        found = known.get(id(value))
+        return SimTensor(value) if found is None else found
+    if isinstance(value, (tuple, list)):
+        return type(value)([_wrap(each, known) for each in value])
+    return value
+
+
+def _mask(part: Any) -> Any:
+    """Masks of bytes as masks: the CPU's own way to a masked_fill takes no bytes."""
+    return part.bool() if part is not None and part.dtype is torch.uint8 else part
+
+
+def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Replay one operation into the tensors that it made when it was captured."""
     fresh = func(*args, **kwargs)
-    for old, new in zip(tree_flatten(result)[0], tree_flatten(fresh)[0], strict=True):
+    for old, new in zip(tree_leaves(result), tree_leaves(fresh), strict=True):
         if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
             old.copy_(new)
 
@@ -276,9 +308,9 @@ def _reshaped(tensor: SimTensor) -> SimTensor:
     return tensor
 
 
-def _same_device(name: str, flat: list[Any]) -> None:
-    for value in flat:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() and not _host_too(name):
+def _same_device(name: str, hosts: list[torch.Tensor]) -> None:
+    for value in hosts:
+        if value.device.type == "cpu" and value.dim() and not _host_too(name):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"(when checking an argument of {name})"
@@ -321,7 +353,7 @@ def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> t
     values, into = _held(source), _held(target)
     into.copy_(values)
     if TAPE.steps is not None:
-        TAPE.steps.append(lambda: _again(torch.Tensor.copy_, [into, values], {}, into))
+        TAPE.steps.append(lambda: _again(torch.Tensor.copy_, (into, values), {}, into))
     return target
 
 

@@ -1,0 +1,132 @@
+"""The held-out snippets (tests/syncs/heldout): label them on a card by CUPTI, and measure detectors against the labels.
+
+    python -m bench.syncs_heldout --label            # on a card, about a minute: writes tests/syncs/heldout/labels.json
+    python -m bench.syncs_heldout [--json OUT.json]  # precision and recall: the live ones on a card, else the simulation
+
+A label is what CUPTI saw in the watched part of a snippet's second run: the kinds of blocking calls, none for no wait. A call
+of CUDA's that the simulation counts and CUPTI cannot see (loops around query) is in none of the snippets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway import syncs
+from headway.syncs.simulate import SimulationProbe
+from tests.syncs.run_corpus import Detector, detectors
+
+FOLDER = Path(__file__).parents[1] / "tests" / "syncs" / "heldout"
+LABELS = FOLDER / "labels.json"
+Snippet = Callable[[str], Iterator[None]]
+
+
+def snippets() -> dict[str, Snippet]:
+    """Name -> function, of all files."""
+    found: dict[str, Snippet] = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"heldout_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", "") == module.__name__ and callable(value):
+                assert name not in found, f"two snippets are called {name}"
+                found[name] = value
+    return found
+
+
+def watch(snippet: Snippet, detector: Detector) -> list[str]:
+    """The kinds that ``detector`` sees in the watched part of the second run; the first has loaded kernels and handles."""
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(syncs.record(probes=(SimulationProbe(),)))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for _ in snippet("cuda"):
+            pass
+        parts = snippet("cuda")
+        next(parts)
+        torch.cuda.synchronize()
+        with detector() as kinds:
+            next(parts, None)
+    return sorted(set(kinds))
+
+
+def measure(names: list[str]) -> dict[str, Any]:
+    """Detector -> {"seen": snippet -> kinds, "errors": snippet -> what it died of}, or {"failed": why it cannot run here}."""
+    known, results = snippets(), dict[str, Any]()
+    for name in names:
+        seen: dict[str, list[str]] = {}
+        errors: dict[str, str] = {}
+        try:
+            with detectors()[name]() as detector:
+                for key, snippet in known.items():
+                    try:
+                        seen[key] = watch(snippet, detector)
+                    except Exception as error:
+                        errors[key] = f"{type(error).__name__}: {error}"[:300]
+            results[name] = {"seen": seen, "errors": errors}
+        except Exception as error:
+            results[name] = {"failed": f"{type(error).__name__}: {error}"}
+    return results
+
+
+def score(seen: dict[str, list[str]], labels: dict[str, list[str]]) -> dict[str, Any]:
+    """Precision and recall over the snippets that have a label; one that died has seen nothing."""
+    hits = [name for name, kinds in labels.items() if kinds and seen.get(name)]
+    missed = [name for name, kinds in labels.items() if kinds and not seen.get(name)]
+    alarms = [name for name, kinds in labels.items() if not kinds and seen.get(name)]
+    return {
+        "snippets": len(labels),
+        "precision": round(len(hits) / (len(hits) + len(alarms)), 3) if hits or alarms else None,
+        "recall": round(len(hits) / (len(hits) + len(missed)), 3) if hits or missed else None,
+        "missed": missed,
+        "false_alarms": alarms,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--label", action="store_true", help="write the labels; needs a card and cupti-python")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.label:
+        found = measure(["cupti"] if torch.cuda.is_available() else ["simulation"])
+        if "cupti" not in found or "failed" in found["cupti"]:
+            parser.error(f"labels come from CUPTI on a card alone: {found.get('cupti', 'no CUDA device')}")
+        about = {"torch": torch.__version__, "card": torch.cuda.get_device_name()}
+        LABELS.write_text(
+            json.dumps({**about, "errors": found["cupti"]["errors"], "labels": found["cupti"]["seen"]}, indent=1) + "\n"
+        )
+        print(f"{LABELS.name}: {len(found['cupti']['seen'])} labels, {len(found['cupti']['errors'])} snippets died")
+        return int(bool(found["cupti"]["errors"]))
+    labels = json.loads(LABELS.read_text())["labels"] if LABELS.exists() else {}
+    results = measure(list(detectors()))
+    for name, line in results.items():
+        if "failed" in line:
+            print(f"{name}: could not run: {line['failed']}")
+            continue
+        line |= score(line["seen"], labels) if labels else {"unlabelled": "run --label on a card first"}
+        print(
+            f"{name}: {len(line['seen'])} ran, {len(line['errors'])} died;",
+            {k: v for k, v in line.items() if k not in ("seen", "errors")},
+        )
+        for key, error in line["errors"].items():
+            print(f"  {key}: {error}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return int(any("failed" in line or line["errors"] for line in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
