@@ -28,7 +28,8 @@ def shared_group(target: CacheLayout, own: CacheLayout) -> int:
     Raises:
         ConfigError: there is none, or the drafter has layers of several kinds.
     """
-    if len(own.groups) != 1 or own.groups[0].window:
+    has_states = own.has_states or any(spec is not None and spec.kind is CacheKind.STATE for spec in own.layers)
+    if len(own.groups) != 1 or own.groups[0].kind is not CacheKind.FULL or has_states:
         raise ConfigError(
             "speculative_config: the drafter must keep every token in all of its layers; take another one"
         )
