@@ -105,3 +105,18 @@ def test_random_batches(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12, 300))
 def test_many_random_batches(seed: int) -> None:
     Scenario(seed).play()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_of_padding_keep_no_sums(depth: int) -> None:
+    """A text in the first slot comes in chunks, in captured steps whose other rows are padding."""
+    tokens = [5 + i % 90 for i in range(LONGEST)]
+    asked = [message(str(i), tokens[i:], Task.EMBED) for i in range(3)]
+    own = {"model": folder("llama"), "runner": "pooling", "pooler_config": {"pooling_type": "mean"}}
+    sizes = {"max_num_batched_tokens": 16, "max_model_len": LONGEST, "max_num_seqs": 4, "run_ahead": depth}
+    with simulated(depth, **sizes, **own) as (core, _, _):
+        found = run(core, asked)
+        assert core.stats().num_graph_steps > 0
+    for each in asked:
+        [expected] = run(alone("llama", "mean"), [each]).values()
+        np.testing.assert_allclose(found[each.request_id], expected, atol=3e-5, rtol=1e-4)
