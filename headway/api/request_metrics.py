@@ -13,6 +13,7 @@ from headway.core.task import Task
 
 if TYPE_CHECKING:
     from headway.api.output_processor import OpenCompletion, OpenRequest
+    from headway.api.pooling.requests import OpenPooling
     from headway.core.messages import RequestUpdate
 
 FIRST_TOKEN_BOUNDS = (
@@ -49,7 +50,7 @@ class RequestObserver(Protocol):
     def opened(self) -> object:
         """A request begins, in the context of its caller. What this returns is kept as its ``trace``."""
 
-    def ended(self, request: OpenRequest, now: float) -> None:
+    def ended(self, request: OpenRequest | OpenPooling, now: float) -> None:
         """All its completions have ended, at ``now`` (monotonic seconds)."""
 
 

@@ -179,7 +179,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
-    dtype = _resolve_dtype(args.dtype, checkpoint.config, device)
+    dtype = _resolve_dtype(args.dtype, checkpoint.config, device, pools=config.pooling is not None)
     kv_dtype = _resolve_kv_dtype(args.kv_cache_dtype, dtype, device)
     longest = args.max_model_len or config.longest_context
     if longest > config.longest_context:
@@ -219,14 +219,16 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
 
 
-def _resolve_dtype(name: str, config: dict[str, Any], device: Device) -> torch.dtype:
+def _resolve_dtype(name: str, config: dict[str, Any], device: Device, *, pools: bool) -> torch.dtype:
     if name != "auto":
         return _DTYPES[name]
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     if device.torch_device.type == "cpu":
+        if pools and stored in ("", "float32"):  # vectors are compared with those that other programs made
+            return torch.float32
         chosen = preferred_dtype()
         logger.info("dtype auto: %s is the faster one on this CPU", chosen)
         return chosen
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     # Float32 checkpoints are served in bfloat16, as everywhere: half the bytes, and bytes are what decoding costs.
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
 

@@ -20,6 +20,7 @@ from headway.kernels.sample import RANDOM
 from headway.models.interface import ModelSpec
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
 from headway.runner.launch import TOKEN_VECTORS
+from headway.runner.pooled_graphs import PooledGraphs, pooled_shapes
 from headway.runner.prefill_graphs import PrefillGraphs, prefill_shapes
 from headway.runner.rehearsal import rehearse
 from headway.runner.runner import ModelRunner
@@ -157,10 +158,10 @@ def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGr
     sizes = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, config.width)
     shapes = prefill_shapes(*sizes) if with_prompts else []
     if body.pools:  # all steps are prompts, and nothing is sampled
-        variants = (
-            [TOKEN_VECTORS] if not body.vector else [Variant(), TOKEN_VECTORS] if body.token_vector else [Variant()]
-        )
-        pooled = PrefillGraphs(device, body.front, body.back, shapes, variants, hidden_from(body.model.spec), whole=())
+        if not body.model.spec.cache.groups and shapes:
+            shapes = pooled_shapes(*sizes[:3])
+        kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
+        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden_from(body.model.spec), whole=kinds)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled
     tails, widths = tail_variants(body.sampler.every_edit), sorted({1, config.width})
     decode = DecodeGraphs(device, body.front, body.back, row_buckets(config.max_num_seqs), tails, widths)

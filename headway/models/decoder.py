@@ -16,7 +16,6 @@ from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
 from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
-from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
@@ -141,7 +140,8 @@ class DecoderModel(nn.Module):
         self._multiplier = multiplier
         narrow = config.narrow_from
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
-        if any(isinstance(block.mixer, AttentionSpec) and not block.mixer.causal for block in config.blocks):
+        attentions = [block.mixer.rotated for block in config.blocks if block.mixer is not None]
+        if not all(each.causal for each in attentions if each is not None):
             self._narrow_from = len(config.blocks)
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, C hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -102,6 +103,9 @@ class EncoderBlock(nn.Module):
 
     Args:
         cos_sin: float32 [L, Drot], of the mixer's rope.
+
+    Attributes:
+        attend_otherwise: what attends in place of the mixer, projections [T, 3 * H * D] -> [T, H * D]; None: the mixer does.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class EncoderBlock(nn.Module):
         self.spec = spec
         self.mixer = Attention(spec.mixer, norm, hidden, cos_sin, -1, dtype=dtype, device=device)
         self.ffn = MLP(spec.ffn, hidden, dtype=dtype, device=device)
+        self.attend_otherwise: Callable[[torch.Tensor, StepBatch], torch.Tensor] | None = None
         self.norms = [norm.make(hidden, dtype=dtype, device=device) if name else None for name in spec.norms]
 
     def forward(
@@ -136,7 +141,9 @@ class EncoderBlock(nn.Module):
         """
         mixer, ffn = self.mixer, self.ffn
         first, second = self.norms
-        mixed = mixer.out.forward(mixer.both_ways(mixer.qkv.forward(normed), batch, bias))
+        qkv, otherwise = mixer.qkv.forward(normed), self.attend_otherwise
+        attended = mixer.both_ways(qkv, batch, bias) if otherwise is None else otherwise(qkv, batch)
+        mixed = mixer.out.forward(attended)
         if self.spec.before:
             normed = second.add(mixed, x) if second is not None else x.add_(mixed)
             passed = ffn.down.forward(ffn.act(ffn.gate_up.forward(normed)))

@@ -93,6 +93,12 @@ class Fields(Mapping[str, Any]):
         found._read = self._read
         return found
 
+    def replaced(self, **values: Any) -> Fields:
+        """The same fields but for these; what is read there is read here."""
+        found = Fields({**self._values, **values})
+        found._read = self._read
+        return found
+
     def count(self, name: str) -> int:
         """A positive integer.
 

@@ -56,6 +56,7 @@ ENCODERS: Mapping[str, str] = MappingProxyType(
     {
         "Bert": "headway.models.bert:BertModel",
         "Camembert": "headway.models.bert:RobertaModel",
+        "DebertaV2": "headway.models.deberta:DebertaV2Model",
         "DistilBert": "headway.models.distilbert:DistilBertModel",
         "EuroBert": "headway.models.eurobert:EuroBertModel",
         "Gte": "headway.models.rope_bert:GteModel",

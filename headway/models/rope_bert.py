@@ -24,7 +24,7 @@ def _rope_bert(
     mlp: MLPSpec,
     bias: bool,
     prefixes: tuple[str, ...],
-    heads: dict[str, HeadLayers],
+    heads: Mapping[str, HeadLayers],
     method: str = "cls",
 ) -> EncoderConfig:
     """What these models have in common, under the names that nomic-ai gave their parts and transformers writes.

@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import __version__
 from headway.api.async_llm import AsyncLLM
+from headway.api.pooling.requests import OpenPooling
 from headway.core.errors import ConfigError
+from headway.core.task import Task
 from headway.server.metrics_source import served_name
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Tracing:
         """The context that the request came in."""
         return self._current()
 
-    def ended(self, request: OpenRequest, now: float) -> None:
+    def ended(self, request: OpenRequest | OpenPooling, now: float) -> None:
         """Make the request's span."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -102,7 +104,11 @@ class Tracing:
             context=request.trace,
             kind=SpanKind.SERVER,
             start_time=start,
-            attributes=attributes(request, self._model_name, now),
+            attributes=(
+                pooling_attributes(request, self._model_name, now)
+                if isinstance(request, OpenPooling)
+                else attributes(request, self._model_name, now)
+            ),
         )
         if request.error is not None:
             span.set_status(Status(StatusCode.ERROR, request.error))
@@ -147,6 +153,26 @@ def attributes(request: OpenRequest, model_name: str, now: float) -> dict[str, A
     if firsts and completions[0].queue_seconds is not None:
         found["gen_ai.latency.time_in_model_prefill"] = min(firsts) - request.arrived - completions[0].queue_seconds
         found["gen_ai.latency.time_in_model_inference"] = max(lasts) - request.arrived - completions[0].queue_seconds
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def pooling_attributes(group: OpenPooling, model_name: str, now: float) -> dict[str, Any]:
+    """The same of a request that pools, which may have several texts."""
+    found: dict[str, Any] = {
+        "gen_ai.provider.name": "headway",
+        "gen_ai.operation.name": "embeddings" if group.wanted.task is Task.EMBED else group.wanted.task.value,
+        "gen_ai.request.model": model_name,
+        "gen_ai.response.model": model_name,
+        "gen_ai.request.id": group.request_id,
+        "gen_ai.request.n": len(group.messages),
+        "gen_ai.response.finish_reasons": [
+            "abort" if group.aborted else "error" if group.error is not None else "stop"
+        ],
+        "gen_ai.usage.input_tokens": group.num_tokens,
+        "gen_ai.usage.prompt_tokens": group.num_tokens,
+        "gen_ai.latency.e2e": now - group.arrived,
+        "gen_ai.latency.time_in_queue": group.queue_seconds,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -130,7 +130,7 @@ class PackedStep:
         """``write`` of each of ``values``, which are not empty, to its position."""
         lengths = np.array([len(each) for each in values], np.int32)
         if int(lengths.max()) > MAX_EDIT:
-            for position, each in zip(positions.tolist(), values, strict=True):
+            for position, each in zip(positions.tolist(), values, strict=True):  # host: numpy
                 self.write(position, each)
             return
         source = self.list_at(np.concatenate(values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,14 +66,13 @@ class Checkpoint:
         Raises:
             WeightsError: a dummy checkpoint, or a file that cannot be read.
         """
-        yield from self._opened().tensors()
-        yield from self._dense_tensors()
+        return chain(self._opened().tensors(), self._dense_tensors())
 
     def stored(self, types: Collection[int]) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
         """As ``tensors()``, but matrices of these ggml types come in the blocks of their GGUF file."""
         files = self._opened()
-        yield from files.stored(types) if isinstance(files, GgufTensors) else files.tensors()
-        yield from self._dense_tensors()
+        own = files.stored(types) if isinstance(files, GgufTensors) else files.tensors()
+        return chain(own, self._dense_tensors())
 
     def _dense_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of sentence-transformers' Dense modules, named from their folders on."""

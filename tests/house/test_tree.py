@@ -8,9 +8,9 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_500, "server": 6_300, "api": 7_600, "engine": 2_800, "runner": 1_900, "speculative": 1_300, "multimodal": 1_500,
-    "models": 6_350, "attention": 400, "recurrent": 350, "sampling": 800, "pooling": 400, "state": 600, "parallel": 1_100,
-    "scheduler": 2_100, "device": 2_500, "kernels": 17_000, "weights": 1_500, "core": 2_000,
+    "cli": 5_500, "server": 6_300, "api": 7_600, "engine": 2_800, "runner": 1_950, "speculative": 1_300, "multimodal": 1_450,
+    "models": 6_350, "attention": 400, "recurrent": 350, "sampling": 800, "pooling": 400, "state": 600, "parallel": 1_050,
+    "scheduler": 2_100, "device": 2_550, "kernels": 17_000, "weights": 1_500, "core": 2_000,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""

@@ -29,8 +29,12 @@ from triton.runtime.driver import driver
 from headway.core.config import EngineArgs
 from headway.engine.boot import build_engine
 from headway.kernels.decode_attention import decode_attention
+from headway.kernels.dense_attention import dense_attention
+from headway.kernels.dense_rope import dense_rope
+from headway.kernels.disentangled_attention import disentangled_attention
 from headway.kernels.linear_forms.card import Card
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.segment_pool import MAXIMUM, SUM, WEIGHTED_SUM, segment_pool
 from headway.kernels.testing import PagedInputs
 from tests.kernels.cards import EARLY, SHARED
 from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
@@ -41,7 +45,7 @@ SMALL = Card("a card with little shared memory", (8, 6), 84, 7e5)
 HEADS = ((32, 8, 64), (16, 8, 96), (16, 8, 128), (8, 4, 256))
 """(query heads, KV heads, head size)."""
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-ATTENTION = ("decode_kernel", "prefill_kernel")
+ATTENTION = ("decode_kernel", "prefill_kernel", "dense_kernel", "disentangled_kernel")
 """Kernels whose tiles depend on the card."""
 Sources = dict[tuple[str, int, int], tuple[float, Any, dict[str, Any]]]
 """(kernel, KB of shared memory it was chosen for, head size of attention) -> size of its tiles, source, options."""
@@ -111,6 +115,27 @@ def launch_attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -
             decode_attention(empty(tokens, width, kind=dtype), *more, *tables, size**-0.5, 0, 0.0, 4096)
 
 
+def launch_encoders(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    """What models that see texts both ways launch, and poolers."""
+
+    def empty(*sizes: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    width = heads + 2 * kv_heads
+    for tokens, longest in ((40, 20), (8192, 512)):
+        qkv, starts = empty(tokens, width * size, kind=dtype), empty(65)
+        bias, table = empty(heads, 1023, kind=torch.float32), empty(4096, size, kind=torch.float32)
+        numbers = (heads, kv_heads, size**-0.5)
+        dense_attention(qkv, starts, None, *numbers, -1, 0.0, longest)
+        dense_attention(qkv, starts, bias, *numbers, 64, 30.0, longest)
+        norm = empty(size, kind=dtype)
+        dense_rope(qkv, empty(tokens), table, norm, norm, 1e-6, heads, kv_heads)
+        distances, three = empty(512, heads * size, kind=dtype), empty(tokens, 3 * heads * size, kind=dtype)
+        disentangled_attention(three, starts, distances, distances, empty(1023), heads, size**-0.5, longest)
+        for kind in (SUM, MAXIMUM, WEIGHTED_SUM):
+            segment_pool(empty(tokens, heads * size, kind=dtype), starts, empty(64), empty(64), kind)
+
+
 def sources() -> Sources:
     """What to compile."""
     keeper = Keeper()
@@ -127,6 +152,7 @@ def sources() -> Sources:
         for keeper.room in sorted(set(SHARED.values())):
             for heads, kv_heads, size in HEADS:
                 launch_attention(heads, kv_heads, size, torch.bfloat16)
+                launch_encoders(heads, kv_heads, size, torch.bfloat16)
     return {**others, **keeper.sources}
 
 

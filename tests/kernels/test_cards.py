@@ -15,6 +15,7 @@ pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not on
 NEEDED = {
     "step_unpack_kernel", "embed_kernel", "rms_norm_kernel", "rope_kv_write_kernel", "silu_mul_kernel", "decode_kernel",
     "prefill_kernel", "skinny_linear_kernel", "race_kernel", "finish_kernel", "slot_advance_kernel", "apply_edits_kernel",
+    "dense_kernel", "dense_rope_kernel", "disentangled_kernel", "segment_pool_kernel",
 }  # fmt: skip
 
 

@@ -39,8 +39,10 @@ def truth(name: str, requests: list[AddRequest]) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize(("depth", "rows", "checkpoints"), [(0, 4, 8), (2, 4, 1), (4, 2, 2)])
-@pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "qwen3-next", "lfm2"])
+@pytest.mark.parametrize(
+    ("name", "depth", "rows", "checkpoints"),
+    [("mamba2", 0, 4, 8), ("falcon-h1", 2, 4, 1), ("qwen3-next", 4, 2, 2), ("lfm2", 1, 4, 3)],
+)
 def test_hits_give_the_same_tokens(name: str, depth: int, rows: int, checkpoints: int, monkeypatch: Any) -> None:
     """With one checkpoint each is overwritten as soon as the next is saved."""
     monkeypatch.setattr("headway.engine.boot.CHECKPOINTS_PER_SLOT", checkpoints / rows)

@@ -17,8 +17,11 @@ from fastapi import FastAPI
 
 from headway import AsyncLLM, ConfigError, SamplingParams
 from headway.server import tracing
+from headway.server.app import build_app
+from headway.server.settings import ServerSettings
 from tests.api import fakes
 from tests.engine import fake_core
+from tests.server.pooling_app import pooling_llm
 from tests.server.serving import client_of, make_app
 
 CHAT = {"model": "tiny", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "a secret"}]}
@@ -68,6 +71,33 @@ def test_a_span_tells_sizes_times_and_the_end_but_no_text(monkeypatch: pytest.Mo
     assert span.end_time - span.start_time == pytest.approx(said["gen_ai.latency.e2e"] * 1e9, abs=1e4)
     assert span.resource.attributes["service.name"] == "headway"
     assert "secret" not in str(said)
+
+
+@needs_otel
+def test_texts_that_pool_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    monkeypatch.setattr(tracing, "otlp_exporter", lambda endpoint: kept)
+    llm = pooling_llm("embed")
+
+    async def main() -> None:
+        app = build_app(llm, ServerSettings(allowed_hosts=["*"], otlp_traces_endpoint="http://x"))
+        async with client_of(app) as client:
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            for texts in (["w1", "w2 w3"], ["w1", "fail"]):
+                await client.post("/v1/embeddings", json={"input": texts}, headers=headers)
+        llm.request_metrics.observer.close()  # type: ignore[union-attr]
+
+    try:
+        asyncio.run(main())
+    finally:
+        llm.shutdown()
+    good, bad = (dict(span.attributes or {}) for span in kept.get_finished_spans())
+    assert good["gen_ai.operation.name"] == "embeddings" and good["gen_ai.request.n"] == 2
+    assert good["gen_ai.usage.input_tokens"] == 7 and good["gen_ai.response.finish_reasons"] == ("stop",)
+    assert good["gen_ai.latency.e2e"] > 0 and bad["gen_ai.response.finish_reasons"] == ("error",)
+    assert all(f"{span.context.trace_id:032x}" == TRACE for span in kept.get_finished_spans() if span.context)
 
 
 @needs_otel

@@ -155,3 +155,16 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = hub(monkeypatch, tmp_path, [], online=False, cached=True)
     assert locate("owner/name", revision="r").path == tmp_path
     assert fake.calls[-1]["revision"] == "r"
+
+
+def test_modules_lie_in_folders_of_their_own(tmp_path: Path) -> None:
+    """What sentence-transformers lists is fetched too, and nothing outside of the model's folder."""
+    from headway.weights.sentence import module_folders
+
+    assert module_folders(tmp_path) == []
+    (tmp_path / "modules.json").write_text('[{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}]')
+    assert module_folders(tmp_path) == ["1_Pooling"]
+    for path in ("../up", "/etc", "a\\\\b", "a/b/c"):
+        (tmp_path / "modules.json").write_text(f'[{{"idx": 0, "path": "{path}"}}]')
+        with pytest.raises(ModelError, match="outside the model's folder"):
+            module_folders(tmp_path)

@@ -27,6 +27,8 @@ class OpenPooling:
         arrived: when the caller asked, monotonic seconds.
         error, error_parameter: of the first prompt that failed; None while none did.
         aborted: it was dropped before its end.
+        trace: whatever the metrics' observer gave for it.
+        queue_seconds: that a prompt of it waited for its first step at most; None while nothing is known.
     """
 
     def __init__(self, request_id: str, messages: list[AddRequest], wanted: Wanted) -> None:
@@ -38,6 +40,8 @@ class OpenPooling:
         self.error: str | None = None
         self.error_parameter: str | None = None
         self.aborted = False
+        self.trace: object = None
+        self.queue_seconds: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -50,6 +54,8 @@ class OpenPooling:
 
     def take(self, place: int, update: RequestUpdate) -> None:
         """The end of one prompt."""
+        if update.queue_seconds is not None:
+            self.queue_seconds = max(self.queue_seconds or 0.0, update.queue_seconds)
         if update.error is not None or update.pooled is None:
             if self.error is None:
                 self.error = update.error or f"the request ended with {update.finish_reason!r} and without a vector"
@@ -135,6 +141,8 @@ class PoolingProcessor:
         group = OpenPooling(request_id, messages, wanted)
         for place, message in enumerate(messages):
             self._open[message.request_id] = (group, place)
+        if self._metrics is not None and self._metrics.observer is not None:
+            group.trace = self._metrics.observer.opened()
         return group
 
     def requests(self) -> list[OpenPooling]:
@@ -166,6 +174,7 @@ class PoolingProcessor:
                     update.queue_seconds,
                     "error" if update.error is not None else "stop",
                 )
+                self._ended(group, now)
         return list(touched.values()), []
 
     def drop(self, group: OpenPooling) -> list[str]:
@@ -180,4 +189,9 @@ class PoolingProcessor:
                 tokens = len(group.messages[place].prompt_token_ids)
                 self._metrics.pooled(group.wanted.task, tokens, now - group.arrived, None, "abort")
         group.num_unfinished, group.aborted = 0, True
+        self._ended(group, now)
         return ids
+
+    def _ended(self, group: OpenPooling, now: float) -> None:
+        if group.finished and self._metrics is not None and self._metrics.observer is not None:
+            self._metrics.observer.ended(group, now)

@@ -29,7 +29,7 @@ def dense_attention(
 ) -> torch.Tensor:
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = torch.empty((qkv.shape[0], num_heads * size), dtype=qkv.dtype)
-    for start, rows, length in _runs(query_start.tolist()):  # host: a CPU operation
+    for start, rows, length in runs(query_start.tolist()):  # host: a CPU operation
         end = start + rows * length
         if soft_cap > 0:
             ends = torch.arange(0, end - start + 1, length, dtype=torch.int32)
@@ -45,7 +45,7 @@ def dense_attention(
     return out
 
 
-def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
+def runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
     """(first token, rows, tokens of each) of neighbouring rows of equal length; rows without tokens are left out."""
     first = starts[0]
     length = rows = 0
