@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from headway.syncs.calls import CALLS
-from headway.syncs.errors import SyncError
+from headway.syncs.errors import ProbeError, SyncError
 from headway.syncs.findings import Log, Wait
 from headway.syncs.fixes import cure_of
 from headway.syncs.probes import Probe
@@ -89,8 +89,9 @@ class Entry:
 class _Watched(Region):
     """A region that needs probes while it is open."""
 
-    def __init__(self, strict: bool, probes: tuple[Probe, ...] | None) -> None:
+    def __init__(self, strict: bool, probes: tuple[Probe, ...] | None, required: bool = True) -> None:
         self._strict = strict
+        self._required = required
         self._probes = probes
         self.log = Log()
 
@@ -103,10 +104,12 @@ class _Watched(Region):
             for probe in probes:
                 probe.attach(judge)
                 attached.append(probe)
-        except BaseException:
+        except BaseException as error:
             for probe in reversed(attached):
                 probe.detach()
-            raise
+            if self._required or not isinstance(error, ProbeError):
+                raise
+            return _WatchedEntry(self.log, False, ())
         self.log.probes = [f"{probe.name}: {probe.watches}" for probe in probes]
         return _WatchedEntry(self.log, self._strict, tuple(attached))
 
@@ -140,10 +143,15 @@ class record(_Watched):  # noqa: N801 - used as `with record() as log`
 
 
 class forbid(_Watched):  # noqa: N801
-    """Raise SyncError at this thread's first wait that no ``allowed`` inside it covers. Gives the log, with the others."""
+    """Raise SyncError at this thread's first wait that no ``allowed`` inside it covers. Gives the log, with the others.
 
-    def __init__(self, *, probes: tuple[Probe, ...] | None = None) -> None:
-        super().__init__(True, probes)
+    Args:
+        required: whether a machine where no probe can attach is an error. If not, nothing is watched there, and the log's
+            ``probes`` are empty.
+    """
+
+    def __init__(self, *, probes: tuple[Probe, ...] | None = None, required: bool = True) -> None:
+        super().__init__(True, probes, required)
 
     def __enter__(self) -> Log:
         self._push()

@@ -243,3 +243,15 @@ def test_guarded_code_compiles() -> None:
     compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", fullgraph=True)
     with syncs.forbid(probes=(live,)):
         assert compiled(torch.ones(3)).sum().item() == 9.0
+
+
+def test_a_guard_may_be_off_where_there_is_no_device() -> None:
+    _, absent = probe(present=False)
+    with pytest.raises(syncs.ProbeError), syncs.forbid(probes=(absent,)):
+        pass
+    with syncs.forbid(probes=(absent,), required=False) as log:
+        torch.ones(2).tolist()
+    assert log.probes == [] and log.count == 0
+    runtime, live = probe()
+    with pytest.raises(syncs.SyncError), syncs.forbid(probes=(live,), required=False):
+        device_tensor(runtime, 1.0).item()
