@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:  # the command line's help reads this module, and shall not wait for numpy
+    import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
