@@ -6,7 +6,14 @@ Names load on first use, so that ``import headway`` costs nothing and never impo
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING
+
+# On a CPU, torch's OpenMP threads spin for milliseconds behind each of its operations, on the cores that our own threads need.
+# OpenMP reads this when torch is imported, so later is too late; what the user has set stays.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from headway.api.async_llm import AsyncLLM

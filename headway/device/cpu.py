@@ -63,6 +63,11 @@ class CpuDevice:
         self.copies: Stream = CpuStream()
         self.clock: Stream | None = None
         self.notes = ["CPU device: steps run synchronously, run-ahead and CUDA graphs have nothing to hide"]
+        if os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive" and torch.get_num_threads() > 1:
+            self.notes.append(
+                "torch's OpenMP threads spin on the cores that ours need: import headway before torch, or set "
+                "OMP_WAIT_POLICY=passive"
+            )
 
     def new_event(self, timing: bool = False) -> Event:
         """An event that has always happened."""
