@@ -24,6 +24,7 @@ from timing import time_calls
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_decode, launch_prefill
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, DecodeTile, PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -217,7 +218,7 @@ PREFILL_TILES = [
     (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (64, 32, 4, 3), (128, 64, 4, 2),
 ]  # fmt: skip
 DECODE_TILES = [(64, 4, 2), (64, 4, 3), (64, 4, 4), (32, 4, 4), (32, 2, 4), (128, 8, 2), (128, 4, 2)]
-NUMBERS = (0.088, 0, 0.0)  # scale, window, soft cap
+RULE = ScoreRule(0.088)
 
 
 def sweep() -> None:
@@ -232,9 +233,7 @@ def sweep() -> None:
             tile = PrefillTile(m, n, shape.size, warps, stages, "tf32")
             label = f"prefill {rows}x{length} m={m} n={n} warps={warps} stages={stages}"
             caches = (inputs.q, inputs.k_cache, inputs.v_cache, out)
-            attempt(
-                label, flops / FLOPS_PER_US, [partial(launch_prefill, *caches, tables, NUMBERS, DecodeRows(0), tile)]
-            )
+            attempt(label, flops / FLOPS_PER_US, [partial(launch_prefill, *caches, tables, RULE, DecodeRows(0), tile)])
     for rows in DECODE_ROWS:
         parts = decode_inputs(shape, rows, DECODE_CONTEXT)
         out = torch.empty_like(parts[0].q)
@@ -243,7 +242,7 @@ def sweep() -> None:
             small = DecodeTile(16, n, shape.size, warps, stages, "tf32")
             calls: Calls = []
             for part in parts:
-                rest = ((part.block_tables, part.row_slots, part.seq_lens), NUMBERS, rows, MAX_MODEL_LEN, small)
+                rest = ((part.block_tables, part.row_slots, part.seq_lens), RULE, rows, MAX_MODEL_LEN, small)
                 calls.append(partial(launch_decode, part.q, part.k_cache, part.v_cache, out, part.arrivals, *rest))
             attempt(f"decode R={rows} n={n} warps={warps} stages={stages}", moved / BYTES_PER_US, calls)
 

@@ -34,6 +34,7 @@ from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
 from headway.kernels.paged_attention.overlap import LONG, SHORT, OverlapTile, launch_overlapped
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -159,7 +160,7 @@ def attention(report: Report) -> None:
 
 
 def _general(tensors: Any, tables: Any, scale: float, tile: PrefillTile, out: torch.Tensor) -> None:
-    launch_prefill(*tensors, out, tables, (scale, 0, 0.0), DecodeRows(0), tile)
+    launch_prefill(*tensors, out, tables, ScoreRule(scale), DecodeRows(0), tile)
 
 
 def _overlapped(tensors: Any, tables: Any, scale: float, most: int, tile: OverlapTile, out: torch.Tensor) -> None:

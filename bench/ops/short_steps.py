@@ -25,6 +25,7 @@ from timing import time_calls
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_prefill
 from headway.kernels.paged_attention.overlap import SHORT, launch_overlapped, launch_short
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, num_sms, prefill_tile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -94,7 +95,7 @@ def attention(report: Report, _: list[int]) -> None:
         tile = prefill_tile(SIZE, HEADS, KV_HEADS, inputs.q.dtype, len(inputs.q), num_sms(inputs.q.device), 2)
 
         def general(out: torch.Tensor, tensors: Any = tensors, tables: Any = tables, tile: Any = tile) -> None:
-            launch_prefill(*tensors, out, tables, (SCALE, 0, 0.0), DecodeRows(0), tile)
+            launch_prefill(*tensors, out, tables, ScoreRule(SCALE), DecodeRows(0), tile)
 
         def short(out: torch.Tensor, stages: int, tensors: Any = tensors, tables: Any = tables) -> None:
             launch_short(*tensors, out, tables, SCALE, DecodeRows(0), stages)
@@ -184,7 +185,7 @@ class Chain:
             if general:
                 heads = torch.empty_like(q)
                 tables = (inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens)
-                launch_prefill(q, inputs.k_cache, inputs.v_cache, heads, tables, (SCALE, 0, 0.0), DecodeRows(0))
+                launch_prefill(q, inputs.k_cache, inputs.v_cache, heads, tables, ScoreRule(SCALE), DecodeRows(0))
             else:
                 heads = paged_attention(q, *inputs.arguments(SCALE)[1:])
             x = self.add(heads.flatten(1), out, residual, "a" in way)

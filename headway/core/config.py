@@ -66,7 +66,22 @@ class EngineArgs:
             back-pressure (``EngineStats.host_waits``); needs CUDA.
         speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
             {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
+        limit_mm_per_prompt: most pictures in a prompt, {"image": 4}; 32 by default.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
+        tensor_parallel_size: ranks that each layer is cut into (docs/parallel.md).
+        pipeline_parallel_size: stages that the layers are cut into.
+        data_parallel_size: replicas of the model behind one door.
+        enable_expert_parallel: deal out the experts of a mixture whole; refused where there are none.
+        enable_dbo: run long steps as two micro-batches (docs/parallel.md).
+        dbo_decode_token_threshold: tokens from which on steps of decode rows alone are halved.
+        dbo_prefill_token_threshold: the same of steps with prompts.
+        distributed_executor_backend: what ranks are: "mp", processes, or "threads" of one process, for CPUs and the simulated
+            device.
+        distributed_timeout_seconds: after which a rank that is silent, or that others wait for, is given up.
+        nnodes: hosts; each runs this command with its own ``node_rank``, and all have one secret in HEADWAY_RANK_SECRET.
+        node_rank: which host this is; 0 leads.
+        master_addr: address of host 0, on which it listens for the others.
+        master_port: its port.
     """
 
     model: str = "smollm2"
@@ -98,13 +113,65 @@ class EngineArgs:
     count_host_waits: bool = False
     speculative_config: SpeculativeConfig | None = None
     multiprocess: bool | None = None
+    limit_mm_per_prompt: dict[str, Any] | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    enable_dbo: bool = False
+    dbo_decode_token_threshold: int = 32
+    dbo_prefill_token_threshold: int = 512
+    distributed_executor_backend: str = "mp"
+    distributed_timeout_seconds: int = 60
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __post_init__(self) -> None:
-        for name in ("pooler_config", "hf_overrides"):
+        for name in ("pooler_config", "hf_overrides", "limit_mm_per_prompt"):
             setattr(self, name, _json_object(name, getattr(self, name)))
         self.speculative_config = read_speculative(self.speculative_config)
+        for name, limit in (self.limit_mm_per_prompt or {}).items():
+            if name != "image" or not _is_count(limit, 0):
+                raise ConfigError(
+                    f'limit_mm_per_prompt may have {{"image": integer >= 0}}; got {{{name!r:.40}: {limit!r:.40}}}'
+                )
         self._check_choices()
         self._check_numbers()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
+        thresholds = ("dbo_decode_token_threshold", "dbo_prefill_token_threshold")
+        for name in (*sizes, *thresholds, "distributed_timeout_seconds", "master_port"):
+            if not _is_count(getattr(self, name), 1):
+                raise ConfigError(f"{name} must be a positive integer; got {getattr(self, name)!r}")
+        backend = self.distributed_executor_backend
+        if backend == "ray":
+            raise ConfigError(
+                "distributed_executor_backend='ray' is not there; ranks of several hosts need no Ray: --nnodes, --node-rank "
+                "and --master-addr (docs/parallel.md)"
+            )
+        if backend not in ("mp", "threads"):
+            raise ConfigError(f"distributed_executor_backend must be mp or threads; got {backend!r}")
+        if backend == "threads" and self.device.partition(":")[0] not in ("cpu", "sim"):
+            raise ConfigError(f"distributed_executor_backend='threads' is for cpu and sim devices, not {self.device!r}")
+        if backend == "mp" and self.num_ranks > 1 and self.device.startswith("sim"):
+            raise ConfigError("ranks on the simulated device are threads: set distributed_executor_backend='threads'")
+        if not _is_count(self.node_rank, 0) or self.node_rank >= self.nnodes:
+            raise ConfigError(f"node_rank must be from 0 to nnodes - 1 = {self.nnodes - 1}; got {self.node_rank!r}")
+        if self.num_ranks % self.nnodes:
+            raise ConfigError(f"nnodes={self.nnodes} does not divide the {self.num_ranks} ranks of a replica evenly")
+        if self.nnodes > 1 and self.data_parallel_size > 1:
+            raise ConfigError(
+                "replicas on several hosts are separate servers behind a load balancer; leave out nnodes or data_parallel_size"
+            )
 
     def _check_choices(self) -> None:
         choices = {
@@ -172,6 +239,8 @@ class Thresholds:
         upload_ints: int32 values of new requests that a step may carry; None: what the largest request may need, and more.
         traced_steps: latest steps whose times are kept.
         checkpoint_every: tokens between checkpoints of the states of a long prompt.
+        encoder_cache_rows: rows of the encoder cache; None: several of the largest pictures.
+        encoder_rows: rows that a step encodes; None: as many as take about as long as a step of decode rows.
     """
 
     prompt_logits_chunk: int = 256
@@ -179,6 +248,8 @@ class Thresholds:
     upload_ints: int | None = None
     traced_steps: int = 64
     checkpoint_every: int = 2048
+    encoder_cache_rows: int | None = None
+    encoder_rows: int | None = None
 
 
 USUAL_THRESHOLDS = Thresholds()
@@ -202,6 +273,12 @@ class SchedulerConfig:
         has_states: prefixes can be hit only where there is a checkpoint of states.
         num_checkpoints: of those there are so many; their slots follow those of requests.
         checkpoint_every: see ``Thresholds``.
+        max_encoder_rows: most encoder outputs that a step makes, but for a single item that has more; a quarter of it in
+            steps with rows that decode, so that these keep their pace.
+        encoder_cache_rows: of the encoder cache; 0: the model reads no outputs in place of tokens.
+        sees: see ``VisionInfo``.
+        longest_whole: most tokens that see each other; 0: none do.
+        cohorts: rows that decode take turns in so many consecutive steps, so that as many stages have work.
     """
 
     max_num_seqs: int
@@ -220,6 +297,11 @@ class SchedulerConfig:
     has_states: bool = False
     num_checkpoints: int = 0
     checkpoint_every: int = USUAL_THRESHOLDS.checkpoint_every
+    max_encoder_rows: int = 0
+    encoder_cache_rows: int = 0
+    sees: str = ""
+    longest_whole: int = 0
+    cohorts: int = 1
 
     def __post_init__(self) -> None:
         if not self.num_blocks:

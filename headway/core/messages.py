@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headway.core.automaton import Automaton
+from headway.core.encode import EncoderItem, MediaRun
+from headway.core.hearing import HearingInfo, SpeechRules
 from headway.core.histogram import Histogram
+from headway.core.media import VisionInfo
 from headway.core.params import SamplingParams
 from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
@@ -35,6 +38,9 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
             pair of texts, for models with ``PoolingInfo.num_token_types`` of 2.
         raw: vectors are wanted as they are, neither normalised nor activated.
         pool_start: tokens before this position take no part in a mean, a maximum, or what is told token by token.
+        media: what an encoder must have read before tokens are computed that read it.
+        runs: prompt tokens that outputs of ``media`` stand in for, rising.
+        speech: the rules of a transcript.
     """
 
     request_id: str
@@ -50,6 +56,9 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     token_type_range: tuple[int, int] = (0, 0)
     pool_start: int = 0
     raw: bool = False
+    media: list[EncoderItem] = []
+    runs: list[MediaRun] = []
+    speech: SpeechRules | None = None
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
@@ -155,6 +164,11 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         num_kv_tokens: capacity of the KV cache in tokens.
         tasks: what requests may want; "generate", or some that pool.
         pooling: what these give; None where the engine generates.
+        vision: how pictures are prepared; None: the model sees none.
+        hearing: what transcribing needs to know; None: the model does not hear.
+        encoder: what its decoder's cross-attention reads, "audio" or "text"; "" for other models.
+        decoder_start: tokens that its decoder begins with where the caller names none.
+        max_encoder_tokens: most outputs of the encoder.
         notes: what the engine does without, and why (for example "no pinned memory: copies block").
     """
 
@@ -173,6 +187,11 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     notes: list[str]
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
+    vision: VisionInfo | None = None
+    hearing: HearingInfo | None = None
+    encoder: str = ""
+    decoder_start: list[int] = []
+    max_encoder_tokens: int = 0
 
 
 class StepTrace(msgspec.Struct, array_like=True):
@@ -224,6 +243,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
         host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
         num_drafts: rows of drafts that were verified; num_draft_tokens their drafts, num_accepted_tokens those that became
             tokens, num_accepted_tokens_per_pos the same by place, empty where nothing is drafted.
+        replicas: of several engines behind one door each one's own figures; those above are of all together.
     """
 
     num_running: int = 0
@@ -261,3 +281,4 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    replicas: list[EngineStats] = []

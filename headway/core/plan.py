@@ -14,6 +14,7 @@ from typing import Final, NewType
 import numpy as np
 import numpy.typing as npt
 
+from headway.core.encode import EncodeJob
 from headway.core.messages import AddRequest
 
 Int32s = npt.NDArray[np.int32]
@@ -82,6 +83,9 @@ class StepPlan:
         token_vectors: some row wants a vector for each of its tokens.
         state_loads, state_saves: (source, destination) slots of states that are copied before the rows run, and after it;
             there are none in steps of decode rows alone.
+        media_rows: (slot, run of its prompt, row of the encoder cache with its first token's features), before the rows run.
+        media: some row has tokens that are no ids, or that see later ones.
+        encodes: what encoders do before the rows run; never in steps of decode rows alone.
     """
 
     step: int
@@ -101,6 +105,9 @@ class StepPlan:
     token_vectors: bool = False
     state_loads: list[tuple[int, int]] = field(default_factory=list)
     state_saves: list[tuple[int, int]] = field(default_factory=list)
+    encodes: list[EncodeJob] = field(default_factory=list)
+    media_rows: list[tuple[int, int, int]] = field(default_factory=list)
+    media: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -10,13 +10,40 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 _LIBRARY = torch.library.Library("headway", "DEF")
 OPS: dict[str, Op] = {}
 """Every operation by name; filled at import, read by tests, benchmarks and the simulated device."""
+
+
+class Transport(Protocol):
+    """What carries the collective operations of one group of ranks (``headway.kernels.collectives``, ``headway.parallel``)."""
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        """Sum over all ranks, in place."""
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out``, [size, *x.shape]: x of every rank."""
+
+    def send(self, x: torch.Tensor, peer: int) -> None:
+        """To one rank."""
+
+    def receive(self, x: torch.Tensor, peer: int) -> None:
+        """From one rank, into x."""
+
+    def post(self, x: torch.Tensor, peer: int) -> None:
+        """The same, but x is there when ``finish`` was called for it."""
+
+    def finish(self) -> None:
+        """Wait for what was posted first."""
+
+
+TRANSPORTS: dict[int, Transport] = {}
+"""Of the groups that ranks of this process are in. An operation's arguments are numbers and tensors, so it names a group by its
+number here; ``headway.parallel.group`` adds and removes them."""
 
 
 class Op:

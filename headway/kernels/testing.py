@@ -112,12 +112,20 @@ class PagedInputs:
     max_seq_len_bound: int
     decode_rows: torch.Tensor | None = None
 
-    def arguments(self, scale: float, window: int = 0, soft_cap: float = 0.0) -> tuple[object, ...]:
+    def arguments(
+        self,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        chunk: int = 0,
+        sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
+    ) -> tuple[object, ...]:
         """The op's arguments, in order."""
         return (
             self.q, self.k_cache, self.v_cache, self.block_tables, self.row_slots, self.query_start, self.seq_lens,
             self.arrivals, scale, window, soft_cap, self.num_decode_rows, self.max_query_len, self.max_seq_len_bound,
-            self.decode_rows,
+            self.decode_rows, chunk, sinks, slopes,
         )  # fmt: skip
 
 

@@ -51,3 +51,12 @@ def load_queries(at, keep, dtype: tl.constexpr):
         return tl.where(wide > 65504.0, 65504.0, tl.where(wide < -65504.0, -65504.0, wide)).to(tl.float16)
     else:
         return q
+
+
+@triton.jit
+def widened(x, dtype: tl.constexpr):
+    """``x`` as ``dtype``; 8-bit floats by way of f32, because cards before Hopper have no other way from them to bf16."""
+    if x.dtype == tl.float8e4nv:
+        return x.to(tl.float32).to(dtype)
+    else:
+        return x.to(dtype)

@@ -28,13 +28,24 @@ from triton.runtime.driver import driver
 
 from headway.core.config import EngineArgs
 from headway.engine.boot import build_engine
+from headway.kernels.cross_attention import cross_attention
+from headway.kernels.cross_kv_write import cross_kv_write
+from headway.kernels.cross_rows import cross_rows
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.dense_attention import dense_attention
 from headway.kernels.dense_rope import dense_rope
 from headway.kernels.disentangled_attention import disentangled_attention
+from headway.kernels.distance_attention import distance_attention
+from headway.kernels.expert_mlp import expert_mlp
 from headway.kernels.linear_forms.card import Card
+from headway.kernels.media_places import media_places
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.place_rows import place_rows
+from headway.kernels.route_experts import route_experts
 from headway.kernels.segment_pool import MAXIMUM, SUM, WEIGHTED_SUM, segment_pool
+from headway.kernels.span_attention import span_attention
+from headway.kernels.speech_rules import speech_rules
+from headway.kernels.store_rows import store_rows
 from headway.kernels.testing import PagedInputs
 from tests.kernels.cards import EARLY, SHARED
 from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
@@ -47,8 +58,10 @@ HEADS = ((32, 8, 64), (16, 8, 96), (16, 8, 128), (8, 4, 256))
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 ATTENTION = ("decode_kernel", "prefill_kernel", "dense_kernel", "disentangled_kernel")
 """Kernels whose tiles depend on the card."""
+FLAGS = ("FP4", "FIRST")
+"""Of the kernels of mixtures each kind is compiled: they are different programs."""
 Sources = dict[tuple[str, int, int], tuple[float, Any, dict[str, Any]]]
-"""(kernel, KB of shared memory it was chosen for, head size of attention) -> size of its tiles, source, options."""
+"""(kernel, KB of shared memory it was chosen for, head size of attention or flags) -> size of its tiles, source, options."""
 
 
 class Keeper(Recorder):
@@ -68,7 +81,10 @@ class Keeper(Recorder):
         name, names = source.fn.fn.__name__, source.fn.arg_names
         constants = {names[path[0]]: value for path, value in source.constants.items()}
         sizes = [value for value in constants.values() if isinstance(value, int) and value > 1]
-        size, key = sum(map(math.log, sizes), 0.0), (name, self.room, constants["D"] if name in ATTENTION else 0)
+        kind = (
+            constants["D"] if name in ATTENTION else sum(bool(constants.get(flag)) << i for i, flag in enumerate(FLAGS))
+        )
+        size, key = sum(map(math.log, sizes), 0.0), (name, self.room, kind)
         if key not in self.sources or self.sources[key][0] < size:
             self.sources[key] = (size, source, options)
         return NoKernel(name, self.launched)
@@ -89,6 +105,7 @@ def plain_path(keeper: Keeper) -> Iterator[None]:
         stack.enter_context(
             patch("headway.kernels.paged_attention.launch.shared_limit", lambda device: keeper.room << 10)
         )
+        stack.enter_context(patch("headway.kernels.expert_mlp.triton.shared_limit", lambda device: keeper.room << 10))
         stack.enter_context(patch("headway.kernels.skinny_linear.tiles.card_of", lambda device: SMALL))
         yield
 
@@ -108,6 +125,9 @@ def launch_attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -
         )  # fmt: skip
         paged_attention(*made.arguments(size**-0.5))
         paged_attention(*made.arguments(size**-0.5, window=512, soft_cap=30.0))
+        by_head = empty(heads, kind=torch.float32)
+        paged_attention(*made.arguments(size**-0.5, window=128, sinks=by_head))
+        paged_attention(*made.arguments(size**-0.5, chunk=8192, slopes=by_head))
         if decoding:
             norm, width = empty(size, kind=dtype), (heads + 2 * kv_heads) * size
             more = (empty(tokens), table, norm, norm, 1e-6, empty(tokens), cache, cache, heads)
@@ -132,8 +152,75 @@ def launch_encoders(heads: int, kv_heads: int, size: int, dtype: torch.dtype) ->
         dense_rope(qkv, empty(tokens), table, norm, norm, 1e-6, heads, kv_heads)
         distances, three = empty(512, heads * size, kind=dtype), empty(tokens, 3 * heads * size, kind=dtype)
         disentangled_attention(three, starts, distances, distances, empty(1023), heads, size**-0.5, longest)
+        launch_cross(tokens, heads, kv_heads, size, dtype)
         for kind in (SUM, MAXIMUM, WEIGHTED_SUM):
             segment_pool(empty(tokens, heads * size, kind=dtype), starts, empty(64), empty(64), kind)
+
+
+def launch_mixtures(dtype: torch.dtype) -> None:
+    """Routing and experts for one token, for some and for many; in 16 bits and in MXFP4, with biases and without."""
+
+    def empty(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    def experts(count: int, rows: int, columns: int, fp4: bool) -> tuple[torch.Tensor | None, ...]:
+        bias = empty(count, rows)
+        if not fp4:
+            return empty(count, rows, columns), bias, None
+        packed = empty(count, rows, columns // 2, kind=torch.uint8)
+        return packed, bias, empty(count, rows, columns // 32, kind=torch.uint8)
+
+    shapes = (
+        (128, 8, 2048, 768, False),
+        (32, 4, 2880, 2880, True),
+        (60, 6, 2048, 1408, False),
+        (8, 2, 4096, 14336, False),
+    )
+    for count, top_k, hidden, inner, fp4 in shapes:
+        for tokens in (1, 16, 256, 8192):
+            x, live = empty(tokens, hidden), empty(tokens, kind=torch.int32)
+            groups = (8, 4, 2) if count == 128 else (1, 1, 1)
+            correction = empty(count, kind=torch.float32)
+            route_experts(x, empty(count, hidden), None, correction, live, top_k, "sigmoid", True, 2.5, *groups)
+            ids, weights = empty(tokens, top_k, kind=torch.int32), empty(tokens, top_k, kind=torch.float32)
+            act = "clamped_swiglu" if fp4 else "silu"
+            ins, outs = experts(count, 2 * inner, hidden, fp4), experts(count, hidden, inner, fp4)
+            expert_mlp(x, ids, weights, *ins, *outs, act, True, 7.0, 1.7, False)
+
+
+def launch_sight(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    """What steps with pictures launch beside the others."""
+
+    def empty(*sizes: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    cache, x = empty(64, 16, kv_heads, size, kind=dtype), empty(600, 2048, kind=dtype)
+    features = empty(4096, 4 * 2048, kind=dtype)
+    media_places(empty(600), empty(5), empty(4), empty(8, 2 + 5 * 256), empty(8, 256), True)
+    store_rows(features, empty(256), empty(256, 4 * 2048, kind=dtype))
+    for add in (False, True):
+        place_rows(x, features, empty(600), 2048, add)
+    for longest, window, soft_cap in ((1, 0, 0.0), (600, 0, 0.0), (600, 512, 30.0)):
+        q = empty(600, heads, size, kind=dtype)
+        tables = (empty(8, 64), empty(4), empty(5), empty(4), empty(600))
+        span_attention(q, cache, cache, *tables, size**-0.5, window, soft_cap, longest, 4096)
+
+
+def launch_cross(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    """What models with an encoder and a decoder launch."""
+
+    def empty(*sizes: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    cache, own = (empty(64, 16, number, size, kind=dtype) for number in (kv_heads, heads))
+    q, slots, starts = empty(tokens, heads, size, kind=dtype), empty(tokens), empty(tokens + 1)
+    cross_rows(empty(65), empty(64), empty(64), empty(64), slots, empty(tokens))
+    cross_kv_write(empty(tokens, 2 * kv_heads * size, kind=dtype), slots, cache, cache)
+    cross_attention(q, cache, cache, empty(64, 94), slots, starts, slots, empty(tokens, kv_heads), size**-0.5, 1500)
+    bias = empty(heads, 512, kind=torch.float32)
+    distance_attention(q, own, own, empty(64, 94), empty(64), empty(65), empty(64), bias, 1.0, 512)
+    rules = (empty(64), empty(64, 448), empty(64), empty(64), empty(64, 6), empty(64, 256))
+    speech_rules(empty(64, 51866, kind=dtype), *rules)
 
 
 def sources() -> Sources:
@@ -152,7 +239,10 @@ def sources() -> Sources:
         for keeper.room in sorted(set(SHARED.values())):
             for heads, kv_heads, size in HEADS:
                 launch_attention(heads, kv_heads, size, torch.bfloat16)
-                launch_encoders(heads, kv_heads, size, torch.bfloat16)
+                if size in (HEADS[0][2], HEADS[-1][2]):  # between them nothing is chosen anew
+                    launch_encoders(heads, kv_heads, size, torch.bfloat16)
+                    launch_sight(heads, kv_heads, size, torch.bfloat16)
+            launch_mixtures(torch.bfloat16)
     return {**others, **keeper.sources}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ TYPES = {
     "cos_sin_ptr": "*fp32",
     "scale": "fp32",
     "soft_cap": "fp32",
+    "sinks_ptr": "*fp32",
+    "slopes_ptr": "*fp32",
     "eps": "fp32",
 }
 FP8 = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
@@ -151,11 +154,13 @@ def exponentials_beside_products(code: str) -> int | None:
 
 
 def compile_attention(
-    size: int, heads: int, kv_heads: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False
-) -> None:
-    name = f"D={size} H={heads} KH={kv_heads} windowed={windowed} capped={capped} fp8={fp8}"
+    size: int, heads: int, kv_heads: int, *, reach: int = 0, capped: bool = False, fp8: bool = False, sinks: bool = False,
+    biased: bool = False,
+) -> None:  # fmt: skip
+    name = f"D={size} H={heads} KH={kv_heads} reach={reach} capped={capped} fp8={fp8} sinks={sinks} biased={biased}"
     types = {**TYPES, **(FP8 if fp8 else {})}
-    kind = {"H": heads, "D": size, "BS": 16, "WINDOWED": windowed, "CAPPED": capped}
+    kind = {"H": heads, "D": size, "BS": 16, "REACH": reach, "CAPPED": capped}
+    kind |= {"SINKS": sinks, "BIASED": biased}
     tile = decode_tile(size, heads // kv_heads, torch.bfloat16)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
@@ -199,8 +204,8 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 
 
 def compile_early_decode(
-    size: int, heads: int, kv_heads: int, rows: int, *, windowed: bool = False, capped: bool = False, fp8: bool = False,
-    turned: bool = False,
+    size: int, heads: int, kv_heads: int, rows: int, *, reach: int = 0, capped: bool = False, fp8: bool = False,
+    turned: bool = False, sinks: bool = False,
 ) -> None:  # fmt: skip
     tile = early_tile(rows * kv_heads, heads // kv_heads, SMS, 1 if fp8 else 2)
     constants = {
@@ -214,7 +219,7 @@ def compile_early_decode(
         "CLUSTER": tile.cluster,
         "TURNED": turned,
     }
-    constants |= {"WINDOWED": windowed, "CAPPED": capped, "Q_NORM": not capped, "K_NORM": not capped}
+    constants |= {"REACH": reach, "CAPPED": capped, "SINKS": sinks, "Q_NORM": not capped, "K_NORM": not capped}
     copies = (
         0 if turned else 2 * tile.stages * WARP_KEYS * size // ((16 if fp8 else 8) * 32)
     )  # of 16 bytes, by each thread
@@ -306,40 +311,28 @@ def main() -> None:
     compile_linear("linear_add", 1, 1024, 2048)
     compile_linear("linear_add", 16, 4096, 14336)
     compile_linear("skinny_linear", 16, 151936, 1024)
-    compile_mid_linear("mid_linear", 128, 4096, 1024)
-    compile_mid_linear("mid_gate_up", 64, 6144, 1024)
     compile_mid_linear("mid_gate_up", 256, 6144, 1024)
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
-    compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4))
-    compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
     compile_wide(WIDE)
-    compile_wide(NARROW)
     compile_wide(WIDE, fp8=True)
     compile_uneven()
-    compile_thin(64, 12)
     compile_thin(128, 4, silu=True)
-    compile_thin(64, 12, cluster=2)
     compile_thin(32, 16, cluster=1)
     compile_attention(128, 16, 8)
     compile_attention(128, 16, 8, fp8=True)
-    compile_attention(64, 32, 8, windowed=True, capped=True)
-    for rows in (1, 8, 16, 64, 256):
+    compile_attention(64, 64, 8, reach=1, capped=True, sinks=True, biased=True)
+    for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows)
-        compile_early_decode(128, 16, 8, rows, fp8=True)
-    compile_early_decode(64, 32, 4, 8, windowed=True, capped=True)
-    compile_early_decode(64, 32, 4, 8, fp8=True)
+    compile_early_decode(128, 16, 8, 16, fp8=True)
+    compile_early_decode(64, 64, 8, 8, reach=1, capped=True, sinks=True)
+    compile_early_decode(128, 40, 8, 8, reach=2)
     compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
     compile_overlapped(128, 16, 8, 16, 8)
-    compile_overlapped(128, 32, 8, 16, 1)
-    compile_overlapped(64, 32, 4, 256, 8)
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
-    compile_overlapped(128, 16, 8, 16, 0)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
-    compile_overlapped(64, 32, 4, 256, 0, fp8=True)
-    compile_overlapped(64, 32, 4, 256, 0)
     for parts, add in ((0, False), (0, True), (4, True)):
         constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
@@ -351,5 +344,29 @@ def main() -> None:
         compile_typed("rope_kv_write", rope_kv_write_kernel, rope, types, {"num_warps": 2})
 
 
+def others() -> None:
+    """More shapes of the same kernels."""
+    compile_mid_linear("mid_linear", 128, 4096, 1024)
+    compile_mid_linear("mid_gate_up", 64, 6144, 1024)
+    compile_mid_linear("linear_parts", 32, 1024, 2048)
+    compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
+    compile_wide(NARROW)
+    compile_thin(64, 12)
+    compile_thin(64, 12, cluster=2)
+    compile_overlapped(128, 32, 8, 16, 1)
+    compile_overlapped(64, 32, 4, 256, 8)
+    compile_overlapped(128, 16, 8, 16, 0)
+    compile_overlapped(64, 32, 4, 256, 0, fp8=True)
+    compile_overlapped(64, 32, 4, 256, 0)
+    compile_early_decode(64, 32, 4, 8, fp8=True)
+    for rows in (8, 16, 64):
+        compile_early_decode(128, 16, 8, rows)
+    for rows in (1, 8, 64, 256):
+        compile_early_decode(128, 16, 8, rows, fp8=True)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["others"]:
+        others()
+    else:
+        main()

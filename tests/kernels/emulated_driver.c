@@ -17,7 +17,7 @@ void headway_rope_kv_write(const void *, const int32_t *, const float *, const v
                            void *, void *, void *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int);
 int headway_paged_attention(const void *, const void *, const void *, const int32_t *, const int32_t *, const int32_t *,
                             const int32_t *, void *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                            int64_t, float, int64_t, float, int, int);
+                            int64_t, float, int64_t, float, int64_t, const float *, const float *, int, int);
 int headway_sample(const void *, const int32_t *, const float *, const int32_t *, const float *, const float *,
                    const int32_t *, const int32_t *, int32_t *, int64_t, int64_t, int64_t, int64_t, float, int, int, int);
 int headway_gather_logprobs(const void *, const int32_t *, const int32_t *, const int32_t *, const int32_t *, const int32_t *,
@@ -66,9 +66,10 @@ int main(int argc, char **argv) {
         headway_rope_kv_write(a[0], a[1], a[2], a[3], a[4], (float)x[0], a[5], a[6], a[7], a[8], n[0], n[1], n[2], n[3], n[4],
                               n[5], n[6], (int)n[7], 2);
         give(8), give(9), give(10);
-    } else if (!strcmp(name, "paged_attention")) { /* q, k, v, tables, row_slots, query_start, seq_lens, out */
+    } else if (!strcmp(name, "paged_attention")) { /* q, k, v, tables, row_slots, query_start, seq_lens, out, sinks, slopes */
         if (headway_paged_attention(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], n[0], n[1], n[2], n[3], n[4], n[5], n[6],
-                                    n[7], n[8], (float)x[0], n[9], (float)x[1], (int)n[10], 2)) fail("failed");
+                                    n[7], n[8], (float)x[0], n[9], (float)x[1], n[11], sizes[10] ? a[8] : NULL, sizes[11] ? a[9] : NULL,
+                                    (int)n[10], 2)) fail("failed");
         give(9);
     } else if (!strcmp(name, "sample")) { /* logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, out */
         if (headway_sample(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], n[0], n[1], n[2], n[3], (float)x[0], (int)n[4],

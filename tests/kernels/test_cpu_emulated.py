@@ -149,18 +149,20 @@ def test_rope(machine: Machine, dtype: torch.dtype) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (33, 1.0)])
-def test_paged_attention(machine: Machine, window: int, cap: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("window", "cap", "chunk"), [(0, 0.0, 0), (33, 1.0, 0), (0, 0.0, 13)])
+def test_paged_attention(machine: Machine, window: int, cap: float, chunk: int, dtype: torch.dtype) -> None:
     rows = [(1, 1), (1, 40), (1, 300), (1, 0), (5, 5), (21, 40)]
     inputs = make_paged_inputs(rows, num_decode_rows=4, heads=(6, 2), size=36, block_size=8, dtype=dtype, device="cpu",
                                pad_rows=1, pad_tokens=3)  # fmt: skip
     out = torch.empty_like(inputs.q)
     numbers = [inputs.q.shape[0], inputs.row_slots.shape[0], *inputs.block_tables.shape, inputs.k_cache.shape[0], 8, 6, 2, 36,
-               window, dtype is torch.bfloat16]  # fmt: skip
+               window, dtype is torch.bfloat16, chunk]  # fmt: skip
+    sinks, slopes = (make_random(6 if chunk else 0, dtype=torch.float32, device="cpu", seed=seed) for seed in (1, 2))
     arrays = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_tables, inputs.row_slots, inputs.query_start,
-              inputs.seq_lens, out)  # fmt: skip
+              inputs.seq_lens, out, sinks, slopes)  # fmt: skip
     got = machine.run("paged_attention", numbers, [1 / 6, cap], *arrays, gives=[out])[0]
-    assert_close(got, paged_attention.reference(*inputs.arguments(1 / 6, window, cap)))
+    more = (chunk, sinks, slopes) if chunk else ()
+    assert_close(got, paged_attention.reference(*inputs.arguments(1 / 6, window, cap, *more)))
 
 
 @BOTH

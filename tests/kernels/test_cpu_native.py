@@ -108,6 +108,10 @@ def mixed_inputs(heads: tuple[int, int], size: int, block_size: int, dtype: torc
                              device="cpu", pad_rows=2, pad_tokens=3)  # fmt: skip
 
 
+KINDS = [(0, 0, True, False), (11, 0, True, False), (0, 16, False, False), (0, 13, True, True), (0, 0, False, True)]
+"""Window, chunk, sinks, slopes."""
+
+
 @needs_native
 @BOTH
 @pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (5, 0.0), (0, 2.0), (33, 1.0)])
@@ -122,6 +126,21 @@ def test_paged_attention(
     out = ops.paged_attention(*arguments)  # type: ignore[arg-type]
     assert_close(out, paged_attention.reference(*arguments))
     assert (out[-3:] == 0).all(), "tokens past the last row"
+
+
+@needs_native
+@BOTH
+@pytest.mark.parametrize(("window", "chunk", "sinks", "slopes"), KINDS)
+def test_paged_attention_of_each_kind(
+    window: int, chunk: int, sinks: bool, slopes: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks, chunks and slopes run in C, also where rows are cut into partial results."""
+    made = (make_random(6, dtype=torch.float32, device="cpu", seed=seed) for seed in (21, 22))
+    by_head = [each if wanted else None for each, wanted in zip(made, (sinks, slopes), strict=True)]
+    arguments = mixed_inputs((6, 2), 20, 8, dtype).arguments(0.3, window, 0.0, chunk, *by_head)
+    expected = paged_attention.reference(*arguments)
+    monkeypatch.setattr(ops, "_reference", None)
+    assert_close(ops.paged_attention(*arguments), expected)  # type: ignore[arg-type]
 
 
 @needs_native

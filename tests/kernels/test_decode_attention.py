@@ -55,6 +55,9 @@ def make(
     window: int = 0,
     soft_cap: float = 0.0,
     pad_rows: int = 0,
+    chunk: int = 0,
+    sinks: bool = False,
+    slopes: bool = False,
     **changes: Any,
 ) -> list[Any]:
     """Arguments whose caches hold NaN at the newest token of each row, which the op is to write."""
@@ -78,7 +81,9 @@ def make(
         qkv, torch.tensor([*positions, *[0] * pad_rows], **ints), make_cos_sin(256, rotary or size, device),
         q_norm, k_norm, 1e-6, torch.tensor([*kv_slots, *[-1] * pad_rows], **ints), inputs.k_cache, inputs.v_cache, heads[0],
         inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens, inputs.arrivals,
-        size**-0.5, window, soft_cap, inputs.max_seq_len_bound,
+        size**-0.5, window, soft_cap, inputs.max_seq_len_bound, chunk,
+        make_random(heads[0], dtype=torch.float32, device=device, seed=11) if sinks else None,
+        make_random(heads[0], dtype=torch.float32, device=device, seed=12).abs() / 4 if slopes else None,
     ]  # fmt: skip
 
 
@@ -93,7 +98,7 @@ def check(arguments: list[Any]) -> torch.Tensor:
     ):  # the newest key may be rounded the other way, and is used as it is stored
         q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
         stored = [cache.cpu() for cache in arguments[7:9]]
-        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18])
+        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18], None, *cpu[19:])
     assert_close(actual, expected.to(actual.device))
     for index, (old, new) in enumerate(zip(before, arguments, strict=True)):
         if index in CACHES:

@@ -24,6 +24,8 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": (2, 2), "size": 64, "dtype": torch.float16, "window": 30},
     {"heads": (4, 2), "size": 128, "dtype": torch.float16, "soft_cap": 0.7, "window": 7, "block_size": 16},
     {"heads": (6, 2), "size": 128, "dtype": torch.bfloat16, "cached": torch.float8_e4m3fn},
+    {"heads": (8, 1), "size": 64, "dtype": torch.float16, "sinks": True, "window": 40},
+    {"heads": (6, 2), "size": 128, "dtype": torch.float16, "chunk": 48, "sinks": True},
     {
         "heads": (4, 1),
         "size": 64,

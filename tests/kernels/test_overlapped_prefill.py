@@ -29,6 +29,7 @@ from headway.kernels.paged_attention.overlap import (
     overlap_tile,
     short_stages,
 )
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 
@@ -279,7 +280,7 @@ def test_a_row_has_the_same_bits_in_any_company(hopper: str) -> None:
 )
 def test_the_op_uses_them(rows: Rows, tile: Tile, hopper: str) -> None:
     inputs = make(rows, on_device=True, **cache(tile))
-    assert fits(inputs.q, inputs.k_cache, (0.09, 0, 0.0))
+    assert fits(inputs.q, inputs.k_cache, ScoreRule(0.09))
     chosen = choose_overlap(inputs.q, inputs.k_cache, DecodeRows(0), len(rows), rows[0][0])
     assert chosen == (None if is_short(tile) else tile)
     assert torch.equal(paged_attention(*inputs.arguments(0.09)), run(inputs, tile))
@@ -312,19 +313,19 @@ def test_copies_need_heads_first_in_memory() -> None:
 
 
 def test_not_used_off_hopper() -> None:
-    assert not fits(torch.zeros(8192, 16, 128, dtype=torch.bfloat16), flat_cache(), (0.09, 0, 0.0))
+    assert not fits(torch.zeros(8192, 16, 128, dtype=torch.bfloat16), flat_cache(), ScoreRule(0.09))
 
 
 def test_windows_caps_and_other_shapes_are_left_to_the_general_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.kernels.paged_attention.overlap.runs_gluon", lambda device: True)
-    cache, numbers = flat_cache(), (0.09, 0, 0.0)
+    cache, numbers = flat_cache(), ScoreRule(0.09)
 
     def q(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(64, heads, 128, dtype=dtype)
 
     assert fits(q(16), cache, numbers) and fits(q(16, torch.float16), cache.half(), numbers)
     assert fits(q(16), cache.to(torch.float8_e4m3fn), numbers) and not fits(q(16), cache.half(), numbers)
-    assert not fits(q(16), cache, (0.09, 100, 0.0)) and not fits(q(16), cache, (0.09, 0, 20.0))
+    assert not fits(q(16), cache, ScoreRule(0.09, 100)) and not fits(q(16), cache, ScoreRule(0.09, soft_cap=20.0))
     assert not fits(q(16), cache.contiguous(), numbers)
     assert not fits(q(16, torch.float32), cache, numbers)
     assert not fits(q(24), cache, numbers)  # three heads do not divide a warpgroup's rows

@@ -11,8 +11,16 @@ import torch
 
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.launch import launch_decode
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import MAX_SPLITS, SPLIT_TOKENS, choose_splits, decode_tile
-from headway.kernels.testing import PagedInputs, assert_close, interpreter_loops, kernel_dtypes, make_paged_inputs
+from headway.kernels.testing import (
+    PagedInputs,
+    assert_close,
+    interpreter_loops,
+    kernel_dtypes,
+    make_paged_inputs,
+    make_random,
+)
 
 DECODE = [(1, 1), (1, 37), (1, 0), (1, 130), (1, 64)]
 MIXED = [(1, 70), (1, 0), (1, 9), (5, 5), (21, 71), (3, 0), (1, 40)]
@@ -33,7 +41,15 @@ def make(rows: list[tuple[int, int]], device: str, **changes: Any) -> PagedInput
     return make_paged_inputs(rows, device=device, **{**settings, **changes})
 
 
-def dense(inputs: PagedInputs, scale: float, window: int, soft_cap: float) -> torch.Tensor:
+def dense(
+    inputs: PagedInputs,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    chunk: int = 0,
+    sinks: bool = False,
+    slopes: bool = False,
+) -> torch.Tensor:
     """One query and one head at a time, in f64, over keys gathered one by one."""
     q, group = inputs.q.cpu().double(), inputs.q.shape[1] // inputs.k_cache.shape[2]
     keys, values = inputs.k_cache.cpu().double(), inputs.v_cache.cpu().double()
@@ -42,7 +58,7 @@ def dense(inputs: PagedInputs, scale: float, window: int, soft_cap: float) -> to
     for row, slot in enumerate(inputs.row_slots.tolist()):
         for token in range(starts[row], starts[row + 1]):
             position = lens[row] - starts[row + 1] + token
-            low = max(0, position - window + 1) if window else 0
+            low = max(0, position - window + 1) if window else position - position % chunk if chunk else 0
             places = [divmod(p, keys.shape[1]) for p in range(low, position + 1)]
             if slot < 0 or lens[row] == 0:
                 continue
@@ -53,7 +69,12 @@ def dense(inputs: PagedInputs, scale: float, window: int, soft_cap: float) -> to
                 logits = k @ q[token, head] * scale
                 if soft_cap:
                     logits = soft_cap * (logits / soft_cap).tanh()
-                out[token, head] = logits.softmax(0) @ v
+                if slopes:
+                    behind = torch.arange(low, position + 1).double() - position
+                    logits = logits + by_head(inputs, 12).double()[head].cpu() * behind
+                weights = logits.exp()
+                sink = by_head(inputs, 11).double()[head].cpu().exp() if sinks else 0.0
+                out[token, head] = (weights / (weights.sum() + sink)) @ v
     return out.to(inputs.q.dtype).to(inputs.q.device)
 
 
@@ -63,9 +84,27 @@ def expected(arguments: tuple[Any, ...]) -> torch.Tensor:
     return paged_attention.reference(*on_cpu).to(arguments[0].device)
 
 
-def check(inputs: PagedInputs, window: int = 0, soft_cap: float = 0.0) -> None:
+def by_head(inputs: PagedInputs, seed: int) -> torch.Tensor:
+    """A number for each head, float32 [H]; no head has another one's, and none is zero."""
+    drawn = make_random(inputs.q.shape[1], dtype=torch.float32, device=str(inputs.q.device), seed=seed)
+    return drawn if seed == 11 else drawn.abs() / 4 + 0.01
+
+
+def extras(inputs: PagedInputs, chunk: int, sinks: bool, slopes: bool) -> tuple[Any, ...]:
+    return chunk, by_head(inputs, 11) if sinks else None, by_head(inputs, 12) if slopes else None
+
+
+def check(
+    inputs: PagedInputs,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    chunk: int = 0,
+    sinks: bool = False,
+    slopes: bool = False,
+) -> None:
     """The kernel equals the reference and changes none of its inputs."""
-    arguments = inputs.arguments(inputs.q.shape[2] ** -0.5, window, soft_cap)
+    more = extras(inputs, chunk, sinks, slopes)
+    arguments = inputs.arguments(inputs.q.shape[2] ** -0.5, window, soft_cap, *more)
     before = [a.clone() for a in arguments if isinstance(a, torch.Tensor)]
     actual = paged_attention.implementation("cuda")(*arguments)
     assert_close(actual, expected(arguments))
@@ -80,6 +119,40 @@ def test_reference_is_dense_attention(rows: list[tuple[int, int]], window: int, 
     inputs = make(rows, "cpu", pad_rows=2, pad_tokens=3, bound=150)
     actual = paged_attention.reference(*inputs.arguments(0.3, window, soft_cap))
     assert_close(actual, dense(inputs, 0.3, window, soft_cap))
+
+
+KINDS: list[dict[str, Any]] = [
+    {"sinks": True}, {"sinks": True, "window": 11}, {"chunk": 16}, {"chunk": 13}, {"chunk": 64, "sinks": True},
+    {"slopes": True},
+    {"slopes": True, "window": 20, "soft_cap": 1.5, "sinks": True},
+]  # fmt: skip
+"""Sinks, chunks and slopes, and what they meet."""
+
+
+@pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_reference_of_each_kind(rows: list[tuple[int, int]], kind: dict[str, Any]) -> None:
+    inputs = make(rows, "cpu", pad_rows=2, pad_tokens=3, bound=150)
+    kind = {"window": 0, "soft_cap": 0.0, "chunk": 0, "sinks": False, "slopes": False} | kind
+    more = extras(inputs, kind["chunk"], kind["sinks"], kind["slopes"])
+    actual = paged_attention.reference(*inputs.arguments(0.3, kind["window"], kind["soft_cap"], *more))
+    assert_close(actual, dense(inputs, 0.3, **kind))
+
+
+@pytest.mark.parametrize("rows", [DECODE, MIXED, PREFILL])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_kernel_of_each_kind(rows: list[tuple[int, int]], kind: dict[str, Any], device: str) -> None:
+    check(make(rows, device, pad_rows=1, pad_tokens=2), **kind)
+    cached = {"cached": torch.float8_e4m3fn, "size": 64}
+    check(make(rows, device, dtype=torch.float16, heads_first=True, **cached), **kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_splits_of_each_kind(kind: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink is added once, however many splits a row has; a chunk's first key may lie in any of them."""
+    monkeypatch.setattr("headway.kernels.paged_attention.launch.num_sms", lambda device: 132)
+    many = {name: 20 * value if name in ("chunk", "window") else value for name, value in kind.items()}
+    check(make([(1, 1100), (1, 40), (1, 0), (1, 640)], device, heads=(4, 2)), **many)
 
 
 @pytest.mark.parametrize("dtype", kernel_dtypes())
@@ -185,7 +258,7 @@ def test_decode_programs_leave_rows_beyond_the_count_alone(many: bool, device: s
     tables = (inputs.block_tables, inputs.row_slots, inputs.seq_lens)
     count = torch.tensor([counted], dtype=torch.int32, device=device)
     caches = (inputs.k_cache, inputs.v_cache)
-    numbers = (0.25, 0, 0.0)
+    numbers = ScoreRule(0.25)
     launch_decode(inputs.q, *caches, out, inputs.arrivals, tables, numbers, len(out), 800, decode_rows=count)
     assert_close(out[:counted], expected(inputs.arguments(0.25))[:counted])
     assert bool(out[counted:].isnan().all()) and not inputs.arrivals.any()

@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_rope_kv_write": (None, [_POINTER] * 5 + [_FLOAT] + [_POINTER] * 4 + [_INT64] * 7 + [_INT, _INT]),
     "headway_paged_attention": (
         _INT,
-        [_POINTER] * 8 + [_INT64] * 9 + [_FLOAT, _INT64, _FLOAT, _INT, _INT],
+        [_POINTER] * 8 + [_INT64] * 9 + [_FLOAT, _INT64, _FLOAT, _INT64, _POINTER, _POINTER, _INT, _INT],
     ),
     "headway_linear": (_INT, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT]),
     "headway_linear_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),

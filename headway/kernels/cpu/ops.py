@@ -130,21 +130,28 @@ def paged_attention(
     max_query_len: int,
     max_seq_len_bound: int,
     decode_rows: torch.Tensor | None = None,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    reads_this_step: bool = False,
 ) -> torch.Tensor:
     tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     tables = _are_int32(block_tables, row_slots, query_start, seq_lens)
-    if not is_native(q, k_cache, v_cache) or not tables or size > MAX_HEAD_SIZE:
+    by_head = all(each is None or (each.dtype is torch.float32 and each.is_contiguous()) for each in (sinks, slopes))
+    if not is_native(q, k_cache, v_cache) or not tables or not by_head or size > MAX_HEAD_SIZE:
         return _reference(
             "paged_attention", q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals,
-            scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound, decode_rows,
+            scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound, decode_rows, chunk, sinks, slopes,
+            reads_this_step,
         )  # fmt: skip
     out = torch.empty_like(q)
     failed = native().headway_paged_attention(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), row_slots.data_ptr(),
         query_start.data_ptr(), seq_lens.data_ptr(), out.data_ptr(), tokens, row_slots.shape[0],
         block_tables.shape[0], block_tables.shape[1], num_blocks, block_size, heads, kv_heads, size, scale, window,
-        soft_cap, q.dtype is torch.bfloat16, torch.get_num_threads(),
+        soft_cap, chunk, None if sinks is None else sinks.data_ptr(), None if slopes is None else slopes.data_ptr(),
+        q.dtype is torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("paged_attention: no memory for its work list")
@@ -182,11 +189,14 @@ def decode_attention(
     window: int,
     soft_cap: float,
     max_seq_len_bound: int,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
     return paged_attention(
         q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
-        qkv.shape[0], 1, max_seq_len_bound,
+        qkv.shape[0], 1, max_seq_len_bound, None, chunk, sinks, slopes,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A decode step between the QKV projection and the output projection: ``rope_kv_write`` and ``paged_attention`` as one.
 
 decode_attention(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads, block_tables, row_slots,
-                 query_start, seq_lens, arrivals, scale, window, soft_cap, max_seq_len_bound) -> out
+                 query_start, seq_lens, arrivals, scale, window, soft_cap, max_seq_len_bound, chunk, sinks, slopes) -> out
     qkv         [R, (H + 2 * KH) * D] projections, one token a row
     positions   int32 [R], kv_slots int32 [R]: of those tokens, which are the last of their rows' seq_lens
     out         [R, H, D] in qkv's dtype
@@ -38,6 +38,9 @@ def _decode_attention_meta(
     window: int,
     soft_cap: float,
     max_seq_len_bound: int,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return torch.empty((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype, device=qkv.device)
 
@@ -46,7 +49,7 @@ decode_attention = Op(
     "decode_attention(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, "
     "Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads, Tensor block_tables, Tensor row_slots, "
     "Tensor query_start, Tensor seq_lens, Tensor(c!) arrivals, float scale, int window, float soft_cap, "
-    "int max_seq_len_bound) -> Tensor",
+    "int max_seq_len_bound, int chunk=0, Tensor? sinks=None, Tensor? slopes=None) -> Tensor",
     reference=reference.decode_attention,
     meta=_decode_attention_meta,
     triton="headway.kernels.decode_attention.triton:decode_attention",

@@ -8,6 +8,7 @@ import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import choose_splits, num_sms
 from headway.kernels.triton_early import launch_early
 
@@ -81,9 +82,12 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
     return EarlyTile(2, 1) if one_stage else EarlyTile(2, 2)
 
 
-def serves(size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel can run heads of ``size`` that ``group`` queries share, with a cache of dtype ``cached``."""
-    known = dtype in (torch.bfloat16, torch.float16) and cached in (dtype, torch.float8_e4m3fn)
+def serves(
+    size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device, biased: bool = False
+) -> bool:
+    """Whether the kernel can run heads of ``size`` that ``group`` queries share, with a cache of dtype ``cached``; it knows no
+    slopes, which ``biased`` ones have."""
+    known = dtype in (torch.bfloat16, torch.float16) and cached in (dtype, torch.float8_e4m3fn) and not biased
     return size in SIZES and group <= MOST_QUERIES and known and runs_gluon(device)
 
 
@@ -94,7 +98,7 @@ def launch_early_decode(
     out: torch.Tensor,
     arrivals: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    numbers: tuple[float, int, float],
+    rule: ScoreRule,
     max_seq_len_bound: int,
     turn: Turn | None,
 ) -> None:
@@ -105,14 +109,13 @@ def launch_early_decode(
     from headway.kernels.paged_attention.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
-    scale, window, soft_cap = numbers
     num_rows, heads, size = out.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
     tile = TURNED_TILE
     if turn is not None:
         tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
-    bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
+    bound = rule.most_keys(max_seq_len_bound, tile.block_n)
     num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, sms, tile.residents)
     partial = stats = arrivals.view(torch.float32)  # as in ``launch_decode``
     if num_splits > 1:
@@ -125,10 +128,12 @@ def launch_early_decode(
         qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, used.positions, used.cos_sin,
         used.cos_sin if used.q_norm is None else used.q_norm, used.cos_sin if used.k_norm is None else used.k_norm,
         used.kv_slots, block_tables.shape[0], num_blocks, used.cos_sin.shape[0], block_tables.shape[1],
-        num_splits, min_tiles, scale, window, soft_cap, used.eps,
+        num_splits, min_tiles, rule.scale, rule.reach[1], rule.soft_cap, used.eps,
+        seq_lens if rule.sinks is None else rule.sinks,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         STAGES=tile.stages, KEYS=WARP_KEYS, CLUSTER=tile.cluster, TURNED=turn is None,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
+        REACH=rule.reach[0], CAPPED=rule.soft_cap > 0, SINKS=rule.sinks is not None,
+        Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import shared_limit
 from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import (
     COUNTED_SPLITS,
     RESIDENTS,
@@ -40,31 +41,36 @@ def paged_attention(
     max_query_len: int,
     max_seq_len_bound: int,
     decode_rows: torch.Tensor | None = None,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    reads_this_step: bool = False,
 ) -> torch.Tensor:
     size = q.shape[2]
     assert q.stride()[1:] == (size, 1) and block_tables.is_contiguous(), "heads and tables must be contiguous"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    numbers = (scale, window, soft_cap)
+    rule = ScoreRule(scale, window, soft_cap, chunk, sinks, slopes)
     if num_decode_rows:
         tables = (block_tables, row_slots, seq_lens)
-        if k_cache.dtype != q.dtype and serves(size, q.shape[1] // k_cache.shape[2], q.dtype, k_cache.dtype, q.device):
+        group = q.shape[1] // k_cache.shape[2]
+        if k_cache.dtype != q.dtype and serves(size, group, q.dtype, k_cache.dtype, q.device, slopes is not None):
             # Triton would load 8-bit values byte by byte. Rows behind the counted ones are prompts, whose tokens are written
             # again below, or padding, which ends at once.
             rows = slice(min(num_decode_rows, q.shape[0]))
             launch_early_decode(
-                q[rows].flatten(1), k_cache, v_cache, out[rows], arrivals, tables, numbers, max_seq_len_bound, None
+                q[rows].flatten(1), k_cache, v_cache, out[rows], arrivals, tables, rule, max_seq_len_bound, None
             )
         else:
             launch_decode(
-                q, k_cache, v_cache, out, arrivals, tables, numbers, num_decode_rows, max_seq_len_bound,
-                decode_rows=decode_rows,
+                q, k_cache, v_cache, out, arrivals, tables, rule, num_decode_rows, max_seq_len_bound,
+                decode_rows=decode_rows, stored=not reads_this_step,
             )  # fmt: skip
     first = DecodeRows(num_decode_rows, decode_rows)
     if first.other_tokens(q):
         spans = (block_tables, row_slots, query_start, seq_lens)
-        if not fits(q, k_cache, numbers):
-            launch_prefill(q, k_cache, v_cache, out, spans, numbers, first)
+        if not fits(q, k_cache, rule):
+            launch_prefill(q, k_cache, v_cache, out, spans, rule, first)
             return out
         tile = choose_overlap(q, k_cache, first, row_slots.shape[0], max_query_len)
         if tile is None:
@@ -81,25 +87,26 @@ def launch_decode(
     out: torch.Tensor,
     arrivals: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    numbers: tuple[float, int, float],
+    rule: ScoreRule,
     num_rows: int,
     max_seq_len_bound: int,
     tile: DecodeTile | None = None,
     decode_rows: torch.Tensor | None = None,
+    stored: bool = True,
 ) -> None:
-    """Rows [0, num_rows), or those of them that are among the first ``decode_rows``; one kernel."""
+    """Rows [0, num_rows), or those of them that are among the first ``decode_rows``; one kernel. ``stored``: earlier steps made
+    all keys but the newest."""
     block_tables, row_slots, seq_lens = tables
-    scale, window, soft_cap = numbers
     num_rows = min(num_rows, q.shape[0])
     heads, size = q.shape[1:]
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
-    bound = min(max_seq_len_bound, window + tile.block_n) if window > 0 else max_seq_len_bound
+    bound = rule.most_keys(max_seq_len_bound, tile.block_n)
     programs, sms = num_rows * kv_heads, num_sms(q.device)
     num_splits, min_tiles = choose_splits(programs, bound, tile.block_n, sms)
     if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
         num_splits = max(num_splits, min(COUNTED_SPLITS, cdiv(bound, tile.block_n)))
-    hold = decode_rows is None and holds_tile(programs, sms)  # what a counted row holds was not measured
+    hold = stored and decode_rows is None and holds_tile(programs, sms)  # what a counted row holds was not measured
     partial = top = arrivals.view(torch.float32)  # read by nobody; of the parts' type, so that one kernel serves
     if num_splits > 1:
         partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
@@ -108,11 +115,12 @@ def launch_decode(
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
         seq_lens if decode_rows is None else decode_rows,
-        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms), scale, window, soft_cap,
+        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms),
+        *rule_arguments(rule, seq_lens),
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, HOLD=hold, COUNTED=decode_rows is not None,
+        **rule_kinds(rule), PRECISION=tile.precision, HOLD=hold, COUNTED=decode_rows is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip
 
@@ -123,13 +131,12 @@ def launch_prefill(
     v_cache: torch.Tensor,
     out: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    numbers: tuple[float, int, float],
+    rule: ScoreRule,
     first: DecodeRows,
     tile: PrefillTile | None = None,
 ) -> None:
     """Rows behind the ``first``, and zeros for the tokens behind the last row."""
     block_tables, row_slots, query_start, seq_lens = tables
-    scale, window, soft_cap = numbers
     num_tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_rows = row_slots.shape[0]
@@ -141,10 +148,27 @@ def launch_prefill(
     num_slots, table_width = block_tables.shape
     prefill_kernel[(num_tiles * kv_heads,)](
         q, k_cache, v_cache, out, block_tables, row_slots, query_start, seq_lens, first.pointer(query_start),
-        num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, scale, window, soft_cap,
+        num_tokens, num_rows, first.bound, num_slots, num_blocks, table_width, *rule_arguments(rule, seq_lens),
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         H=heads, KH=kv_heads, D=size, BS=block_size,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d,
-        WINDOWED=window > 0, CAPPED=soft_cap > 0, PRECISION=tile.precision, COUNTED=first.count is not None,
+        **rule_kinds(rule), PRECISION=tile.precision, COUNTED=first.count is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def rule_arguments(rule: ScoreRule, unused: torch.Tensor) -> tuple[float, int, float, torch.Tensor, torch.Tensor]:
+    """What kernels take of a rule; ``unused`` in place of tensors that they do not read."""
+    by_head = (unused if each is None else each for each in (rule.sinks, rule.slopes))
+    sinks, slopes = by_head
+    return rule.scale, rule.reach[1], rule.soft_cap, sinks, slopes
+
+
+def rule_kinds(rule: ScoreRule) -> dict[str, int]:
+    """What kernels are compiled for."""
+    return {
+        "REACH": rule.reach[0],
+        "CAPPED": rule.soft_cap > 0,
+        "SINKS": rule.sinks is not None,
+        "BIASED": rule.slopes is not None,
+    }

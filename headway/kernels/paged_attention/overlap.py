@@ -10,6 +10,7 @@ import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
+from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, num_sms
 
 SIZES = (64, 128)
@@ -166,10 +167,10 @@ def lies_flat(cache: torch.Tensor) -> bool:
     return place == size and block % size == 0 and head % size == 0
 
 
-def fits(q: torch.Tensor, k_cache: torch.Tensor, numbers: tuple[float, int, float]) -> bool:
-    """Whether kernels of specialised warps can do it for these tensors and (scale, window, soft cap)."""
+def fits(q: torch.Tensor, k_cache: torch.Tensor, rule: ScoreRule) -> bool:
+    """Whether kernels of specialised warps can do it for these tensors. They know no rule beyond the scale."""
     _, heads, size = q.shape
-    plain = numbers[1] == 0 and numbers[2] == 0 and size in SIZES
+    plain = rule.is_plain and size in SIZES
     plain = plain and q.dtype in (torch.bfloat16, torch.float16) and k_cache.dtype in (q.dtype, torch.float8_e4m3fn)
     return plain and BLOCK_M // 2 % (heads // k_cache.shape[2]) == 0 and runs_gluon(q.device) and lies_flat(k_cache)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import cdiv
+from headway.kernels.paged_attention.rule import ScoreRule
 
 
 def paged_attention(
@@ -26,10 +27,15 @@ def paged_attention(
     max_query_len: int,
     max_seq_len_bound: int,
     decode_rows: torch.Tensor | None = None,
+    chunk: int = 0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    reads_this_step: bool = False,
 ) -> torch.Tensor:
     num_tokens, num_rows = q.shape[0], row_slots.shape[0]
     num_slots, table_width = block_tables.shape
     num_blocks, block_size = k_cache.shape[:2]
+    rule = ScoreRule(scale, window, soft_cap, chunk, sinks, slopes)
     used_width = min(table_width, cdiv(max_seq_len_bound, block_size))
     starts, ends = query_start[:-1].long(), query_start[1:].long()
     known = (row_slots >= 0) & (row_slots < num_slots)
@@ -50,7 +56,7 @@ def paged_attention(
         keys = k_cache[tables[rows]].flatten(1, 2)  # [r, keys, KH, D]
         values = v_cache[tables[rows]].flatten(1, 2)
         queries = q[token.clamp(0, max(num_tokens - 1, 0))]  # [r, most, H, D]
-        result = _attend(queries, keys, values, position, lens[rows], scale, window, soft_cap)
+        result = _attend(queries, keys, values, position, lens[rows], rule)
         out[torch.where(owned, token, num_tokens)] = result
     return out[:num_tokens]
 
@@ -61,21 +67,28 @@ def _attend(
     v: torch.Tensor,
     position: torch.Tensor,
     lens: torch.Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """q [r, n, H, D] at ``position`` [r, n] over k, v [r, keys, KH, D] of length ``lens`` [r] -> [r, n, H, D]."""
     group = q.shape[2] // k.shape[2]
     key_position = torch.arange(k.shape[1], device=q.device)
     seen = (key_position <= position[..., None]) & (key_position < lens[:, None, None])  # [r, n, keys]
-    if window > 0:
-        seen &= key_position > position[..., None] - window
+    if rule.window > 0:
+        seen &= key_position > position[..., None] - rule.window
+    if rule.chunk > 0:
+        seen &= key_position >= (position // rule.chunk * rule.chunk)[..., None]
     k, v = k.float().repeat_interleave(group, dim=2), v.float().repeat_interleave(group, dim=2)
     v = torch.where((key_position < lens[:, None])[..., None, None], v, 0.0)  # memory past the end may hold anything
-    logits = torch.einsum("rnhd,rkhd->rhnk", q.float(), k) * scale
-    if soft_cap > 0:
-        logits = soft_cap * torch.tanh(logits / soft_cap)
+    logits = torch.einsum("rnhd,rkhd->rhnk", q.float(), k) * rule.scale
+    if rule.soft_cap > 0:
+        logits = rule.soft_cap * torch.tanh(logits / rule.soft_cap)
+    if rule.slopes is not None:
+        logits = logits + rule.slopes[:, None, None] * (key_position - position[..., None])[:, None]
     logits = logits.masked_fill(~seen[:, None], float("-inf"))
-    weights = torch.softmax(logits, dim=-1).masked_fill(~seen.any(-1)[:, None, :, None], 0.0)
+    if rule.sinks is not None:
+        sinks = rule.sinks[:, None, None].expand(*logits.shape[:3], 1)
+        weights = torch.softmax(torch.cat([logits, sinks], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(logits, dim=-1)
+    weights = weights.masked_fill(~seen.any(-1)[:, None, :, None], 0.0)
     return torch.einsum("rhnk,rkhd->rnhd", weights, v).to(q.dtype)

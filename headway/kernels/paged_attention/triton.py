@@ -12,6 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headway.kernels.paged_attention.triton_split import (
+    counted_plan,
+    lowest_seen,
+    sink_weight,
+    split_plan,
+    weigh_splits,
+)
 from headway.kernels.triton_early import start_next, wait_for_inputs
 from headway.kernels.triton_math import load_queries
 
@@ -29,6 +36,14 @@ def load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, capacity):
 
 
 @triton.jit
+def load_slopes(slopes_ptr, head, keep, BLOCK_M: tl.constexpr, BIASED: tl.constexpr):
+    """f32 [BLOCK_M], slopes of heads over ln 2."""
+    if BIASED:
+        return tl.load(slopes_ptr + head, mask=keep, other=0.0) * LOG2E
+    return tl.zeros([BLOCK_M], tl.float32)
+
+
+@triton.jit
 def fold(
     acc,  # f32 [M, BLOCK_D], sum of weights times values, relative to top
     total,  # f32 [M], sum of weights, relative to top
@@ -42,9 +57,11 @@ def fold(
     scale,
     window,
     soft_cap,
+    slope,  # f32 [M], over ln 2; with BIASED
     MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
+    BIASED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One tile of keys and values into the running softmax."""
@@ -56,10 +73,13 @@ def fold(
         factor = 1.0
     else:
         factor = scale * LOG2E
+    if BIASED:
+        logits = logits * factor + slope[:, None] * (position[None, :] - q_position[:, None]).to(tl.float32)
+        factor = 1.0
     if MASKED:
         seen = (position[None, :] <= q_position[:, None]) & (position < seq_len)[None, :]
-        if WINDOWED:
-            seen = seen & (position[None, :] > q_position[:, None] - window)
+        if REACH > 0:
+            seen = seen & (position[None, :] >= lowest_seen(q_position, window, REACH)[:, None])
         logits = tl.where(seen, logits, float("-inf"))
     new_top = tl.maximum(top, tl.max(logits, axis=1) * factor)
     shift = new_top
@@ -89,6 +109,7 @@ def attend(
     scale,
     window,
     soft_cap,
+    slope,
     block_stride,
     offset_stride,
     D: tl.constexpr,
@@ -96,8 +117,9 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    REACH: tl.constexpr,
     CAPPED: tl.constexpr,
+    BIASED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Fold the keys of positions [begin, end) in; unmasked tiles must be seen whole by every row."""
@@ -120,8 +142,8 @@ def attend(
             k = tl.load(k_ptr + place)
             v = tl.load(v_ptr + place)
         acc, total, top = fold(
-            acc, total, top, q, q_position, k, v, position, seq_len, scale, window, soft_cap,
-            MASKED, WINDOWED, CAPPED, PRECISION,
+            acc, total, top, q, q_position, k, v, position, seq_len, scale, window, soft_cap, slope,
+            MASKED, REACH, CAPPED, BIASED, PRECISION,
         )  # fmt: skip
         block = ahead
         position += BLOCK_N
@@ -163,67 +185,6 @@ def add_newest(
     return tl.where(here, new_k[None, :], k), tl.where(here, new_v[None, :], v)
 
 
-@triton.jit
-def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr):
-    """(first tile, number of tiles, tiles per split, splits in use) of a decode row, from its true length."""
-    first = 0
-    if WINDOWED:
-        first = tl.maximum(seq_len - window, 0) // BLOCK_N
-    tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
-    wanted = tl.maximum(tl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
-    share = tl.maximum((tiles + wanted - 1) // wanted, 1)
-    return first, tiles, share, (tiles + share - 1) // share
-
-
-@triton.jit
-def counted_plan(row, split, decode_rows_ptr, busy, min_tiles, num_splits):
-    """(whether there is work, row, split, tiles per split at least, splits at most) of a program, by the true number of rows.
-
-    Rows that would leave the device idle are split, as ``choose_splits`` does. Their programs come before those without work,
-    which otherwise lie between one split of all rows and the next.
-    """
-    count = tl.minimum(tl.load(decode_rows_ptr), tl.num_programs(1))
-    programs = tl.maximum(count, 1) * tl.num_programs(0)
-    few = programs < busy
-    number = split * tl.num_programs(1) + row
-    row = tl.where(few, number % tl.maximum(count, 1), row)
-    split = tl.where(few, number // tl.maximum(count, 1), split)
-    most = tl.where(few, tl.minimum((busy + programs - 1) // programs, num_splits), num_splits)
-    return row < count, row, split, tl.where(few, 1, min_tiles), most
-
-
-@triton.jit
-def weigh_splits(
-    out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
-    GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from the partial results of their splits."""
-    CHUNK: tl.constexpr = 32 // MEMBERS if MEMBERS < 16 else 2
-    member = tl.arange(0, MEMBERS)
-    head = first_head + member
-    dim = tl.arange(0, BLOCK_D)
-    best = tl.full([MEMBERS], float("-inf"), tl.float32)
-    total = tl.zeros([MEMBERS], tl.float32)
-    acc = tl.zeros([MEMBERS, BLOCK_D], tl.float32)
-    for start in range(0, used, CHUNK):
-        split = start + tl.arange(0, CHUNK)
-        keep = (member < GROUP)[:, None] & (split < used)[None, :]
-        at = head[:, None] * num_splits + split[None, :]
-        top = tl.load(top_ptr + at, mask=keep, other=float("-inf"))
-        at_part = partial_ptr + at[:, :, None] * D + dim[None, None, :]
-        part = tl.load(at_part, mask=keep[:, :, None] & (dim < D)[None, None, :], other=0.0)
-        new_best = tl.maximum(best, tl.max(top, axis=1))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # members beyond the group
-        weights = tl.exp2(top - shift[:, None])
-        decay = tl.exp2(best - shift)
-        total = total * decay + tl.sum(weights, axis=1)
-        acc = acc * decay[:, None] + tl.sum(part * weights[:, :, None], axis=1)
-        best = new_best
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
-    tl.store(out_ptr + head[:, None] * D + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=keep)
-
-
 @triton.jit(
     do_not_specialize=["num_rows", "num_splits", "min_tiles", "busy", "window", "num_blocks", "num_slots"],
     do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "decode_rows_ptr"],
@@ -241,17 +202,16 @@ def decode_kernel(
     decode_rows_ptr,  # [1], with COUNTED: rows from there on are left alone
     num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
     busy,  # programs that the device takes side by side, for COUNTED
-    scale, window, soft_cap,
+    scale, window, soft_cap,  # a window or chunk, see REACH
+    sinks_ptr, slopes_ptr,  # f32 [H], with SINKS and BIASED
     q_stride, block_stride, offset_stride, head_stride,
-    H: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BS: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MEMBERS: tl.constexpr,  # GROUP, rounded up
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    REACH: tl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
     HOLD: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per KV head, row and split. A row that needs one split writes its output, else a partial result, and
@@ -267,7 +227,7 @@ def decode_kernel(
             row, split, decode_rows_ptr, busy, min_tiles, num_splits
         )
     slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, WINDOWED)
+    first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, REACH)
     if (split >= tl.maximum(used, 1)) | (not mine):
         wait_for_inputs(EARLY)
         return
@@ -284,6 +244,7 @@ def decode_kernel(
     keep = (member < GROUP)[:, None] & (dim < D)[None, :]
     inside = row.to(tl.int64) * q_stride + head[:, None] * D + dim[None, :]
     q_position = tl.zeros([BLOCK_M], tl.int32) + newest
+    slope = load_slopes(slopes_ptr, head, member < GROUP, BLOCK_M, BIASED)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -299,8 +260,8 @@ def decode_kernel(
             num_blocks, block_stride, offset_stride, D, BS, BLOCK_D,
         )  # fmt: skip
         acc, total, top = fold(
-            acc, total, top, q, q_position, k, v, position, seq_len, scale, window, soft_cap,
-            True, WINDOWED, CAPPED, PRECISION,
+            acc, total, top, q, q_position, k, v, position, seq_len, scale, window, soft_cap, slope,
+            True, REACH, CAPPED, BIASED, PRECISION,
         )  # fmt: skip
         begin += BLOCK_N
     else:
@@ -308,9 +269,11 @@ def decode_kernel(
         q = load_queries(q_ptr + inside, keep, k_ptr.dtype.element_ty)
     acc, total, top = attend(
         acc, total, top, q, q_position, k_head, v_head, table,
-        begin, end, seq_len, num_blocks, scale, window, soft_cap, block_stride, offset_stride,
-        D, BS, BLOCK_N, BLOCK_D, True, WINDOWED, CAPPED, PRECISION,
+        begin, end, seq_len, num_blocks, scale, window, soft_cap, slope, block_stride, offset_stride,
+        D, BS, BLOCK_N, BLOCK_D, True, REACH, CAPPED, BIASED, PRECISION,
     )  # fmt: skip
+    if SINKS and used <= 1:
+        total += sink_weight(sinks_ptr, head, member < GROUP, top)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     if used <= 1:
         place = row.to(tl.int64) * (H * D) + head[:, None] * D + dim[None, :]
@@ -324,7 +287,7 @@ def decode_kernel(
         if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
             tl.store(arrival, 0)
             weigh_splits(out_ptr, partial_ptr, top_ptr, row.to(tl.int64) * H + kv_head * GROUP, used, num_splits,
-                         GROUP, D, MEMBERS, BLOCK_D)  # fmt: skip
+                         sinks_ptr + kv_head * GROUP, GROUP, D, MEMBERS, BLOCK_D, SINKS)  # fmt: skip
 
 
 @triton.jit
@@ -370,8 +333,10 @@ def prefill_kernel(
     num_blocks,
     table_width,
     scale,
-    window,
+    window,  # or chunk, see REACH
     soft_cap,
+    sinks_ptr,  # f32 [H], with SINKS
+    slopes_ptr,  # f32 [H], with BIASED
     q_stride,
     block_stride,
     offset_stride,
@@ -380,14 +345,12 @@ def prefill_kernel(
     KH: tl.constexpr,
     D: tl.constexpr,
     BS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    REACH: tl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, BIASED: tl.constexpr,
     PRECISION: tl.constexpr,
     COUNTED: tl.constexpr,
-):
+):  # fmt: skip
     """One program per KV head and tile of queries; late tiles, which see the most keys, start first."""
     GROUP: tl.constexpr = H // KH
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -421,30 +384,33 @@ def prefill_kernel(
     full_begin = 0
     full_end = tl.maximum(offset + first_query + 1, 0) // BLOCK_N * BLOCK_N  # tiles before it lie below the diagonal
     q_position = offset + query
+    slope = load_slopes(slopes_ptr, head, member < BLOCK_Q * GROUP, BLOCK_M, BIASED)
     k_head = k_ptr + kv_head * head_stride
     v_head = v_ptr + kv_head * head_stride
     table = tables_ptr + slot.to(tl.int64) * table_width
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if WINDOWED:  # tiles that some query's window cuts
-        begin = tl.maximum(offset + first_query - window + 1, 0) // BLOCK_N * BLOCK_N
-        full_begin = (tl.maximum(last_position - window + 1, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    if REACH > 0:  # tiles that some query's window or chunk cuts
+        begin = lowest_seen(offset + first_query, window, REACH) // BLOCK_N * BLOCK_N
+        full_begin = (lowest_seen(last_position, window, REACH) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
         acc, total, top = attend(
             acc, total, top, q, q_position, k_head, v_head, table,
-            begin, tl.minimum(full_begin, end), seq_len, num_blocks, scale, window, soft_cap,
-            block_stride, offset_stride, D, BS, BLOCK_N, BLOCK_D, True, WINDOWED, CAPPED, PRECISION,
+            begin, tl.minimum(full_begin, end), seq_len, num_blocks, scale, window, soft_cap, slope,
+            block_stride, offset_stride, D, BS, BLOCK_N, BLOCK_D, True, REACH, CAPPED, BIASED, PRECISION,
         )  # fmt: skip
     acc, total, top = attend(
         acc, total, top, q, q_position, k_head, v_head, table,
-        full_begin, full_end, seq_len, num_blocks, scale, window, soft_cap, block_stride, offset_stride,
-        D, BS, BLOCK_N, BLOCK_D, False, WINDOWED, CAPPED, PRECISION,
+        full_begin, full_end, seq_len, num_blocks, scale, window, soft_cap, slope, block_stride, offset_stride,
+        D, BS, BLOCK_N, BLOCK_D, False, REACH, CAPPED, BIASED, PRECISION,
     )  # fmt: skip
     acc, total, top = attend(
         acc, total, top, q, q_position, k_head, v_head, table,
-        tl.maximum(full_begin, full_end), end, seq_len, num_blocks, scale, window, soft_cap,
-        block_stride, offset_stride, D, BS, BLOCK_N, BLOCK_D, True, WINDOWED, CAPPED, PRECISION,
+        tl.maximum(full_begin, full_end), end, seq_len, num_blocks, scale, window, soft_cap, slope,
+        block_stride, offset_stride, D, BS, BLOCK_N, BLOCK_D, True, REACH, CAPPED, BIASED, PRECISION,
     )  # fmt: skip
+    if SINKS:
+        total += sink_weight(sinks_ptr, head, member < BLOCK_Q * GROUP, top)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     place = (at_token * (H * D) + head * D)[:, None] + dim[None, :]
     tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=keep)

@@ -107,11 +107,22 @@ def base_2(logits, scale, soft_cap, CAPPED: gl.constexpr):
 
 
 @gluon.jit
-def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: gl.constexpr, WINDOWED: gl.constexpr):
+def lowest_seen(newest, size, REACH: gl.constexpr):
+    """The first position that the token at ``newest`` sees: of a window (REACH 1) or chunk (2) of ``size``, else 0."""
+    lowest = newest * 0
+    if REACH == 1:
+        lowest = gl.maximum(newest - size + 1, 0)
+    if REACH == 2:
+        lowest = gl.maximum(newest, 0) // size * size
+    return lowest
+
+
+@gluon.jit
+def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: gl.constexpr, REACH: gl.constexpr):
     """(first tile, number of tiles, tiles per split, splits in use) of a row, from its true length."""
     first = 0
-    if WINDOWED:
-        first = gl.maximum(seq_len - window, 0) // BLOCK_N
+    if REACH > 0:
+        first = lowest_seen(gl.maximum(seq_len - 1, 0), window, REACH) // BLOCK_N
     tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
     wanted = gl.maximum(gl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
     share = gl.maximum((tiles + wanted - 1) // wanted, 1)
@@ -129,7 +140,7 @@ def decayed(x, decay, S: gl.constexpr):
 @gluon.jit
 def fold(
     state, q, k_smem, v_smem, at, limit, lowest, scale, soft_cap,
-    FIRST: gl.constexpr, WINDOWED: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr,
+    FIRST: gl.constexpr, REACH: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
 
@@ -154,8 +165,8 @@ def fold(
     key = at + KEYS * cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1, 2)
     key += cubed(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
     seen = key < limit
-    if WINDOWED:
-        seen = seen & (key > lowest)
+    if REACH > 0:
+        seen = seen & (key >= lowest)
     if CAPPED:
         s = base_2(s, scale, soft_cap, CAPPED)
         factor = 1.0
@@ -272,7 +283,7 @@ def take_queries(row_ptr, kv_head, q_smem, GROUP: gl.constexpr, ROWS: gl.constex
 def fold_tiles(
     smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
     OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr,
-    WINDOWED: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr, COPY: gl.constexpr,
+    REACH: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
     """Each warp's softmax over its keys of ``count`` tiles, of which the first ``STAGES`` are on their way: outputs
     [WARPS, 16, D], totals [WARPS, 16, 8 alike], tops [WARPS, 8]. All warps see the first tile."""
@@ -283,7 +294,7 @@ def fold_tiles(
     WARPS: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = BLOCK_N // WARPS
     WIDTH: gl.constexpr = k_smem.shape[2]
-    lowest = newest - window
+    lowest = lowest_seen(newest, window, REACH)
     o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
     total = gl.zeros([WARPS, 16, 8], gl.float32, layout=S)
     top = gl.max(upper(gl.full([WARPS, 16, KEYS], float("-inf"), gl.float32, layout=S)), axis=2)
@@ -292,9 +303,7 @@ def fold_tiles(
         v_tile = v_smem.index(0).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = begin * BLOCK_N
-        o, total, top = fold(
-            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, True, WINDOWED, CAPPED, S
-        )
+        o, total, top = fold(state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, True, REACH, CAPPED, S)
     for i in range(1, count):
         gl.thread_barrier()  # all warps have read the tile before
         if i - 1 + STAGES < count:
@@ -314,7 +323,7 @@ def fold_tiles(
         state = (o, total, top)
         at = (begin + i) * BLOCK_N
         o, total, top = fold(
-            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, WINDOWED, CAPPED, S
+            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, REACH, CAPPED, S
         )
     if k_smem.dtype == gl.int16:
         o = in_order(o)
@@ -338,16 +347,16 @@ def early_decode_kernel(
     tables_ptr,  # [S, table_width]
     row_slots_ptr, seq_lens_ptr, positions_ptr,  # [R]
     cos_sin_ptr,  # [num_positions, D]
-    q_norm_ptr, k_norm_ptr,  # [D]
-    kv_slots_ptr,  # [R]
+    q_norm_ptr, k_norm_ptr, kv_slots_ptr,  # [D], [D], [R]
     num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
-    scale, window, soft_cap, eps,
+    scale, window, soft_cap, eps, sinks_ptr,  # window or chunk, see REACH; f32 [H], with SINKS
     qkv_stride, block_stride, head_stride,
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
     STAGES: gl.constexpr, KEYS: gl.constexpr,  # tiles in shared memory, and each warp's keys of one
     CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
     TURNED: gl.constexpr,  # queries are normed and rotated, and the newest key and value in the cache
-    WINDOWED: gl.constexpr, CAPPED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
+    REACH: gl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
+    CAPPED: gl.constexpr, SINKS: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid: KV heads, rows, splits; splits, KV heads, rows with clusters. A row that needs one split writes its output."""
     if EARLY:
@@ -373,7 +382,7 @@ def early_decode_kernel(
         position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(gl.load(seq_lens_ptr + row), table_width * BS), 0)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, WINDOWED)
+    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, REACH)
     active = split < gl.maximum(used, 1)
     if CLUSTER > 1:
         open_mailbox(mailbox, gl.where(active, used * sent_bytes(ROWS, D, WARPS), 0))
@@ -416,7 +425,7 @@ def early_decode_kernel(
     queries = shared_queries(q_smem, WARPS, S)
     o, total, top = fold_tiles(
         smem, words, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
-        OFFSET_STRIDE // PACK, D, BS, STAGES, WINDOWED, CAPPED, S, COPY,
+        OFFSET_STRIDE // PACK, D, BS, STAGES, REACH, CAPPED, S, COPY,
     )  # fmt: skip
     put_parts(room, o, top, total, ROWS)
     async_copy.wait_group(0)
@@ -425,5 +434,5 @@ def early_decode_kernel(
     arrival = arrivals_ptr + row * (H // GROUP) + kv_head
     finish(
         merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, row.to(gl.int64) * H + kv_head * GROUP, split, used,
-        num_splits, GROUP, WARPS, CLUSTER,
+        num_splits, sinks_ptr + kv_head * GROUP, GROUP, WARPS, CLUSTER, SINKS,
     )  # fmt: skip

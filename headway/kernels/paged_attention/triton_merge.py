@@ -147,8 +147,18 @@ def merge_warps(room, new_v, mine, WARPS: gl.constexpr, ROWS: gl.constexpr, D: g
 
 
 @gluon.jit
-def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits,
-                 GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+def with_sinks(total, top, sinks_ptr, row, GROUP: gl.constexpr, SINKS: gl.constexpr):
+    """Sums of weights relative to the base-2 logits ``top``, the sinks' included. ``row``: of heads, from ``sinks_ptr`` on."""
+    if SINKS:
+        sink = gl.load(sinks_ptr + row, mask=row < GROUP, other=float("-inf")) * 1.4426950408889634
+        total += gl.where(total > 0.0, gl.exp2(sink - top), 0.0)  # a row without keys gives zeros
+    return total
+
+
+@gluon.jit
+def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, sinks_ptr,
+                 GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+                 SINKS: gl.constexpr):  # fmt: skip
     """Outputs of the query heads from ``first_head`` (counted over all rows) on, from their splits' partial results."""
     CHUNK: gl.constexpr = chunk_of(ROWS, WARPS)
     LAYOUT: gl.constexpr = merge_layout(CHUNK, D, WARPS)
@@ -171,6 +181,7 @@ def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits,
         total = total * decay + gl.expand_dims(gl.sum(parts_total * weights, axis=0), 0)
         acc = acc * gl.expand_dims(decay, 2) + gl.expand_dims(gl.sum(parts * gl.expand_dims(weights, 2), axis=0), 0)
         best = new_best
+    total = with_sinks(total, best, sinks_ptr, row, GROUP, SINKS)
     result = acc * gl.expand_dims(1.0 / gl.where(total > 0.0, total, 1.0), 2)
     row = gl.expand_dims(first_head + row, 2)
     gl.store(out_ptr + row * D + dim, result.to(out_ptr.dtype.element_ty), mask=row < first_head + GROUP)
@@ -189,8 +200,8 @@ def sent_bytes(rows, size, warps):
 
 
 @gluon.jit
-def weigh_cluster(merged, out_ptr, room, first_head, split, used,
-                  CLUSTER: gl.constexpr, GROUP: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+def weigh_cluster(merged, out_ptr, room, first_head, split, used, sinks_ptr,
+                  CLUSTER: gl.constexpr, GROUP: gl.constexpr, WARPS: gl.constexpr, SINKS: gl.constexpr):  # fmt: skip
     """``weigh_splits`` where all splits run in one cluster: each pushes its sums to the first, which stores the outputs."""
     result, shift, total = merged
     ROWS: gl.constexpr = result.shape[0]
@@ -208,13 +219,14 @@ def weigh_cluster(merged, out_ptr, room, first_head, split, used,
     send2(at, box + none, pairs, (dim < 2).to(gl.int32) + none)
     if split == 0:
         wait_mailbox(room)
-        weigh_pushed(out_ptr, room + 16, first_head, used, CLUSTER, GROUP, ROWS, D, WARPS)
+        weigh_pushed(out_ptr, room + 16, first_head, used, sinks_ptr, CLUSTER, GROUP, ROWS, D, WARPS, SINKS)
 
 
 @gluon.jit
 def weigh_pushed(
-    out_ptr, room, first_head, used,
+    out_ptr, room, first_head, used, sinks_ptr,
     CLUSTER: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+    SINKS: gl.constexpr,
 ):  # fmt: skip
     """Outputs from the splits' sums in this program's shared memory."""
     stats = room + CLUSTER * ROWS * D * 4
@@ -231,7 +243,8 @@ def weigh_pushed(
     best = gl.max(top, axis=0)
     shift = gl.where(best == float("-inf"), 0.0, best)
     weights = gl.exp2(top - gl.expand_dims(shift, 0))
-    total = gl.sum(total * weights, axis=0)
+    head = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    total = with_sinks(gl.sum(total * weights, axis=0), best, sinks_ptr, head, GROUP, SINKS)
     total = gl.convert_layout(total, gl.SliceLayout(1, gl.SliceLayout(0, LAYOUT)), assert_trivial=True)
     result = gl.sum(parts * gl.expand_dims(weights, 2), axis=0)
     store_outputs(result, total, out_ptr, first_head, GROUP)
@@ -251,7 +264,7 @@ def store_outputs(result, total, out_ptr, first_head, GROUP: gl.constexpr):
 @gluon.jit
 def finish(
     merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, split, used, num_splits,
-    GROUP: gl.constexpr, WARPS: gl.constexpr, CLUSTER: gl.constexpr,
+    sinks_ptr, GROUP: gl.constexpr, WARPS: gl.constexpr, CLUSTER: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Store the outputs of a row that is not split, else this split's; the split that is done last weighs them all.
 
@@ -265,9 +278,10 @@ def finish(
     dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, FLAT)), 0)
     keep = gl.expand_dims(row < GROUP, 1)
     if used <= 1:
+        total = with_sinks(total, shift, sinks_ptr, row, GROUP, SINKS)
         store_outputs(result, total, out_ptr, first_head, GROUP)
     elif used <= CLUSTER:
-        weigh_cluster(merged, out_ptr, mailbox, first_head, split, used, CLUSTER, GROUP, WARPS)
+        weigh_cluster(merged, out_ptr, mailbox, first_head, split, used, sinks_ptr, CLUSTER, GROUP, WARPS, SINKS)
     else:
         part = (first_head + row) * num_splits + split
         gl.store(partial_ptr + gl.expand_dims(part, 1) * D + dim, result, mask=keep)
@@ -276,4 +290,6 @@ def finish(
         gl.thread_barrier()  # all threads' parts are stored before one thread says so
         if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
             gl.store(arrival, 0)
-            weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, GROUP, ROWS, D, WARPS)
+            weigh_splits(
+                out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, sinks_ptr, GROUP, ROWS, D, WARPS, SINKS
+            )

@@ -6,7 +6,8 @@ rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v
     cos_sin    f32 [L, Drot], row = (cos [Drot / 2], sin [Drot / 2]); Drot even, <= D
     q_norm, k_norm  [D] weights of a per-head RMS norm before the rotation (Qwen3), rounded as in ``rms_norm``; or None
     kv_slots   int32 [T], block * block_size + offset; a slot outside [0, NB * bs) (-1 on padding) writes nothing
-    k_cache, v_cache [NB, bs, KH, D], head dimensions contiguous; written in place, everything else is left alone. In qkv's
+    k_cache, v_cache [NB, bs, KH, D], head dimensions contiguous; written in place, everything else is left alone; KH is 0 where
+               there are queries alone. In qkv's
                dtype, or float8_e4m3fn: that takes what qkv's dtype would hold, and what is beyond +-448 as +-448
     q          [T, H, D] normalised and rotated queries, in qkv's dtype
 

@@ -22,14 +22,15 @@ def rope_kv_write(
     kv_heads, size = k_cache.shape[2:]
     q, k, v = qkv.unflatten(1, (-1, size)).split([num_heads, kv_heads, kv_heads], dim=1)
     turn = cos_sin[positions.long().clamp(0, cos_sin.shape[0] - 1)]
-    q = _rotate(q if q_norm is None else rms_norm(q, q_norm, eps), turn)
-    k = _rotate(k if k_norm is None else rms_norm(k, k_norm, eps), turn)
-    _write(k_cache, kv_slots, k)
-    _write(v_cache, kv_slots, v)
+    q = rotate(q if q_norm is None else rms_norm(q, q_norm, eps), turn)
+    k = rotate(k if k_norm is None else rms_norm(k, k_norm, eps), turn)
+    write_rows(k_cache, kv_slots, k)
+    write_rows(v_cache, kv_slots, v)
     return q
 
 
-def _rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Heads x [T, H, D], turned by ``turn`` [T, Drot]: rows of cos_sin."""
     half = turn.shape[1] // 2
     cos, sin = turn[:, None, :half], turn[:, None, half:]  # [T, 1, Drot / 2]
     first, second, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
@@ -45,8 +46,8 @@ def as_cached(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return new.to(dtype)
 
 
-def _write(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Write ``new`` [T, KH, D] at the valid slots.
+def write_rows(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Write ``new`` [T, ...] at the valid slots of ``cache`` [NB, bs, ...].
 
     A token without a slot repeats the write of the first token that has one (same place, same bytes), because dropping
     it would need a data-dependent shape; when no token has a slot, place 0 is rewritten with its own content.
@@ -62,5 +63,6 @@ def _write(cache: torch.Tensor, kv_slots: torch.Tensor, new: torch.Tensor) -> No
     new = as_cached(new, cache.dtype)
     if cache.itemsize == 1:  # torch does not select among 8-bit floats on every device
         cache, new = cache.view(torch.uint8), new.view(torch.uint8)
-    spare = torch.where(valid[first][:, None, None], new[first], cache[place[0][first], place[1][first]])
-    cache[place] = torch.where(valid[:, None, None], new, spare)
+    each = (-1, *[1] * (new.dim() - 1))
+    spare = torch.where(valid[first].view(each), new[first], cache[place[0][first], place[1][first]])
+    cache[place] = torch.where(valid.view(each), new, spare)

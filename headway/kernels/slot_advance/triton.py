@@ -28,7 +28,10 @@ def slot_advance_kernel(
     num_slots, length, vocab, width, ring_size, ring_stride, table_ints, num_words, drafts, next_slots, offset,
     STOPS: tl.constexpr, GRAMMAR: tl.constexpr, CLASS_INTS: tl.constexpr, OUTCOMES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    start_next(EARLY)
+    if drafts is None:
+        start_next(EARLY)
+    # With drafts the next outcome's kernels, this one among them, read before they wait what is written here: none may start
+    # before this one has ended.
     row = tl.program_id(0)
     ring = tl.load(packed + 5)
     at = tl.load(packed + 4).to(tl.int64) + 4 * row

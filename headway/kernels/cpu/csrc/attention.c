@@ -25,7 +25,8 @@ struct attention {
     int64_t padded; /* size rounded up to whole vectors of floats */
     int64_t words;  /* 4-byte words of a head in `q` and `keys`: pairs of bfloat16 (KEY_PAIRS) or floats */
     float scale, soft_cap;
-    int64_t window;
+    int64_t window, chunk;
+    const float *sinks, *slopes; /* by head, or NULL */
     int bf;
 };
 
@@ -237,15 +238,27 @@ INLINE void add_all_values(const int m, const struct attention *a, const int64_t
     for (; d < a->size; d += LANES) add_values(m, 1, a, at, probs, d, out, bf);
 }
 
+/* The first position that a query sees. */
+INLINE int64_t lowest(const struct attention *a, int64_t query) {
+    if (a->chunk > 0) return query < 0 ? 0 : query / a->chunk * a->chunk;
+    return a->window > 0 && query >= a->window ? query - a->window + 1 : 0;
+}
+
+/* The weight of a head's sink relative to `top`, which is -inf where no key was seen. */
+INLINE float sink_weight(const struct attention *a, int64_t head, float top) {
+    return a->sinks && top != -INFINITY ? expf(a->sinks[head] - top) : 0.0f;
+}
+
 /* Scores become probabilities relative to the running maximum; sums and outputs so far are brought to the new one. */
-INLINE void soften(const struct attention *a, float *scores, int64_t position, int64_t query, const vi usable[PARTS],
-                   float *top, float *total, float *out) {
-    const int32_t last = (int32_t)(query - position), first = a->window > 0 ? last - (int32_t)a->window : -1;
+INLINE void soften(const struct attention *a, float *scores, int64_t position, int64_t query, int64_t head,
+                   const vi usable[PARTS], float *top, float *total, float *out) {
+    const int32_t last = (int32_t)(query - position), first = (int32_t)(lowest(a, query) - position) - 1;
     vf s[PARTS], high = splat(-INFINITY), sums = {0};
     for (int c = 0; c < PARTS; c++) {
         s[c] = load(scores, c * LANES, 0) * a->scale;
         if (a->soft_cap > 0) s[c] = a->soft_cap * vtanh(s[c] / a->soft_cap);
         const vi key = (vi){IOTA} + c * LANES;
+        if (a->slopes) s[c] += a->slopes[head] * __builtin_convertvector(key - last, vf);
         s[c] = choose(usable[c] & (key <= last) & (key > first), s[c], splat(-INFINITY));
         high = vmax(s[c], high);
     }
@@ -310,7 +323,8 @@ INLINE void attend(const struct attention *a, const struct item *it, float *work
             }
         }
         for (i = 0; i < vectors; i++)
-            soften(a, scores + i * KEYS, position, it->past + it->q0 + i / group, usable, top + i, total + i, out + i * padded);
+            soften(a, scores + i * KEYS, position, it->past + it->q0 + i / group, it->head * group + i % group, usable, top + i,
+                   total + i, out + i * padded);
         for (i = 0; i + TILE <= vectors; i += TILE) add_all_values(TILE, a, at, scores + i * KEYS, out + i * padded, bf);
         switch (vectors - i) {
         case 3: add_all_values(3 < TILE ? 3 : 1, a, at, scores + i * KEYS, out + i * padded, bf); break;
@@ -327,7 +341,8 @@ INLINE void attend(const struct attention *a, const struct item *it, float *work
             continue;
         }
         const int64_t head = (it->first + it->q0 + i / group) * a->heads + it->head * group + i % group;
-        const float inverse = total[i] > 0 ? 1.0f / total[i] : total[i]; /* no key: zeros; NaN stays NaN */
+        const float all = total[i] + sink_weight(a, it->head * group + i % group, top[i]);
+        const float inverse = total[i] > 0 ? 1.0f / all : total[i]; /* no key: zeros; NaN stays NaN */
         for (int64_t d = 0; d < a->size; d += LANES)
             store_row(a->out, head * a->size + d, load(out, i * padded + d, 0) * inverse, a->size - d, bf);
     }
@@ -364,7 +379,7 @@ static void merge(const struct attention *a, const struct item *it, int64_t chun
                 total += p[1] * weight;
                 sums += load(p, 2 + d, 0) * weight;
             }
-            const float inverse = total > 0 ? 1.0f / total : total;
+            const float inverse = total > 0 ? 1.0f / (total + sink_weight(a, it->head * group + g, top)) : total;
             store_row(a->out, base + d, sums * inverse, a->size - d, a->bf);
         }
     }
@@ -385,8 +400,7 @@ static int64_t row_items(const struct attention *a, int64_t r, struct item *item
     for (int64_t head = 0; head < a->kv_heads; head++)
         for (int64_t q0 = 0; q0 < queries; q0 += span) {
             const int64_t q1 = q0 + span < queries ? q0 + span : queries, past = length - queries;
-            int64_t k0 = a->window > 0 ? past + q0 - a->window + 1 : 0, k1 = past + q1;
-            if (k0 < 0) k0 = 0;
+            int64_t k0 = lowest(a, past + q0), k1 = past + q1;
             if (k1 < k0) k1 = k0;
             const int64_t chunks = queries == 1 && k1 - k0 > CHUNK ? (k1 - k0 + CHUNK - 1) / CHUNK : 1;
             for (int64_t c = 0; c < chunks; c++, n++) {
@@ -416,10 +430,12 @@ EXPORT int headway_paged_attention(const void *q, const void *k_cache, const voi
                                    const int32_t *row_slots, const int32_t *query_start, const int32_t *seq_lens, void *out,
                                    int64_t tokens, int64_t rows, int64_t slots, int64_t table_size, int64_t blocks,
                                    int64_t block_size, int64_t heads, int64_t kv_heads, int64_t size, float scale,
-                                   int64_t window, float soft_cap, int bf, int threads) {
+                                   int64_t window, float soft_cap, int64_t chunk, const float *sinks, const float *slopes,
+                                   int bf, int threads) {
     struct attention a = {q, k_cache, v_cache, tables, row_slots, query_start, seq_lens, out, NULL, NULL, tokens, rows, slots,
                           table_size, blocks, __builtin_ctzll((uint64_t)block_size), heads, kv_heads, size,
-                          (size + LANES - 1) / LANES * LANES, bf && KEY_PAIRS ? (size + 1) / 2 : size, scale, soft_cap, window, bf};
+                          (size + LANES - 1) / LANES * LANES, bf && KEY_PAIRS ? (size + 1) / 2 : size, scale, soft_cap, window,
+                          chunk, sinks, slopes, bf};
     int64_t count = 0, filled = 0, partials = 0, work = 0;
     zero_unowned(&a);
     for (int64_t r = 0; r < rows; r++) count += row_items(&a, r, NULL, NULL);

@@ -1,0 +1,99 @@
+"""Times a layer's routing and experts against the bytes of the distinct experts and the arithmetic, by number of tokens.
+
+    python bench/ops/experts.py [--shape qwen3-30b-a3b gpt-oss-20b] [--tokens 1 8 64 256 4096]
+
+Routers are random, so that tokens spread; the experts that were read are counted. Several layers' weights are in one CUDA
+graph, so none of them is found in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from limits import BYTES_PER_US
+from timing import time_calls
+
+from headway.kernels.expert_mlp import expert_mlp
+from headway.kernels.route_experts import route_experts
+
+FLOPS_PER_US = 780e6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """E experts of which K are chosen, hidden size C, inner width I."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    fp4: bool = False
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(128, 8, 2048, 768),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, fp4=True),
+    "deepseek-v2-lite": Shape(64, 6, 2048, 1408),
+    "olmoe": Shape(64, 8, 2048, 1024),
+    "mixtral": Shape(8, 2, 4096, 14336),
+    "qwen3-next": Shape(512, 10, 2048, 512),
+}
+
+
+class Layer:
+    """Random weights of one layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        count, hidden, inner = shape.experts, shape.hidden, shape.inner
+        self.router = torch.randn(count, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5
+        self.ins, self.outs = self._matrix(2 * inner, hidden), self._matrix(hidden, inner)
+
+    def _matrix(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        count = self.shape.experts
+        if not self.shape.fp4:
+            weight = torch.empty(count, rows, columns, device="cuda", dtype=torch.bfloat16).normal_(0, columns**-0.5)
+            return weight, None, None
+        packed = torch.randint(0, 256, (count, rows, columns // 2), device="cuda", dtype=torch.uint8)
+        scales = torch.full((count, rows, columns // 32), 120, device="cuda", dtype=torch.uint8)
+        bias = torch.zeros(count, rows, device="cuda", dtype=torch.bfloat16)
+        return packed, bias, scales
+
+    def route(self, x: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return route_experts(x, self.router, None, None, live, self.shape.top_k, "softmax", True, 1.0, 1, 1, 1)
+
+    def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        act = "clamped_swiglu" if self.shape.fp4 else "silu"
+        return expert_mlp(x, ids, weights, *self.ins, *self.outs, act, True, 7.0, 1.702, False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", nargs="+", default=list(SHAPES)[:2], choices=SHAPES)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024, 8192])
+    options = parser.parse_args()
+    for name in options.shape:
+        shape = SHAPES[name]
+        layers = [Layer(shape) for _ in range(3)]
+        size = 3 * shape.hidden * shape.inner * (0.5 + 1 / 32 if shape.fp4 else 2.0)
+        print(f"{name}: us a layer\ntokens  experts read  route  experts  floor (bytes or arithmetic)  x floor")
+        for tokens in options.tokens:
+            x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
+            live = torch.zeros(tokens, device="cuda", dtype=torch.int32)
+            chosen = [layer.route(x, live) for layer in layers]
+            read = sum(ids.unique().numel() for ids, _ in chosen) / len(chosen)
+            routing = time_calls([partial(layer.route, x, live) for layer in layers])
+            calls = [partial(layer.run, x, *own) for layer, own in zip(layers, chosen, strict=True)]
+            experts = time_calls(calls)
+            flops = 6.0 * tokens * shape.top_k * shape.hidden * shape.inner
+            floor = max(read * size / BYTES_PER_US, flops / FLOPS_PER_US)
+            print(
+                f"{tokens:6} {read:13.1f} {routing:6.1f} {experts:8.1f} {floor:8.1f} {(routing + experts) / floor:10.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

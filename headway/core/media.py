@@ -1,0 +1,59 @@
+"""Pictures as API and engine speak of them: plain numbers, no pixels and no torch."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+MAX_RUNS: Final = 256
+"""Most runs of placeholders in a prompt."""
+
+
+class Grid(NamedTuple):
+    """Patches of a picture.
+
+    Attributes:
+        tiles: parts of equal size, which do not see each other.
+        height, width: of a tile, in patches.
+    """
+
+    tiles: int
+    height: int
+    width: int
+
+    @property
+    def patches(self) -> int:
+        """Of all tiles."""
+        return self.tiles * self.height * self.width
+
+
+class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What the API floor must know of a model with sight, to prepare pictures for it.
+
+    Attributes:
+        patch: side of a patch, in pixels; channels: of a pixel.
+        group: patches of so many rows and columns become one row of the decoder.
+        positions: side of the table of positions; 0: there is none, or it is read between its entries.
+        window: side of attention's windows in merged patches; 0: whole tiles.
+        one_size: pixels of a side of all pictures; 0: the model takes other sizes, too.
+        token: id of the token that stands for each row in a prompt.
+        sees: tokens that see later ones: "spans": those of one picture each other; "prompt": those of the prompt; "": none.
+        rotates_by_place: positions of a picture's tokens are (time, row, column), and text behind it goes on after the largest.
+        longest: most rows of a picture.
+        cache_rows: rows of the encoder cache, those of a request's pictures that are needed at once at most.
+        longest_whole: most tokens that see each other; 0: none do.
+    """
+
+    patch: int
+    channels: int = 3
+    group: int = 1
+    positions: int = 0
+    window: int = 0
+    one_size: int = 0
+    token: int
+    sees: str = ""
+    rotates_by_place: bool = False
+    longest: int = 0
+    cache_rows: int = 0
+    longest_whole: int = 0

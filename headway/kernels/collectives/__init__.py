@@ -1,0 +1,63 @@
+"""Collective operations: what ranks of one group do together, each on its own tensors.
+
+All ranks of a group call the same operations in the same order, on tensors of the same shape and dtype. ``group`` is a number
+of ``kernels.registry.TRANSPORTS``; ranks count from 0 within their group.
+
+all_reduce_(x, group)           x becomes the sum of x over all ranks; the same bits on all of them
+all_gather(x, group, size)      -> [size, *x.shape], x of every rank, by rank
+send_to(x, group, peer)         x goes to rank ``peer``, which receives it
+receive_(x, group, peer)        x becomes what rank ``peer`` sent
+post_(x, group, peer)           the same, but x is not to be touched until
+finish_(x, group)               was called for it, in the order of the posts
+
+They are operations like any others, so they are captured in CUDA graphs, and the simulated device runs them when its stream
+gets there. On a CPU they block until the other ranks have come; so a rank that never comes ends in the group's time-out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.collectives import reference
+from headway.kernels.registry import Op
+
+all_reduce_ = Op(
+    "all_reduce_(Tensor(a!) x, int group) -> ()",
+    reference=reference.all_reduce_,
+    meta=lambda x, group: None,
+)
+
+
+def _gathered(x: torch.Tensor, group: int, size: int) -> torch.Tensor:
+    return x.new_empty((size, *x.shape))
+
+
+all_gather = Op(
+    "all_gather(Tensor x, int group, int size) -> Tensor",
+    reference=reference.all_gather,
+    meta=_gathered,
+)
+
+send_to = Op(
+    "send_to(Tensor x, int group, int peer) -> ()",
+    reference=reference.send_to,
+    meta=lambda x, group, peer: None,
+)
+
+receive_ = Op(
+    "receive_(Tensor(a!) x, int group, int peer) -> ()",
+    reference=reference.receive_,
+    meta=lambda x, group, peer: None,
+)
+
+post_ = Op(
+    "post_(Tensor(a!) x, int group, int peer) -> ()",
+    reference=reference.post_,
+    meta=lambda x, group, peer: None,
+)
+
+finish_ = Op(
+    "finish_(Tensor(a!) x, int group) -> ()",
+    reference=reference.finish_,
+    meta=lambda x, group: None,
+)

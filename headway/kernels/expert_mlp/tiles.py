@@ -1,0 +1,101 @@
+"""How ``expert_mlp`` is cut into programs: by the tokens an expert gets on average, and the sizes of its products.
+
+Grids come from bounds. T tokens go to K of E experts each; nothing on the host knows to which.
+
+    few       one token, or so few that most experts are read for one of them alone: a program multiplies one pair's vector by
+              some rows of its expert. Pairs are neighbours in the grid, so what two read of one expert the second finds in
+              the L2 cache.
+    grouped   pairs are sorted by expert, and each expert's are cut into tiles of ``rows``. At most T K // rows + min(E, T K)
+              tiles come of that: for each expert one that is not full. Programs beyond the last one end at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.core.ints import cdiv, next_power_of_2
+
+READ_TWICE = 1.2
+"""Pairs for each distinct expert, on average, up to which sorting them costs more than it saves."""
+PROGRAMS = 1024
+"""That many keep the memory of any card busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """A program of the products of one vector: ``block_n`` outputs, ``block_k`` inputs a pass."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """A program of the grouped products.
+
+    Attributes:
+        rows: pairs of one expert.
+        block_n: outputs; of gate and up so many each.
+        block_k: inputs a pass.
+    """
+
+    rows: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def is_few(tokens: int, top_k: int, experts: int) -> bool:
+    """Whether each pair reads its expert for itself."""
+    return tokens == 1 or tokens * top_k <= READ_TWICE * distinct_experts(tokens, top_k, experts)
+
+
+def distinct_experts(tokens: int, top_k: int, experts: int) -> float:
+    """How many experts tokens go to together, on average, if each chooses for itself and all are equally likely."""
+    return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
+
+
+def few_tile(vectors: int, outputs: int, inputs: int, *, fp4: bool) -> FewTile:
+    """The tile for ``vectors`` products of a vector with [outputs, inputs]; ``fp4``: each byte holds two inputs."""
+    block_n = 8
+    while block_n > 2 and vectors * cdiv(outputs, block_n) < PROGRAMS:
+        block_n //= 2
+    columns = inputs // 2 if fp4 else inputs
+    sizes = (1024,) if columns > 8192 else (512, 256, 128)  # passes are unrolled
+    block_k = next(size for size in sizes if cdiv(columns, size) * size * 8 <= columns * 9 or size == sizes[-1])
+    return FewTile(block_n, block_k, 4)
+
+
+def tile_count(pairs: int, experts: int, rows: int) -> int:
+    """Tiles that ``pairs`` pairs come to at most, however they are spread over the experts."""
+    return pairs // rows + min(experts, pairs)
+
+
+def group_tile(
+    pairs: int, experts: int, outputs: int, inputs: int, *, item: int, paired: bool, fp4: bool, room: int
+) -> GroupTile:
+    """The tile for ``pairs`` pairs.
+
+    Args:
+        item: bytes of an activation.
+        paired: outputs are gates, with as many ups.
+        fp4: weights are in MXFP4.
+        room: bytes of shared memory.
+    """
+    mean = pairs / experts
+    rows = min(max(16, next_power_of_2(int(mean * 1.5) or 1)), 128)
+    if item == 4:
+        tile = GroupTile(min(rows, 32), 32, 32, 4, 2)
+    elif rows <= 32:  # bound by the bytes of the experts: many loads in flight
+        tile = GroupTile(rows, 64, 128, 4, 4)
+    elif rows == 64:
+        tile = GroupTile(64, 64 if paired else 128, 64, 4, 4)
+    else:
+        tile = GroupTile(128, 64 if paired else 128, 64, 8, 4)
+    stages = tile.num_stages
+    wide = tile.block_n * (2 if paired else 1)
+    while stages > 1 and stages * (tile.rows + wide) * tile.block_k * item > room - 8192:
+        stages -= 1
+    return GroupTile(tile.rows, tile.block_n, tile.block_k, tile.num_warps, stages)

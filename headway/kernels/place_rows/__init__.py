@@ -1,0 +1,28 @@
+"""Rows of one table take the place of rows of another, or are added to them.
+
+place_rows(x, features, rows, first, add)
+    x         [T, C] f32, f16 or bf16, rows contiguous; written
+    features  [M, W] in x's dtype, rows contiguous
+    rows      int32 [T], the row of features for each row of x; outside [0, M): x's row stays as it is
+    first     column of features that x's first one takes; first + C <= W
+    add       they are added
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.place_rows import reference
+from headway.kernels.registry import Op
+
+
+def _meta(x: torch.Tensor, features: torch.Tensor, rows: torch.Tensor, first: int, add: bool) -> None:
+    pass
+
+
+place_rows = Op(
+    "place_rows(Tensor(a!) x, Tensor features, Tensor rows, int first, bool add) -> ()",
+    reference=reference.place_rows,
+    meta=_meta,
+    triton="headway.kernels.place_rows.triton:place_rows",
+)
