@@ -9,6 +9,8 @@ Where the norms stand (x is the residual):
     before and after       x += norm(mixer(norm(x)));  x += norm(ffn(norm(x)))            Gemma2, GLM-4
     after                  x += norm(mixer(x));  x += norm(ffn(x))                        OLMo2
     before, parallel       n = norm(x);  x += mixer(n) + ffn(n)                           Cohere2
+    two before, parallel   x += mixer(norm(x)) + ffn(norm(x))                             GPT-NeoX
+    behind the sum         x = norm(x + mixer(x));  x = norm(x + ffn(x))                  BART
     before, no ffn         x += mixer(norm(x))                                            Mamba
     before, no mixer       x += ffn(norm(x))                                              layers of Nemotron-H
 """
@@ -21,12 +23,13 @@ import torch
 from torch import nn
 
 from headway.core.cache import CacheSpec
-from headway.models.interface import Target
+from headway.models.interface import Stack, Target
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
 from headway.models.layers.mixer import MixerSpec
 from headway.models.layers.mlp import MLP, MLPSpec
+from headway.models.layers.moe import Mixture, MixtureSpec
 from headway.models.layers.norm import Norm, NormSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -38,7 +41,7 @@ class BlockNames:
 
     Attributes:
         before_mixer, after_mixer, before_ffn, after_ffn: the norms. A parallel block has no ``before_ffn``.
-        mixer, ffn: modules.
+        mixer, ffn: modules; "": the products lie in the block itself, and a mixture has the layer's own names.
     """
 
     before_mixer: str = "input_layernorm"
@@ -57,14 +60,18 @@ class BlockSpec:
         mixer, ffn: its two parts; one of them may be missing.
         names: the norms it has are those with a name.
         parallel: both parts read the same norm.
+        two_norms: of a parallel block: both parts read the same residual, each behind a norm of its own.
         residual_multiplier: of what is added to the residual.
+        post: the norms named ``after_mixer`` and ``after_ffn`` are of the sums, which they replace.
     """
 
     mixer: MixerSpec | None
-    ffn: MLPSpec | None
+    ffn: MLPSpec | MixtureSpec | None
     names: BlockNames = BlockNames()
     parallel: bool = False
+    two_norms: bool = False
     residual_multiplier: float = 1.0
+    post: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
@@ -74,8 +81,8 @@ class BlockSpec:
 
     @property
     def mlp(self) -> MLPSpec:
-        """The feed-forward part of a block that has one."""
-        assert self.ffn is not None
+        """The feed-forward part of a block where it is no mixture."""
+        assert isinstance(self.ffn, MLPSpec)
         return self.ffn
 
     @property
@@ -87,6 +94,19 @@ class BlockSpec:
     def state(self) -> CacheSpec | None:
         """Its state."""
         return None if self.mixer is None else self.mixer.state
+
+    def make(
+        self,
+        norm: NormSpec,
+        hidden: int,
+        cos_sin: torch.Tensor | None,
+        group: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Block:
+        """The module; arguments as of ``Block``."""
+        return Block(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
 
 
 class Block(nn.Module):
@@ -124,10 +144,10 @@ class Block(nn.Module):
         assert mixer is not None or ffn is not None, "a block has a mixer or a feed-forward block"
         assert not spec.parallel or (mixer is not None and ffn is not None), "side by side are two"
         self.mixer = None if mixer is None else mixer.make(norm, hidden, cos_sin, group, dtype=dtype, device=device)
-        self.ffn = None if ffn is None else MLP(ffn, hidden, dtype=dtype, device=device)
+        self.ffn = None if ffn is None else ffn.make(hidden, dtype=dtype, device=device)
         self.before_mixer = made(names.before_mixer) if mixer is not None else None
         self.after_mixer = made(names.after_mixer) if mixer is not None else None
-        own = ffn is not None and not spec.parallel
+        own = ffn is not None and (not spec.parallel or spec.two_norms)
         self.before_ffn = made(names.before_ffn) if own else self.before_mixer if spec.parallel else None
         self.after_ffn = made(names.after_ffn) if ffn is not None else None
         self.first_norm = self.before_ffn if mixer is None else self.before_mixer
@@ -137,13 +157,27 @@ class Block(nn.Module):
         spec, mixer, ffn = self.spec, self.mixer, self.ffn
         scale = spec.residual_multiplier
         # Plain attributes: neither is a module.
+        if spec.post:
+            self._link_post()
+            return
         if mixer is not None:
             self.into_mixer = ProjectIn(self.before_mixer, mixer.into)
             behind = next_norm if ffn is None else self.before_ffn
             self.out_of_mixer = ProjectOut(mixer.out, behind, self.after_mixer, scale)
         if ffn is not None:
-            self.into_ffn = ProjectIn(self.before_ffn, ffn.gate_up, ffn.act)
-            self.out_of_ffn = ProjectOut(ffn.down, next_norm, self.after_ffn, scale)
+            products = (ffn.gate_up, ffn.act, ffn.down) if isinstance(ffn, MLP) else (None, None, None)
+            self.into_ffn = ProjectIn(self.before_ffn, *products[:2])
+            self.out_of_ffn = ProjectOut(products[2], next_norm, self.after_ffn, scale)
+
+    def _link_post(self) -> None:
+        """Norms stand behind the sums: what comes next takes the residual as it is."""
+        if self.mixer is not None:
+            self.into_mixer = ProjectIn(None, self.mixer.into)
+            self.out_of_mixer = ProjectOut(self.mixer.out, self.after_mixer, replaces=True)
+        if self.ffn is not None:
+            assert isinstance(self.ffn, MLP), "norms behind the sums and mixtures have not met"
+            self.into_ffn = ProjectIn(None, self.ffn.gate_up, self.ffn.act)
+            self.out_of_ffn = ProjectOut(self.ffn.down, self.after_ffn, replaces=True)
 
     def enter(self, x: torch.Tensor, forms: LayerForms) -> Stream:
         """The stream that begins with x [T, C] at this block."""
@@ -167,32 +201,41 @@ class Block(nn.Module):
     def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """Add the mixer and the feed-forward block to the stream of T tokens; the layer's cache is written."""
         if self.mixer is None:
-            return self._feed_forward(stream, forms)
+            return self._feed_forward(stream, batch, forms)
         mixed = self.mixer.forward(self.into_mixer, stream, forms.into_mixer, batch, cache, False)
-        return self._finish(mixed, stream, forms)
+        return self._finish(mixed, stream, batch, forms)
 
     def forward_last(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """``forward`` that goes on, from the scores on, with each row's last token alone; gives a stream of R tokens."""
         last = batch.logit_indices
         if self.mixer is None:
             normed = self.into_ffn.normed(stream).index_select(0, last)
-            return self._feed_forward(Stream(stream.residual.index_select(0, last), normed), PLAIN)
+            return self._feed_forward(Stream(stream.residual.index_select(0, last), normed), batch, PLAIN, True)
         mixed = self.mixer.forward(self.into_mixer, stream, forms.into_mixer, batch, cache, True)
         residual = stream.residual.index_select(0, last)
         both = stream.normed.index_select(0, last) if self.spec.parallel and stream.normed is not None else None
-        return self._finish(mixed, Stream(residual, both), PLAIN)
+        return self._finish(mixed, Stream(residual, both), batch, PLAIN, True)
 
-    def _finish(self, mixed: torch.Tensor, stream: Stream, forms: LayerForms) -> Stream:
-        """From what the mixer's product out is of, [T, K], on."""
+    def _finish(
+        self, mixed: torch.Tensor, stream: Stream, batch: StepBatch, forms: LayerForms, last_only: bool = False
+    ) -> Stream:
+        """From what the mixer's product out is of, [T, K], on; ``last_only``: of the rows' last tokens."""
         if self.spec.parallel:
             assert self.mixer is not None and self.ffn is not None
             both = self.mixer.out.forward(mixed)
-            both += self.ffn.down.forward(self.into_ffn(stream, forms.into_ffn))
+            beside = Stream(stream.residual) if self.spec.two_norms else stream
+            if isinstance(self.ffn, Mixture):
+                both += self.ffn.forward(self.into_ffn.normed(beside), batch.live_tokens(last_only))
+            else:
+                both += self.ffn.down.forward(self.into_ffn(beside, forms.into_ffn))
             return self.out_of_ffn.add(both, stream.residual)
         stream = self.out_of_mixer(mixed, stream, forms.out_of_mixer)
-        return stream if self.ffn is None else self._feed_forward(stream, forms)
+        return stream if self.ffn is None else self._feed_forward(stream, batch, forms, last_only)
 
-    def _feed_forward(self, stream: Stream, forms: LayerForms) -> Stream:
+    def _feed_forward(self, stream: Stream, batch: StepBatch, forms: LayerForms, last_only: bool = False) -> Stream:
+        if isinstance(self.ffn, Mixture):
+            fed = self.ffn.forward(self.into_ffn.normed(stream), batch.live_tokens(last_only))
+            return self.out_of_ffn.add(fed, stream.residual)
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
@@ -202,14 +245,30 @@ class Block(nn.Module):
         if self.mixer is not None:
             found |= self.mixer.destinations(f"{prefix}{names.mixer}.")
         if self.ffn is not None:
-            found |= self.ffn.destinations(f"{prefix}{names.ffn}.")
+            found |= self.ffn.destinations(self._ffn_prefix(prefix))
         norms = [
             (names.before_mixer, self.before_mixer),
             (names.after_mixer, self.after_mixer),
-            (names.before_ffn, None if self.spec.parallel else self.before_ffn),
+            (names.before_ffn, self.before_ffn if self.spec.two_norms or not self.spec.parallel else None),
             (names.after_ffn, self.after_ffn),
         ]
         for name, norm in norms:
             if norm is not None:
                 found |= norm.destinations(f"{prefix}{name}.")
         return found
+
+    def stacks(self, prefix: str) -> dict[str, Stack]:
+        """Checkpoint tensors, by name beginning with prefix, that hold several of ``destinations``."""
+        return self.ffn.stacks(self._ffn_prefix(prefix)) if isinstance(self.ffn, Mixture) else {}
+
+    def _ffn_prefix(self, prefix: str) -> str:
+        name = self.spec.names.ffn
+        return f"{prefix}{name}." if name else prefix
+
+    @property
+    def token_weights(self) -> int:
+        """Elements of parameters that a token passes."""
+        own = sum(parameter.numel() for parameter in self.parameters())
+        if not isinstance(self.ffn, Mixture):
+            return own
+        return own - sum(parameter.numel() for parameter in self.ffn.parameters()) + self.ffn.token_weights

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, R rows, N positions w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +16,18 @@ from headway.core.errors import UnsupportedModelError
 from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
 from headway.models.heads import Head, Outputs
-from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
-from headway.models.layers.embedding import Embedding
-from headway.models.layers.forms import FormTable, Rules, rules_for
+from headway.models.interface import Forward, ModelSpec, Stack, Target, Want, WeightMap
+from headway.models.layers.embedding import Embedding, ShardedEmbedding
+from headway.models.layers.forms import FormTable, LayerForms, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import StateMixer
 from headway.models.layers.mlp import MLP
-from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.layers.moe import Mixture
+from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.parallel.shard import VocabularyPart
+from headway.parallel.stage import Stage
 from headway.pooling.spec import PoolingSpec
 from headway.recurrent.base import load_states, save_states
 from headway.state.batch import StepBatch
@@ -32,12 +36,14 @@ from headway.state.cache_pool import CachePool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderNames:
-    """What a decoder's parts are called in the checkpoint; blocks are ``layers``.0, ``layers``.1, ..."""
+    """What a decoder's parts are called in the checkpoint; blocks are ``layers``.0, ``layers``.1, ..., ``blocks_per_layer``
+    of them each. ``norm`` "": none stands behind the last block."""
 
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
     norm: str = "model.norm"
     head: str = "lm_head"
+    blocks_per_layer: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +59,16 @@ class DecoderConfig:
         tie_word_embeddings: the output matrix is the embedding.
         embedding_multiplier: of the embeddings; rounded to the model's dtype first with ``round_multiplier``.
         logit_multiplier: of the logits.
+        head_bias: the output layer has one.
         logit_soft_cap: behind that logits become cap * tanh(logit / cap); 0: off.
         eos_token_ids: of config.json; generation_config.json may name more.
         narrow_from: the last layer whose keys and values later tokens need; from its scores on only the rows' last tokens are
             computed where no others are wanted. None: the last layer.
         outputs: what it gives instead of logits; None: it generates.
+        respelled: see ``WeightMap``.
+        unused: beginnings of checkpoint names that are not needed, behind the first word of ``names``.
+        vocabulary: of embedding and logits this rank has this part; None: all.
+        stage: of the blocks this rank has those of a stage; None: all.
     """
 
     architecture: str
@@ -70,11 +81,21 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     round_multiplier: bool = False
     logit_multiplier: float = 1.0
+    head_bias: bool = False
     logit_soft_cap: float = 0.0
     eos_token_ids: tuple[int, ...] = ()
     names: DecoderNames = DecoderNames()
     narrow_from: int | None = None
     outputs: Outputs | None = None
+    unused: tuple[str, ...] = ()
+    respelled: tuple[tuple[str, str], ...] = ()
+    vocabulary: VocabularyPart | None = None
+    stage: Stage | None = None
+
+    @property
+    def own(self) -> range:
+        """The blocks of this rank."""
+        return range(len(self.blocks)) if self.stage is None else self.stage.own
 
     @property
     def pooling(self) -> PoolingSpec | None:
@@ -106,7 +127,7 @@ class DecoderModel(nn.Module):
         hidden, vocab = config.hidden_size, config.vocab_size
         layout = CacheLayout.of(
             [block.cache for block in config.blocks], max_model_len, [block.state for block in config.blocks]
-        )
+        ).of_layers(config.own)
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}  # layers with the same rotation share one
 
         def table(block: BlockSpec) -> torch.Tensor | None:
@@ -118,19 +139,35 @@ class DecoderModel(nn.Module):
                 tables[key] = _rotation(*key, max_model_len, device)
             return tables[key]
 
-        self.embedding = Embedding(vocab, hidden, dtype=dtype, device=device)
+        part, stage = config.vocabulary, config.stage
+        self._enters, self._ends = stage is None or stage.is_first, stage is None or stage.is_last
+        if part is not None:
+            self.embedding: Embedding = ShardedEmbedding(part, hidden, dtype=dtype, device=device)
+        else:
+            reads = self._enters or (self._ends and config.tie_word_embeddings)
+            self.embedding = Embedding(vocab if reads else 0, hidden, dtype=dtype, device=device)
         self.blocks = nn.ModuleList(
-            Block(block, config.norm, hidden, table(block), group, dtype=dtype, device=device)
-            for block, group in zip(config.blocks, layout.group_of_layer, strict=True)
+            config.blocks[i].make(
+                config.norm, hidden, table(config.blocks[i]), layout.group_of_layer[i], dtype=dtype, device=device
+            )
+            for i in config.own
         )
-        self.norm = config.norm.make(hidden, dtype=dtype, device=device)
+        made = config.norm.make(hidden, dtype=dtype, device=device) if config.names.norm else None
+        self.norm: Norm | None = made
         tied = self.embedding.weight if config.tie_word_embeddings else None
         name, _, head = config.names.head.rpartition(".")
         self._head_prefix = f"{name}." if name else ""
         self.head, self.outputs, self.head_width = None, None, vocab
-        if config.outputs is None:
-            self.head = Linear(hidden, {head: vocab}, bias=False, dtype=dtype, device=device, tied=tied)
-        else:
+        if config.outputs is None and self._ends:
+            rows = vocab if part is None else part.rows
+            self.head = Linear(hidden, {head: rows}, bias=config.head_bias, dtype=dtype, device=device, tied=tied)
+            if part is not None:
+                self.head.taken = {head: part.taken}
+                with torch.no_grad():
+                    for table_of_head in (None if tied is not None else self.head.weight, self.head.bias):
+                        if table_of_head is not None:
+                            table_of_head[part.own :].zero_()
+        elif config.outputs is not None:
             inputs = config.outputs.inputs(hidden)
             self.outputs = Head(config.outputs.head, inputs, device=device, embedding=self.embedding.weight)
             self.head_width = self.outputs.width
@@ -143,6 +180,7 @@ class DecoderModel(nn.Module):
         attentions = [block.mixer.rotated for block in config.blocks if block.mixer is not None]
         if not all(each.causal for each in attentions if each is not None):
             self._narrow_from = len(config.blocks)
+        self.num_added = 0  # leading layers behind which ``_add_behind`` adds something
         self.spec = self._declare(layout)
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
         self._project_head = None if self.head is None else ProjectIn(None, self.head)
@@ -158,49 +196,96 @@ class DecoderModel(nn.Module):
             eos_token_ids=config.eos_token_ids,
             cache=layout,
             layer_kinds=tuple((block, i > self._narrow_from) for i, block in enumerate(config.blocks)),
-            layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
+            layer_weights=sum(block.token_weights for block in self.blocks if isinstance(block, Block)),
+            narrow_layers=max(len(config.blocks) - 1 - self._narrow_from, 0),
             head_weights=0 if self.head is None else config.vocab_size * config.hidden_size,
             auxiliary_layers=tuple(range(len(config.blocks))),
             pooling=config.pooling,
+            vocabulary=config.vocabulary,
+            stage=config.stage,
         )
 
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
+        batch.masks.clear()
         if caches.state_storage is not None:
             load_states(batch, caches.state_storage)
-        x = self.embedding.forward(batch.input_ids)
-        if self._multiplier != 1.0:
-            x *= self._multiplier
+        x, batch = self._inputs(batch, caches)
         num_tokens = x.shape[0]
         forms = self._forms.of(num_tokens, batch.num_decode_rows == num_tokens)
         last_only = want.last_only and batch.num_decode_rows < len(
             batch.row_slots
         )  # else there is a row for every token
-        narrow_from = len(self._layers)
-        if last_only and self._forms.narrows(num_tokens) and max(want.auxiliary, default=-1) < self._narrow_from:
+        first, narrow_from = self.config.own.start, len(self.config.blocks)
+        if (
+            last_only
+            and self._ends
+            and self._forms.narrows(num_tokens)
+            and max(want.auxiliary, default=-1) < self._narrow_from
+        ):
             narrow_from = self._narrow_from
-        layers = range(len(self._layers)) if want.layers is None else want.layers
+        layers = self._own(want)
         auxiliary, batch_of_all = [], batch
-        stream = self._layers[layers[0]].enter(x, forms[layers[0]])
+        stream = self._enter(x, batch, self._layers[layers[0] - first], forms[layers[0] - first])
         for i in layers:
+            layer, form = self._layers[i - first], forms[i - first]
             if i == narrow_from:
-                stream = self._layers[i].forward_last(stream, batch, caches.layers[i], forms[i])
+                stream = layer.forward_last(stream, batch, caches.layers[i], form)
                 if i != layers[-1]:
                     batch, forms = batch.of_last_tokens(), self._forms.plain
             else:
-                stream = self._layers[i].forward(stream, batch, caches.layers[i], forms[i])
+                stream = layer.forward(stream, batch, caches.layers[i], form)
+            if i < self.num_added:
+                stream = self._add_behind(i, stream, batch, caches, forms)
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
         if caches.state_storage is not None:
             save_states(batch_of_all, caches.state_storage)
+        if not self._ends:
+            assert self.config.stage is not None
+            self.config.stage.send(stream.residual)
+            return Forward(stream.residual, tuple(auxiliary))
         hidden = self._last_norm(stream)
-        if last_only and narrow_from == len(self._layers):
+        if last_only and narrow_from == len(self.config.blocks):
             hidden = hidden.index_select(0, batch.logit_indices)
         return Forward(hidden, tuple(auxiliary))
+
+    def _enter(self, x: torch.Tensor, batch: StepBatch, block: Block, forms: LayerForms) -> Stream:
+        """The stream of embeddings x [T, C] at its first block."""
+        return block.enter(x, forms)
+
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        """A fresh [T, C]: the embeddings, or what the stage before has made of them."""
+        if not self._enters:
+            assert self.config.stage is not None
+            return self.config.stage.receive(
+                len(batch.input_ids), self.config.hidden_size, self.dtype, batch.input_ids.device
+            )
+        x = self.embedding.forward(batch.input_ids)
+        if self._multiplier != 1.0:
+            x *= self._multiplier
+        return x
+
+    def _own(self, want: Want) -> Sequence[int]:
+        """The layers that run here, of those that are wanted."""
+        own = self.config.own
+        return own if want.layers is None else [i for i in want.layers if i in own] or own[:1]
+
+    def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
+        """What enters the first block, [T, C], and the batch that the blocks see."""
+        return self._embedded(batch), batch
+
+    def _add_behind(
+        self, layer: int, stream: Stream, batch: StepBatch, caches: CachePool, forms: Sequence[LayerForms]
+    ) -> Stream:
+        """What is added behind one of the first ``num_added`` layers."""
+        raise NotImplementedError
 
     def _last_norm(self, stream: Stream) -> torch.Tensor:
         """[T, C]; where no norm is left between products the last one is of its own all the same."""
         normed = stream.normed
+        if self.norm is None:
+            return stream.residual
         return self.norm.forward(stream.residual) if normed is None or stream.squares is not None else normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -219,10 +304,18 @@ class DecoderModel(nn.Module):
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         names = self.config.names
-        found: dict[str, Target] = self.embedding.destinations(f"{names.embedding}.")
-        for i, block in enumerate(self._layers):
-            found |= block.destinations(f"{names.layers}.{i}.")
-        found |= self.norm.destinations(f"{names.norm}.")
+        elsewhere = [f"{names.layers}.{i}." for i in range(len(self.config.blocks)) if i not in self.config.own]
+        found: dict[str, Target] = {}
+        if self.embedding.weight.shape[0]:
+            found |= self.embedding.destinations(f"{names.embedding}.")
+        else:
+            elsewhere.append(f"{names.embedding}.")
+        stacks: dict[str, Stack] = {}
+        for i, block in zip(self.config.own, self._layers, strict=True):
+            found |= block.destinations(f"{names.layers}.{i // names.blocks_per_layer}.")
+            stacks |= block.stacks(f"{names.layers}.{i // names.blocks_per_layer}.")
+        if self.norm is not None:
+            found |= self.norm.destinations(f"{names.norm}.")
         shared: tuple[str, ...] = ()
         if self.outputs is not None:
             found |= self.outputs.destinations()
@@ -230,14 +323,25 @@ class DecoderModel(nn.Module):
         elif self.head is not None:
             found |= self.head.destinations(self._head_prefix)
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
+        else:
+            elsewhere.append(f"{names.head}.")
         trunk = names.norm.rpartition(".")[0]
-        return WeightMap(found, ("rotary_emb.inv_freq", *shared), (f"{trunk}.",) if trunk else ())
+        prefix, computed = f"{trunk}." if trunk else "", ("rotary_emb.inv_freq", *shared)
+        unused = tuple(dict.fromkeys([*elsewhere, *(name.removeprefix(prefix) for name in elsewhere)]))
+        return WeightMap(
+            found,
+            computed,
+            (prefix,) if prefix else (),
+            (*self.config.unused, *unused),
+            stacks=stacks,
+            respelled=self.config.respelled,
+        )
 
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm | MLP | StateMixer):
+            if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer):
                 module.finalize()
         if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)

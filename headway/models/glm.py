@@ -4,11 +4,13 @@ the newer ones have norms before and behind both parts."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks, read_sizes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
+from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
 from headway.models.rope import read_rope
 
 
@@ -34,6 +36,28 @@ class GlmForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         return _glm(fields, BlockNames())
+
+
+class Glm4MoeForCausalLM(DecoderModel):
+    """GLM-4.5 and 4.6: the first layers are dense, the others mixtures chosen by corrected sigmoids."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            max_position_embeddings=131072, rms_norm_eps=1e-5, num_key_value_heads=8, partial_rotary_factor=0.5,
+            n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1, n_group=1,
+            topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0, first_k_dense_replace=1,
+        )  # fmt: skip
+        experts = expert_count(fields, "n_routed_experts", "num_local_experts", "num_experts")
+        norm: Literal["", "head"] = "head" if fields.flag("use_qk_norm") else ""
+        config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm)
+        first, layers = int(fields.number("first_k_dense_replace", least=0)), len(config.blocks)
+        shared = fields.count("n_shared_experts") * fields.count("moe_intermediate_size")
+        mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
+        # Behind the layers the checkpoint has one that drafts tokens.
+        config = replace(config, unused=(f"layers.{layers}.",))
+        return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))
 
 
 class Glm4ForCausalLM(DecoderModel):

@@ -6,14 +6,18 @@ in config.json, and its ``read`` makes the configuration. The model declares (``
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 import torch
 
 from headway.core.cache import CacheLayout
+from headway.core.errors import WeightsError
+from headway.core.media import VisionInfo
 from headway.models.fields import Fields
+from headway.parallel.shard import VocabularyPart
+from headway.parallel.stage import Stage
 from headway.pooling.spec import PoolingSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -49,9 +53,15 @@ class ModelSpec:
         layer_kinds: per layer; layers of one kind launch the same kernels.
         layer_weights: elements of all layers' parameters that a token passes.
         head_weights: elements of the output layer.
+        narrow_layers: upper layers that run for the rows' last tokens alone where no others are wanted, because none of them
+            caches anything of its own.
         auxiliary_layers: layers whose output ``Want.auxiliary`` may ask for.
         num_token_types: kinds of tokens it knows; from 2 on it reads ``StepBatch.token_types``.
         pooling: what it gives instead of logits; None: it generates.
+        encoder: what its encoder takes; None: it has none, and ``encode`` is never called.
+        vision: how pictures are prepared for it; None: it sees none.
+        vocabulary: logits are of this part of the vocabulary alone, and other ranks have the others; None: of all of it.
+        stage: other ranks have other layers; None: all layers are here.
     """
 
     architecture: str
@@ -63,9 +73,14 @@ class ModelSpec:
     layer_kinds: tuple[Hashable, ...]
     layer_weights: int
     head_weights: int
+    narrow_layers: int = 0
     auxiliary_layers: tuple[int, ...] = ()
     num_token_types: int = 1
     pooling: PoolingSpec | None = None
+    encoder: EncoderSpec | None = None
+    vision: VisionInfo | None = None
+    vocabulary: VocabularyPart | None = None
+    stage: Stage | None = None
 
     @property
     def num_layers(self) -> int:
@@ -110,6 +125,47 @@ class Forward(NamedTuple):
     auxiliary: tuple[torch.Tensor, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSpec:
+    """What a model's encoder takes.
+
+    Attributes:
+        kind: of ``EncoderItem``s.
+        longest: most outputs of an item.
+        words_per_row: most words of an item's input for each of its outputs.
+        width: numbers of an output, where these lie in the encoder cache; 0: they do not.
+        patches: what an output takes of the encoder's time, in units of its input.
+        sizes: of the longest item, see ``EncoderItem``.
+    """
+
+    kind: str
+    longest: int
+    words_per_row: int
+    width: int = 0
+    patches: int = 1
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> int:
+        """Of the longest item's input."""
+        return self.longest * self.words_per_row
+
+
+class EncoderInput(NamedTuple):
+    """One item on the device. The buffer belongs to the step: what is needed later must be written elsewhere.
+
+    Attributes:
+        rows, sizes: host integers, see ``EncoderItem``.
+        data: int32 [n], its input.
+        places: int32 [rows], where its outputs go, see ``EncodeJob``.
+    """
+
+    rows: int
+    sizes: tuple[int, ...]
+    data: torch.Tensor
+    places: torch.Tensor
+
+
 class Target(NamedTuple):
     """Where a checkpoint's tensor goes.
 
@@ -117,21 +173,57 @@ class Target(NamedTuple):
         tensor: the view of our parameter it fills, of the tensor's shape.
         order: int64 [rows], the tensor's row that each of ours is; None: they are in the same order.
         rows: of the tensor, where there are others than ours; None: as many.
+        columns: (first, end, of how many) of the tensor's columns are ours; None: all.
     """
 
     tensor: torch.Tensor
     order: torch.Tensor | None = None
     rows: int | None = None
+    columns: tuple[int, int, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's."""
         shape = tuple(self.tensor.shape)
+        if self.columns is not None:
+            shape = (shape[0], self.columns[2])
         return shape if self.rows is None else (self.rows, *shape[1:])
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Copy ``tensor``, cast to our dtype."""
+        """Copy ``tensor``, cast to our dtype. Of one that lies in a file only what is ours is read."""
+        if self.columns is not None:
+            tensor = tensor[:, self.columns[0] : self.columns[1]]
         self.tensor.copy_(tensor if self.order is None else tensor.index_select(0, self.order.to(tensor.device)))
+
+
+class Stack(NamedTuple):
+    """A checkpoint's tensor that holds the tensors of several ``Target``s.
+
+    Attributes:
+        names: of the targets: for each index of the tensor's first dimension those that its rows are, one behind the other.
+        transposed: the last two dimensions of the tensor are those of the targets exchanged.
+        interleaved: rows of an index alternate between its targets.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    transposed: bool = False
+    interleaved: bool = False
+
+    def pieces(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """(a target's name, its tensor), all of them.
+
+        Raises:
+            WeightsError: the tensor has not as many parts.
+        """
+        parts, rows = len(self.names[0]), tensor.dim() - 1 if self.transposed else 1
+        if tensor.dim() < 2 or tensor.shape[0] != len(self.names) or tensor.shape[rows] % parts:
+            raise WeightsError(
+                f"tensor {name} has shape {list(tensor.shape)}; config.json implies {len(self.names)} times {parts} parts"
+            )
+        for names, slab in zip(self.names, tensor, strict=True):
+            slab = slab.transpose(0, 1) if self.transposed else slab
+            for at, own in enumerate(names):
+                yield own, slab[at::parts] if self.interleaved else slab.chunk(parts)[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +237,9 @@ class WeightMap:
         unused: beginnings of names, behind a prefix, that are not needed here.
         renamed: older endings of names -> today's.
         aliases: other names that some exporters write -> those in ``targets``.
+        stacks: tensors that some exporters write in place of several in ``targets``, by name.
+        respelled: (parts of names that some exporters write, what they are here), applied in this order.
+        beginnings: of names that exporters write -> those here; applied in order.
     """
 
     targets: Mapping[str, Target]
@@ -153,21 +248,39 @@ class WeightMap:
     unused: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
+    respelled: tuple[tuple[str, str], ...] = ()
+    beginnings: tuple[tuple[str, str], ...] = ()
 
     def find(self, name: str) -> tuple[str, Target] | None:
         """The target of a checkpoint's tensor, and its name here; None: there is none."""
-        name = self.aliases.get(name, name)
-        for old, new in self.renamed.items():
-            if name.endswith(old):
-                name = name.removesuffix(old) + new
-        others = [other for prefix in self.prefixes for other in (prefix + name, name.removeprefix(prefix))]
-        for each in (name, *others):
+        for each in self._spellings(name):
             if each in self.targets:
                 return each, self.targets[each]
         return None
 
+    def stack(self, name: str) -> Stack | None:
+        """What a checkpoint's tensor holds, where it is several of ``targets``."""
+        return next((self.stacks[each] for each in self._spellings(name) if each in self.stacks), None)
+
+    def _spellings(self, name: str) -> Sequence[str]:
+        name = self._begun(self.aliases.get(name, name))
+        for part, ours in self.respelled:
+            name = name.replace(part, ours)
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return [name, *(other for prefix in self.prefixes for other in (prefix + name, name.removeprefix(prefix)))]
+
+    def _begun(self, name: str) -> str:
+        for old, new in self.beginnings:
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+        return name
+
     def leaves_out(self, name: str) -> bool:
         """Whether a tensor that has no target is none that is missed."""
+        name = self._begun(name)
         owns = (name, *(name.removeprefix(prefix) for prefix in self.prefixes))
         return name.endswith(self.computed) or any(own.startswith(self.unused) for own in owns if self.unused)
 
@@ -201,6 +314,19 @@ class Model(Protocol):
 
     def eval(self) -> Self:
         """As torch modules have it."""
+
+
+class EncodingModel(Model, Protocol):
+    """A model whose ``spec.encoder`` is not None."""
+
+    def encode(self, inputs: Sequence[EncoderInput], starts: torch.Tensor, caches: CachePool) -> None:
+        """Encode items, ahead of the rows of a step that read them; never waits for the device.
+
+        Each item's outputs, or the keys and values that cross-attention has of them, go to its ``places``.
+
+        Args:
+            starts: int32 [items + 1], the first output of each item among all of them, and their number.
+        """
 
 
 class Architecture(Protocol):

@@ -11,10 +11,12 @@ from headway.models.fields import Fields
 from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import MambaSpec
+from headway.models.layers.moe import RouterSpec
+from headway.models.mixtures import read_mixture, with_mixture
 
 
 class JambaForCausalLM(DecoderModel):
-    """Its dense members: those with one expert."""
+    """A mixture in every other layer, or as often as ``expert_layer_period`` says; with one expert in none."""
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
@@ -22,12 +24,13 @@ class JambaForCausalLM(DecoderModel):
         fields = fields.with_defaults(
             max_position_embeddings=262144, num_key_value_heads=8, num_experts=16, attn_layer_period=8, attn_layer_offset=4,
             mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True, expert_layer_period=2,
-            expert_layer_offset=1,
+            expert_layer_offset=1, num_experts_per_tok=2,
         )  # fmt: skip
         layers, experts = fields.count("num_hidden_layers"), fields.count("num_experts")
         period, offset = fields.count("expert_layer_period"), int(fields.number("expert_layer_offset", least=0))
-        if experts > 1 and any(i % period == offset for i in range(layers)):
-            raise fields.refuse("num_experts", "is not implemented; 1 is")
+        sparse = [i for i in range(layers) if experts > 1 and i % period == offset]
+        router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=False, name="router")
+        mixture = read_mixture(fields, experts, router, size="intermediate_size") if sparse else None
         period, offset = fields.count("attn_layer_period"), int(fields.number("attn_layer_offset", least=0))
         kinds = kinds_of(fields, [ATTENTION if i % period == offset else STATE for i in range(layers)])
         names = BlockNames(before_ffn="pre_ff_layernorm", ffn="feed_forward")
@@ -50,4 +53,5 @@ class JambaForCausalLM(DecoderModel):
                 return replace(block, mixer=replace(block.mixer, rope=None))
             return replace(block, mixer=mamba, names=replace(names, mixer="mamba"))
 
-        return replace(map_blocks(config, change), names=DecoderNames(norm="model.final_layernorm"))
+        config = with_mixture(map_blocks(config, change), sparse, mixture)
+        return replace(config, names=DecoderNames(norm="model.final_layernorm"))

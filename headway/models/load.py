@@ -13,7 +13,7 @@ import torch
 from headway.core.errors import OutOfMemoryError, WeightsError
 from headway.core.log import logger
 from headway.kernels.quant_linear.formats import BLOCK_TYPES
-from headway.models.interface import Model, ModelConfig, ModelSpec
+from headway.models.interface import Model, ModelConfig, ModelSpec, WeightMap
 from headway.models.quantized_weights import BlockKeeper, told
 from headway.models.registry import model_class, read_config
 from headway.weights import Checkpoint
@@ -99,7 +99,7 @@ def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]
     weights = model.weights()
     waiting = set(weights.targets)
     unexpected: list[str] = []
-    for name, tensor in tensors:
+    for name, tensor in _unstacked(weights, tensors):
         found = weights.find(name)
         if found is None:
             if not weights.leaves_out(name):
@@ -117,7 +117,7 @@ def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]
                 waiting.discard(name)
                 continue
             tensor = tensor.dequantized()
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in _FLOATS and tensor.dtype != target.tensor.dtype:
             raise WeightsError(f"tensor {name} has type {tensor.dtype}; only unquantised floating point can be loaded")
         target.fill(tensor)
         waiting.discard(name)
@@ -126,6 +126,18 @@ def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]
     ]
     if complaints:
         raise WeightsError(f"the checkpoint does not fit {model.spec.architecture}: {'; '.join(complaints)}")
+
+
+def _unstacked(
+    weights: WeightMap, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]]
+) -> Iterator[tuple[str, torch.Tensor | BlockTensor]]:
+    """Tensors that hold several of the model's, in pieces, among the others."""
+    for name, tensor in tensors:
+        stack = weights.stack(name) if weights.stacks else None
+        if stack is None:
+            yield name, tensor
+        else:
+            yield from stack.pieces(name, tensor.dequantized() if isinstance(tensor, BlockTensor) else tensor)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -138,9 +150,15 @@ def _listed(names: Iterable[str]) -> str:
 def _fill_randomly(model: Model, seed: int) -> None:
     """Normal weights, unit norms; made on the device, the same for the same seed and kind of device."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    for name, (tensor, *_) in model.weights().targets.items():
+    for name, target in model.weights().targets.items():
+        tensor = target.tensor
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
+        elif tensor.dtype == torch.uint8:  # of 4-bit floats: blocks, and scales that give them about the same deviation
+            tensor.fill_(120) if name.endswith("scales") else tensor.random_(0, 256, generator=generator)
+        elif target.rows is not None or target.columns is not None:  # a part, of what one rank alone would have
+            whole = torch.empty(target.shape, dtype=tensor.dtype, device=model.device)
+            target.fill(whole.normal_(0.0, DUMMY_STD, generator=generator))
         else:
             tensor.normal_(0.0, DUMMY_STD, generator=generator)
 

@@ -12,7 +12,9 @@ from headway.models.hybrid import ATTENTION, STATE
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import Mamba2Spec
 from headway.models.layers.mlp import MLPSpec
+from headway.models.layers.moe import ExpertNames, MixtureSpec
 from headway.models.mamba import check_groups, read_limits
+from headway.models.mixtures import corrected_router, expert_count, read_mixture
 
 _KINDS = {
     "M": STATE, "*": ATTENTION, "-": "mlp", "E": "moe", STATE: STATE, ATTENTION: ATTENTION, "mamba": STATE,
@@ -20,8 +22,26 @@ _KINDS = {
 }  # fmt: skip
 
 
+def _mixture(fields: Fields, experts: int, mlp: MLPSpec) -> MixtureSpec:
+    """Experts and a shared block like ``mlp``."""
+    fields = fields.with_defaults(
+        num_experts_per_tok=2, moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688, n_group=1, topk_group=1,
+        norm_topk_prob=True, routed_scaling_factor=1.0,
+    )  # fmt: skip
+    names = ExpertNames(products=(("up_proj",), "down_proj"), stacks=("experts.up_proj", "experts.down_proj"))
+    mixture = read_mixture(fields, experts, corrected_router(fields), names=names)
+    return replace(
+        mixture,
+        gated=False,
+        shared=replace(mlp, size=fields.count("moe_shared_expert_intermediate_size")),
+        shared_name="shared_experts",
+        latent=0 if fields.get("moe_latent_size") is None else fields.count("moe_latent_size"),
+        latent_bias=mlp.bias,
+    )
+
+
 class NemotronHForCausalLM(DecoderModel):
-    """Its dense members."""
+    """Feed-forward blocks are dense, or mixtures of experts that are not gated."""
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
@@ -41,7 +61,7 @@ class NemotronHForCausalLM(DecoderModel):
         )
         kinds = [_KINDS.get(kind, kind) for kind in pattern]
         for kind in kinds:
-            if kind not in (STATE, ATTENTION, "mlp"):
+            if kind not in (STATE, ATTENTION, "mlp", "moe"):
                 raise fields.refuse("layers_block_type", f"has {kind!r}, which is not implemented")
         if fields.with_defaults(mamba_hidden_act="silu")["mamba_hidden_act"] != "silu":
             raise fields.refuse("mamba_hidden_act", "is not implemented; silu is")
@@ -50,8 +70,6 @@ class NemotronHForCausalLM(DecoderModel):
             raise fields.refuse("num_hidden_layers", f"must be {len(kinds)}, the layers that the pattern names")
         bias, mlp_bias = fields.flag("use_bias"), fields.flag("mlp_bias")
         _ = fields.flag("attention_bias")  # written, but the architecture's attention has none
-        for name in ("num_experts", "n_routed_experts", "num_local_experts"):
-            fields.get(name)  # of layers that there are not
         config = llama_like(fields, mlp_bias=mlp_bias, eps="layer_norm_epsilon")
         heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
         check_groups(heads, groups)
@@ -71,10 +89,14 @@ class NemotronHForCausalLM(DecoderModel):
         assert isinstance(block.mixer, AttentionSpec) and isinstance(block.ffn, MLPSpec)
         mlp = replace(block.ffn, gated=False, names=(("up_proj",), "down_proj"))
         names = BlockNames(before_mixer="norm", mixer="mixer", before_ffn="")
+        feeds = BlockNames(before_mixer="", before_ffn="norm", ffn="mixer")
+        experts = expert_count(fields, "n_routed_experts", "num_local_experts", "num_experts")
+        mixture = _mixture(fields, experts, mlp) if "moe" in kinds else None
         of_kind = {
             STATE: BlockSpec(mixer=mamba, ffn=None, names=names),
             ATTENTION: BlockSpec(mixer=replace(block.mixer, rope=None), ffn=None, names=names),
-            "mlp": BlockSpec(mixer=None, ffn=mlp, names=BlockNames(before_mixer="", before_ffn="norm", ffn="mixer")),
+            "mlp": BlockSpec(mixer=None, ffn=mlp, names=feeds),
+            "moe": BlockSpec(mixer=None, ffn=mixture or mlp, names=feeds),
         }
         return replace(
             config,

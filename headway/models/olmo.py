@@ -12,6 +12,8 @@ from headway.models.fields import Fields
 from headway.models.hybrid import STATE, kinds_of
 from headway.models.interface import WeightMap
 from headway.models.layers.attention import AttentionSpec
+from headway.models.layers.moe import RouterSpec
+from headway.models.mixtures import expert_count, read_mixture, with_mixture
 from headway.models.qwen3_next import read_delta_net
 from headway.models.rope import RopeConfig
 
@@ -29,6 +31,23 @@ class Olmo2ForCausalLM(DecoderModel):
         fields = fields.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
         bias = fields.flag("attention_bias")
         return llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER)
+
+
+class OlmoeForCausalLM(DecoderModel):
+    """OLMoE: norms before both parts, and over all heads of queries and keys; a mixture in every layer."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, num_experts_per_tok=8)
+        experts = expert_count(fields.with_defaults(num_experts=64), "num_experts", "num_local_experts")
+        if not experts:
+            raise fields.refuse("num_experts", "must be a positive integer")
+        bias = fields.flag("attention_bias")
+        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all")
+        router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob"))
+        mixture = read_mixture(fields, experts, router, size="intermediate_size")
+        return with_mixture(config, range(len(config.blocks)), mixture)
 
 
 class Olmo3ForCausalLM(DecoderModel):

@@ -82,3 +82,12 @@ def distance_bucket(apart: torch.Tensor, num_buckets: int, max_distance: int) ->
     log = torch.log(away.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (half - exact)
     far = (exact + log.to(torch.int64)).clamp(max=half - 1)
     return torch.where(apart > 0, half, 0) + torch.where(away < exact, away, far)
+
+
+def causal_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
+    """int64 bucket of each distance query - key >= 0: half of them one distance each, the others logarithmic up to
+    ``max_distance`` (T5's decoders)."""
+    exact = num_buckets // 2
+    log = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (exact + log.to(torch.int64)).clamp(max=num_buckets - 1)
+    return torch.where(distance < exact, distance, far)

@@ -122,6 +122,12 @@ def _decoder(config: DecoderConfig, fields: Fields, wish: Wish, kind: str | None
 
 def _both_ways(block: BlockSpec, halved: bool) -> BlockSpec:
     window = block.attention.window
+    spec = block.attention
+    if spec.chunk or spec.sinks or spec.slopes or spec.flex or spec.shared_with is not None:
+        raise UnsupportedModelError(
+            "config.json: chunked attention, sinks, ALiBi and shared keys are implemented for causal decoders alone; "
+            "use the model causally"
+        )
     return replace(
         block, mixer=replace(block.attention, causal=False, window=window // 2 + 1 if window and halved else window)
     )

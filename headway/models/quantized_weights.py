@@ -50,6 +50,8 @@ class BlockKeeper:
         """Keep ``blocks`` for the rows of a layer's weight that ``target`` is; False: no such layer."""
         destination = target.tensor
         parts = self._parts.get(destination.untyped_storage().data_ptr())
+        if target.columns is not None:  # a block has neighbours of one row, which other ranks want
+            return False
         if parts is None or destination.shape[1] != parts.layer.weight.shape[1]:
             return False
         if target.order is not None:

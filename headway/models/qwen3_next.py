@@ -1,4 +1,6 @@
-"""Qwen3-Next and the text models of Qwen3.5: gated delta nets, and gated attention every fourth layer. Their dense members."""
+"""Qwen3-Next and the text models of Qwen3.5: gated delta nets, and gated attention every fourth layer.
+
+Feed-forward parts are dense, or mixtures with a shared block behind a gate."""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from headway.models.fields import Fields
 from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.delta_net import DeltaNetSpec
+from headway.models.mixtures import expert_count, sparse_layers, with_mixture
+from headway.models.qwen2_moe import gated_shared_mixture
 
 
 def read_delta_net(fields: Fields, layout: Literal["grouped", "joined", "separate"], eps: float) -> DeltaNetSpec:
@@ -58,12 +62,16 @@ class Qwen3NextForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = fields.with_defaults(num_experts=512, decoder_sparse_step=1, num_key_value_heads=2)
-        layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step")
-        dense = fields.get("mlp_only_layers") or ()
-        if fields["num_experts"] and any(i not in dense and (i + 1) % step == 0 for i in range(layers)):
-            raise fields.refuse("num_experts", "is not implemented, unless mlp_only_layers names all layers")
-        return _read(fields, "grouped")
+        fields = fields.with_defaults(
+            num_experts_per_tok=10, num_key_value_heads=2, norm_topk_prob=True, moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+        )  # fmt: skip
+        experts = expert_count(fields.with_defaults(num_experts=512), "num_experts", "num_local_experts")
+        config, sparse = _read(fields, "grouped"), sparse_layers(fields, experts)
+        if not sparse:
+            return config
+        mixture = gated_shared_mixture(fields, experts, renormalise=fields.flag("norm_topk_prob"))
+        return with_mixture(replace(config, unused=("mtp.",)), sparse, mixture)
 
 
 class Qwen3_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has
@@ -73,3 +81,21 @@ class Qwen3_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.jso
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         return _read(fields.with_defaults(num_key_value_heads=4), "joined")
+
+
+class Qwen3_5MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has
+    """Separate products, and a mixture in every layer."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            num_key_value_heads=2, num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+            num_experts=256,
+        )  # fmt: skip
+        experts = expert_count(fields, "num_experts", "num_local_experts")
+        if not experts:
+            raise fields.refuse("num_experts", "must be a positive integer")
+        config = _read(fields.with_defaults(intermediate_size=fields.count("moe_intermediate_size")), "joined")
+        mixture = gated_shared_mixture(fields, experts, renormalise=True)
+        return with_mixture(replace(config, unused=("mtp.",)), range(len(config.blocks)), mixture)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from headway.core.errors import UnsupportedModelError
+from headway.core.errors import ConfigError, UnsupportedModelError
 from headway.models.decoder import DecoderConfig
 from headway.models.encoder import EncoderConfig
 from headway.models.encoder_config import SUFFIXES
+from headway.models.encoder_decoder import EncoderDecoderConfig
 from headway.models.fields import Fields
 from headway.models.interface import Architecture, ModelConfig
 from headway.models.purpose import DECODER_SUFFIXES, Wish, adapted
@@ -18,36 +19,76 @@ from headway.models.purpose import DECODER_SUFFIXES, Wish, adapted
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "ArceeForCausalLM": "headway.models.llama:ArceeForCausalLM",
+        "BloomForCausalLM": "headway.models.bloom:BloomForCausalLM",
+        "BartForConditionalGeneration": "headway.models.bart:BartForConditionalGeneration",
         "Cohere2ForCausalLM": "headway.models.cohere:Cohere2ForCausalLM",
         "CohereForCausalLM": "headway.models.cohere:CohereForCausalLM",
+        "DeepseekV2ForCausalLM": "headway.models.deepseek:DeepseekV2ForCausalLM",
+        "DeepseekV32ForCausalLM": "headway.models.deepseek:DeepseekV32ForCausalLM",
+        "DeepseekV3ForCausalLM": "headway.models.deepseek:DeepseekV3ForCausalLM",
         "Exaone4ForCausalLM": "headway.models.exaone4:Exaone4ForCausalLM",
+        "FalconForCausalLM": "headway.models.bloom:FalconForCausalLM",
         "FalconH1ForCausalLM": "headway.models.falcon_h1:FalconH1ForCausalLM",
         "FalconMambaForCausalLM": "headway.models.mamba:FalconMambaForCausalLM",
+        "GPTJForCausalLM": "headway.models.gpt_neox:GPTJForCausalLM",
+        "GPTNeoXForCausalLM": "headway.models.gpt_neox:GPTNeoXForCausalLM",
         "Gemma2ForCausalLM": "headway.models.gemma:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "headway.models.gemma:Gemma3ForCausalLM",
+        "Gemma3nForCausalLM": "headway.models.gemma3n:Gemma3nForCausalLM",
+        "Gemma4ForCausalLM": "headway.models.gemma4:Gemma4ForCausalLM",
         "GemmaForCausalLM": "headway.models.gemma:GemmaForCausalLM",
+        "Gemma3ForConditionalGeneration": "headway.models.sighted:Gemma3ForConditionalGeneration",
         "Glm4ForCausalLM": "headway.models.glm:Glm4ForCausalLM",
+        "Glm4MoeForCausalLM": "headway.models.glm:Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM": "headway.models.deepseek:Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM": "headway.models.deepseek:GlmMoeDsaForCausalLM",
         "GlmForCausalLM": "headway.models.glm:GlmForCausalLM",
+        "GptOssForCausalLM": "headway.models.gpt_oss:GptOssForCausalLM",
         "GraniteForCausalLM": "headway.models.granite:GraniteForCausalLM",
+        "GraniteMoeForCausalLM": "headway.models.granite:GraniteMoeForCausalLM",
         "GraniteMoeHybridForCausalLM": "headway.models.granite:GraniteMoeHybridForCausalLM",
+        "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",
         "JambaForCausalLM": "headway.models.jamba:JambaForCausalLM",
         "Lfm2ForCausalLM": "headway.models.lfm2:Lfm2ForCausalLM",
+        "Llama4ForCausalLM": "headway.models.llama4:Llama4ForCausalLM",
+        "LlavaForConditionalGeneration": "headway.models.sighted:LlavaForConditionalGeneration",
         "LlamaForCausalLM": "headway.models.llama:LlamaForCausalLM",
         "Mamba2ForCausalLM": "headway.models.mamba:Mamba2ForCausalLM",
+        "MBartForConditionalGeneration": "headway.models.bart:MBartForConditionalGeneration",
+        "MT5ForConditionalGeneration": "headway.models.t5:MT5ForConditionalGeneration",
         "MambaForCausalLM": "headway.models.mamba:MambaForCausalLM",
+        "MiniCPM3ForCausalLM": "headway.models.minicpm3:MiniCPM3ForCausalLM",
         "MinistralForCausalLM": "headway.models.mistral:MinistralForCausalLM",
+        "Mistral3ForConditionalGeneration": "headway.models.sighted:Mistral3ForConditionalGeneration",
         "MistralForCausalLM": "headway.models.mistral:MistralForCausalLM",
+        "MptForCausalLM": "headway.models.bloom:MptForCausalLM",
+        "MixtralForCausalLM": "headway.models.mixtral:MixtralForCausalLM",
         "NemotronHForCausalLM": "headway.models.nemotron_h:NemotronHForCausalLM",
         "Olmo2ForCausalLM": "headway.models.olmo:Olmo2ForCausalLM",
         "Olmo3ForCausalLM": "headway.models.olmo:Olmo3ForCausalLM",
+        "OlmoeForCausalLM": "headway.models.olmo:OlmoeForCausalLM",
         "OlmoHybridForCausalLM": "headway.models.olmo:OlmoHybridForCausalLM",
+        "PaliGemmaForConditionalGeneration": "headway.models.sighted:PaliGemmaForConditionalGeneration",
         "Phi3ForCausalLM": "headway.models.phi3:Phi3ForCausalLM",
+        "PhiForCausalLM": "headway.models.gpt_neox:PhiForCausalLM",
         "Qwen2ForCausalLM": "headway.models.qwen2:Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM": "headway.models.qwen2_moe:Qwen2MoeForCausalLM",
         "Qwen3_5ForCausalLM": "headway.models.qwen3_next:Qwen3_5ForCausalLM",
         "Qwen3ForCausalLM": "headway.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3_5MoeForCausalLM": "headway.models.qwen3_next:Qwen3_5MoeForCausalLM",
+        "Qwen3MoeForCausalLM": "headway.models.qwen3_moe:Qwen3MoeForCausalLM",
+        "Qwen2_5_VLForConditionalGeneration": "headway.models.sighted:Qwen2_5_VLForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration": "headway.models.sighted:Qwen2VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration": "headway.models.sighted:Qwen3VLForConditionalGeneration",
         "Qwen3NextForCausalLM": "headway.models.qwen3_next:Qwen3NextForCausalLM",
         "SeedOssForCausalLM": "headway.models.llama:SeedOssForCausalLM",
+        "SmolVLMForConditionalGeneration": "headway.models.sighted:SmolVLMForConditionalGeneration",
         "SmolLM3ForCausalLM": "headway.models.smollm3:SmolLM3ForCausalLM",
+        "StableLmForCausalLM": "headway.models.gpt_neox:StableLmForCausalLM",
+        "Starcoder2ForCausalLM": "headway.models.gpt_neox:Starcoder2ForCausalLM",
+        "T5ForConditionalGeneration": "headway.models.t5:T5ForConditionalGeneration",
+        "WhisperForConditionalGeneration": "headway.models.whisper:WhisperForConditionalGeneration",
     }
 )
 
@@ -73,6 +114,17 @@ ENCODERS: Mapping[str, str] = MappingProxyType(
 """Families that see texts both ways; their architectures are the names with an ending of ``encoder_config.SUFFIXES``."""
 
 
+WHY_NOT: Mapping[str, str] = MappingProxyType(
+    {
+        "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
+        "here have one for each token",
+        "LongcatFlashForCausalLM": "its mixtures are added behind the next attention, and blocks here hand on the residual "
+        "alone",
+    }
+)
+"""Architectures that people will try, and what stands in their way."""
+
+
 _STEMS: Mapping[str, str] = MappingProxyType({"Gemma3Text": "Gemma3"})
 """Families whose models have another name without their output layer."""
 
@@ -96,6 +148,8 @@ def model_class(architecture: str) -> Architecture:
         UnsupportedModelError: there is none; lists what is supported.
     """
     path = _path(architecture)
+    if path is None and architecture in WHY_NOT:
+        raise UnsupportedModelError(f"architecture {architecture!r} is not supported: {WHY_NOT[architecture]}")
     if path is None:
         endings = "|".join(SUFFIXES)
         raise UnsupportedModelError(
@@ -121,7 +175,10 @@ def read_config(config: Mapping[str, Any], wish: Wish | None = None) -> ModelCon
         raise UnsupportedModelError(f"config.json must name one architecture in 'architectures', got {names!r}")
     fields = Fields(config)
     found = model_class(names[0]).read(fields)
-    if isinstance(found, DecoderConfig | EncoderConfig):
+    if isinstance(found, EncoderDecoderConfig):
+        if wish is not None and wish.pools:
+            raise ConfigError(f"{found.architecture} generates, and cannot pool; use runner='generate' or 'auto'")
+    elif isinstance(found, DecoderConfig | EncoderConfig):
         found = adapted(found, fields, wish or Wish())
     fields.refuse_unread()
     return found

@@ -40,6 +40,7 @@ class RopeConfig:
         beta_fast, beta_slow: yarn's band, in turns per original context.
         truncate: yarn rounds its band outwards to whole dimensions.
         short_factors, long_factors: divisors per frequency [rotary_dim / 2] (longrope); "factors" uses short_factors.
+        turning: pairs that turn, of "proportional"; the others stay.
         interleaved: the checkpoint's pairs are (2 i, 2 i + 1); rows of queries and keys are put in our order at loading.
     """
 
@@ -56,6 +57,7 @@ class RopeConfig:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    turning: int = 0
     interleaved: bool = False
 
     def longest_context(self, max_position: int) -> int:
@@ -143,6 +145,12 @@ def _factors(rope: RopeConfig, _max_len: int) -> torch.Tensor:
     return 1.0 / (torch.tensor(rope.short_factors, dtype=torch.float32) * _powers(rope, rope.theta))
 
 
+def _proportional(rope: RopeConfig, max_len: int) -> torch.Tensor:
+    """The first pairs of a head turn as if all did, the others not at all (Gemma 4)."""
+    turns = torch.arange(rope.rotary_dim // 2) < rope.turning
+    return torch.where(turns, _linear(rope, max_len), 0.0)
+
+
 ROPE_KINDS: Mapping[str, Callable[[RopeConfig, int], torch.Tensor]] = {
     "default": _default,
     "linear": _linear,
@@ -151,6 +159,7 @@ ROPE_KINDS: Mapping[str, Callable[[RopeConfig, int], torch.Tensor]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "factors": _factors,
+    "proportional": _proportional,
 }
 
 _KNOWN_KEYS = frozenset(
@@ -181,6 +190,9 @@ def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) ->
 
     # Rounded down, but not because 100 * 0.29 is 28.999999999999996.
     rotary_dim = int(head_dim * _number(fields, "partial_rotary_factor", 1.0) + 1e-6)
+    turning = rotary_dim // 2
+    if kind == "proportional":
+        rotary_dim = head_dim
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim or (kind == "dynamic" and rotary_dim < 4):
         raise UnsupportedModelError(f"config.json: cannot rotate {rotary_dim} of the {head_dim} dimensions of a head")
     original_len = max_position
@@ -194,6 +206,7 @@ def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) ->
         theta=_number(fields, "rope_theta", 10000.0, above=1),
         rotary_dim=rotary_dim,
         original_len=original_len,
+        turning=turning if kind == "proportional" else 0,
         **_kind_fields(kind, fields, original_len, max_position, rotary_dim // 2),
     )
 
@@ -204,6 +217,8 @@ def _kind_fields(
     """The fields of RopeConfig that only some kinds have."""
     if kind in ("linear", "dynamic"):
         return {"factor": _number(fields, "factor")}
+    if kind == "proportional":
+        return {"factor": _number(fields, "factor", 1.0)}
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         found = {name: _number(fields, name) for name in names}
@@ -234,12 +249,14 @@ def _kind_fields(
 def _yarn_attention(fields: Mapping[str, Any], factor: float) -> float:
     """YaRN's temperature, 0.1 ln(factor) + 1; DeepSeek's variant is a quotient of two weighted ones."""
 
-    def temperature(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if fields.get("mscale") and fields.get("mscale_all_dim"):
-        return temperature(_number(fields, "mscale")) / temperature(_number(fields, "mscale_all_dim"))
-    return temperature(1.0)
+        return temperature(factor, _number(fields, "mscale")) / temperature(factor, _number(fields, "mscale_all_dim"))
+    return temperature(factor, 1.0)
+
+
+def temperature(factor: float, weight: float) -> float:
+    """YaRN's, of a context that is ``factor`` times as long, in DeepSeek's variant weighted."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _number(fields: Mapping[str, Any], name: str, default: float | None = None, *, above: float = 0) -> float:

@@ -12,6 +12,7 @@ import torch
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.core.plan import Int32s
+from headway.parallel.shard import VocabularyPart
 from headway.sampling.bad_words import BadWords
 from headway.sampling.draw import Draw
 from headway.sampling.feature import Feature, SlotEdit, Tables
@@ -19,6 +20,8 @@ from headway.sampling.grammar import Grammar
 from headway.sampling.logit_edits import AllowedTokens, LogitBias, MinTokens
 from headway.sampling.logprobs import NOT_ASKED, Logprobs, LogprobTensors
 from headway.sampling.penalties import Penalties
+from headway.sampling.speech import NUMBERS, Speech
+from headway.sampling.spread import SpreadLogits
 from headway.state.slots import SlotArena, Table
 
 
@@ -48,6 +51,9 @@ class Variant:
         )
 
 
+GREEDY = Variant()
+"""Every row takes its largest logit, and no more is asked for."""
+
 BIAS_EDIT, GRAMMAR_EDIT = 1, 1 << 4
 """The bits of ``Variant.edits`` that stand for biases, the only edits that do more than forbid, and for ``Sampler.grammar``."""
 
@@ -69,12 +75,14 @@ class Sampler:
     Args:
         arena: holds the tables named by ``sampler_tables``.
         vocab_size: columns of the logits.
+        part: ranks have the columns of a part of the vocabulary each; None: of all of it.
 
     Attributes:
         every_edit: ``Variant.edits`` with all features.
     """
 
-    def __init__(self, arena: SlotArena, vocab_size: int) -> None:
+    def __init__(self, arena: SlotArena, vocab_size: int, part: VocabularyPart | None = None) -> None:
+        self._spread = None if part is None else SpreadLogits(part)
         at = Tables(arena, arena.num_slots, vocab_size)
         self.penalties = Penalties(at)
         self.grammar = Grammar(at)
@@ -85,6 +93,8 @@ class Sampler:
             BadWords(at),
             self.grammar,
         ]
+        if arena.has(NUMBERS):
+            self.features.append(Speech(at))
         self.draw = Draw(at, self.penalties)
         self.logprobs = Logprobs(at)
         self.every_edit = (1 << len(self.features)) - 1
@@ -94,7 +104,12 @@ class Sampler:
     def stage(self, request: AddRequest) -> list[SlotEdit]:
         """All slot edits that ``request`` needs on admission. Raises InvalidRequestError when it does not fit."""
         seed, params = self.draw.seed(request), request.params
-        if request.automaton is not None or request.host_grammar is not None or request.bad_words_token_ids:
+        if (
+            request.speech is not None
+            or request.automaton is not None
+            or request.host_grammar is not None
+            or request.bad_words_token_ids
+        ):
             return [seed, *self._stage(request)]
         if params is not self._staged[0]:  # many requests come with one and the same
             self._staged = params, self._stage(request)
@@ -124,13 +139,22 @@ class Sampler:
         entries = self.logprobs.max_entries(slots) if needs & ASKS_LOGPROBS else NOT_ASKED
         return Variant(needs & self.every_edit, (needs & ~ASKS_LOGPROBS) >> len(self.features), entries)
 
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, V] of what the model made, which may be a part of the vocabulary."""
+        return logits if self._spread is None else self._spread.whole(logits)
+
     def __call__(self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant) -> Sampled:
         """Choose tokens.
 
         Args:
-            logits: [N, V] as the model made them; modified only when all edits forbid tokens and nobody reads them after.
+            logits: [N, V] as the model made them, or those of the rank's part of the vocabulary; modified only when all edits
+                forbid tokens and nobody reads them after.
             slots: int32 [N] on the device, -1 on padding.
         """
+        if self._spread is not None:
+            if variant == GREEDY:
+                return Sampled(self._spread.best(logits, slots, self.draw), None)
+            logits = self._spread.whole(logits)
         edited = logits
         if variant.edits:
             in_place = not variant.edits & BIAS_EDIT and variant.max_logprobs == NOT_ASKED
@@ -144,7 +168,8 @@ class Sampler:
         return Sampled(token_ids, self.logprobs.gather(logits, token_ids, slots, variant.max_logprobs))
 
 
-def sampler_tables(vocab_size: int) -> list[Table]:
-    """The slot tables that a ``Sampler`` needs in its arena."""
+def sampler_tables(vocab_size: int, *, speech: bool = False) -> list[Table]:
+    """The slot tables that a ``Sampler`` needs in its arena; ``speech``: the model hears."""
     owners = (Draw, Logprobs, LogitBias, AllowedTokens, Penalties, BadWords, Grammar)
-    return [table for owner in owners for table in owner.tables(vocab_size)]
+    found = [table for owner in owners for table in owner.tables(vocab_size)]
+    return found + Speech.tables(vocab_size) if speech else found

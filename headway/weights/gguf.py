@@ -75,6 +75,14 @@ BLOCK_NAMES: Final = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 ROPE_FACTORS: Final = "rope_freqs.weight"
 """Not a parameter: divisors of the rotary frequencies, handed on in the configuration."""
@@ -203,7 +211,7 @@ class GgufTensors:
             name = hf_name(tensor.name)
             if name is None:
                 raise UnsupportedModelError(
-                    f"{header.path}: tensor {tensor.name} belongs to no part of a llama, qwen2 or qwen3 model"
+                    f"{header.path}: tensor {tensor.name} belongs to no part of a llama, qwen2 or qwen3 model, dense or mixture"
                 )
             size = stored_bytes(header.path, tensor)
             if tensor.offset + size > header.file_size:
@@ -245,6 +253,8 @@ class GgufTensors:
         return BlockTensor(record.type_id, torch.Size(record.shape), self._unpermuted(record, rows))
 
     def _unpermuted(self, record: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 1 and ".ffn_gate_inp_shexp." in record.name:
+            return tensor[None]  # a product with one output
         if self._heads is None or (block := _BLOCK.fullmatch(record.name)) is None:
             return tensor
         heads = {"attn_q": self._heads[0], "attn_k": self._heads[1]}.get(block[2])

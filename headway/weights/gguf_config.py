@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Any, Final
 
@@ -14,8 +15,10 @@ ARCHITECTURES: Final = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
 }
-"""``general.architecture`` -> (class name, model type). Mistral and SmolLM files call themselves llama."""
+"""``general.architecture`` -> (class name, model type). Mistral, Mixtral and SmolLM files call themselves llama."""
 
 SAMPLING_KEYS: Final = {
     "temp": "temperature",
@@ -51,8 +54,6 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     if architecture not in ARCHITECTURES:
         have = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(f"{header.path}: GGUF architecture {architecture!r} is not supported; have: {have}")
-    if header.get(f"{architecture}.expert_count", 0):
-        raise UnsupportedModelError(f"{header.path}: mixture-of-experts GGUF files are not supported")
     class_name, model_type = ARCHITECTURES[architecture]
     names = {t.name: t for t in header.tensors}
     hidden, heads = _count(header, "embedding_length"), _count(header, "attention.head_count")
@@ -65,7 +66,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": _count(header, "feed_forward_length"),
+        "intermediate_size": _inner(header),
         "num_hidden_layers": _count(header, "block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": _count(header, "attention.head_count_kv", heads),
@@ -92,7 +93,37 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
             config.update(architectures=["MistralForCausalLM"], model_type="mistral")
         else:
             config["use_sliding_window"] = True
-    return config
+    return config | _experts(header)
+
+
+def _inner(header: GgufHeader) -> int:
+    """The width of the dense feed-forward blocks; files of mixtures that have none may leave it out."""
+    experts = f"{header.get('general.architecture')}.expert_count"
+    return _count(header, "feed_forward_length", 1 if header.get(experts) else None)
+
+
+def _experts(header: GgufHeader) -> dict[str, Any]:
+    """What a mixture's file says of its experts; nothing where there are none."""
+    architecture = header.get("general.architecture")
+    if not header.get(f"{architecture}.expert_count"):
+        return {"num_experts": 0} if architecture in ("qwen2moe", "qwen3moe") else {}
+    inner, shared = _inner(header), "expert_shared_feed_forward_length"
+    count = _count(header, "expert_count")
+    found = {"num_experts_per_tok": _count(header, "expert_used_count")}
+    if any(re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight", tensor.name) for tensor in header.tensors):
+        raise UnsupportedModelError(
+            f"{header.path}: experts in tensors of their own are an older form of file; convert the model again"
+        )
+    if architecture == "llama":
+        return found | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": count}
+    found |= {
+        "num_experts": count,
+        "moe_intermediate_size": _count(header, "expert_feed_forward_length", inner),
+        "norm_topk_prob": bool(header.get(f"{architecture}.expert_weights_norm", architecture == "qwen3moe")),
+    }
+    return found | (
+        {"shared_expert_intermediate_size": _count(header, shared, inner)} if architecture == "qwen2moe" else {}
+    )
 
 
 def build_generation_config(header: GgufHeader) -> dict[str, Any]:

@@ -18,6 +18,8 @@ SINGLE_NAME: Final = "model.safetensors"
 DTYPE_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 INDICES: Final = ("position_ids", "token_type_ids")
 """Endings of integer tensors that older exporters wrote: 0, 1, 2, ..., or all zeros. Nobody needs them."""
+PACKED: Final = ("_blocks", "_scales")
+"""Endings of tensors of bytes: 4-bit floats and their scales."""
 INTEGER_BYTES: Final = {"I64": 8, "I32": 4, "BOOL": 1}
 """Types of tables that some checkpoints have beside their weights."""
 
@@ -98,6 +100,10 @@ class SafetensorsFiles:
                 view = opened.get_slice(name)
                 dtype = view.get_dtype()
                 if dtype.startswith("I") and name.endswith(INDICES):
+                    continue
+                if dtype == "U8" and name.endswith(PACKED):
+                    self.num_bytes += math.prod(view.get_shape())
+                    self._file_of[name] = file
                     continue
                 if dtype not in self._sizes:
                     raise UnsupportedModelError(

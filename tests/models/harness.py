@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headway.core.chunks import CHUNKS_AT, chunk_table, most_chunks
+from headway.core.latents import short_row
 from headway.models.decoder import DecoderModel
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS
 from headway.state.batch import GroupBatch, StepBatch
@@ -57,10 +58,12 @@ class Machine:
 
     @property
     def cached(self) -> list[torch.Tensor]:
-        """Keys and values of all layers, [NB, bs, KH, D] each."""
+        """Keys and values, or latents, of all layers, [NB, bs, ...] each."""
         specs = self.model.spec.cache.layers
         return [
-            p for spec, layer in zip(specs, self.caches.layers, strict=True) for p in layer[: 2 * (spec is not None)]
+            part
+            for spec, layer in zip(specs, self.caches.layers, strict=True)
+            for part in layer[: len(spec.parts) if spec is not None else 0]
         ]
 
     def batch(self, rows: Sequence[Row], *, pad_rows: int = 0, pad_tokens: int = 0) -> StepBatch:
@@ -91,6 +94,7 @@ class Machine:
         packed[CHUNKS_AT : CHUNKS_AT + 2] = ROWS_AT, len(table) // 2
         packed[ROWS_AT:] = table
         longest = max(query_lens)
+        prefixes = [row.start for row in rows if len(row.tokens) > short_row(1)]
         num_decode_rows = next((r for r, n in enumerate(query_lens) if n != 1), len(rows))
         return StepBatch(
             input_ids=_ints(ids + [0] * pad_tokens),
@@ -107,6 +111,7 @@ class Machine:
             max_query_len=longest,
             max_seq_len_bound=self.model.max_model_len,
             chunks=torch.from_numpy(packed).to(DEVICE) if self.model.spec.cache.has_states else None,
+            prefix_bound=sum(prefixes),
             max_chunks=most_chunks(len(ids) + pad_tokens, len(rows) + pad_rows, longest),
         )
 

@@ -110,7 +110,7 @@ class TestWindows:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
+        ({"hidden_act": "hardswish"}, "hidden_act = 'hardswish'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"logits_scaling": 8.0}, "logits_scaling"),

@@ -64,6 +64,24 @@ def test_mixed_batch_with_zombie_and_padding(name: str) -> None:
         assert not torch.equal(old[owned[3]], new[owned[3]])
 
 
+@pytest.mark.parametrize("name", [name for name in TINY if "shared" in name] + ["gemma3", "cohere2"])
+def test_last_rows_alone(name: str) -> None:
+    """Behind the last layer that caches only the rows' last tokens are computed, each its own, padding and decode rows too."""
+    case = pair(name)
+    machine = Machine(case.model)
+    machine.step([Row(1, case.tokens[:4]), Row(2, case.tokens[:11])])
+    rows = [
+        Row(2, case.tokens[11:12], 11),
+        Row(1, case.tokens[4:20], 4),
+        Row(3, case.tokens[:9]),
+        Row(0, [7, 7], 3, alive=False),
+    ]
+    logits = machine.last_step(rows, pad_rows=2, pad_tokens=3)
+    torch.testing.assert_close(logits[:3], case.logits[[11, 19, 8]], **TOLERANCE)
+    follow = machine.step([Row(1, case.tokens[20:21], 20), Row(3, case.tokens[9:12], 9)])
+    torch.testing.assert_close(torch.cat(follow), case.logits[[20, 9, 10, 11]], **TOLERANCE)
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     """The same sequence alone and among others gives the same logits, to float32 rounding."""
     case = pair("qwen3")

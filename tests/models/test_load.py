@@ -131,7 +131,7 @@ def test_unsupported_configurations_are_refused_before_any_tensor_is_read(saved:
         def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
             raise AssertionError("read")
 
-    config = open_checkpoint(str(saved["llama"])).config | {"hidden_act": "quick_gelu"}
+    config = open_checkpoint(str(saved["llama"])).config | {"hidden_act": "hardswish"}
     with pytest.raises(UnsupportedModelError, match="hidden_act"):
         load(Checkpoint(saved["llama"], config, {}, Unreadable([])))
 
@@ -139,6 +139,7 @@ def test_unsupported_configurations_are_refused_before_any_tensor_is_read(saved:
 def test_weights_are_copied_not_mapped(saved: dict[str, Path]) -> None:
     checkpoint, tensors = spoiled(saved["llama"])
     model = load(checkpoint)
+    assert model.norm is not None
     before = model.norm.weight.clone()
     for _, tensor in tensors:
         tensor.fill_(float("nan"))
@@ -154,7 +155,7 @@ def test_dummy_weights_are_seeded_and_sane(saved: dict[str, Path]) -> None:
         assert torch.equal(one, two), name
         assert torch.isfinite(one).all(), name
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
-    assert (first.norm.weight == 1).all()
+    assert first.norm is not None and (first.norm.weight == 1).all()
     assert 0.018 < first.embedding.weight.std().item() < 0.022
     logits = Machine(first).step([Row(0, [1, 2, 3])])[0]
     assert torch.isfinite(logits).all()

@@ -39,6 +39,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn-mscale": {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0},
     "yarn-no-band": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1e-4, "beta_slow": 1e-4},
     "longrope": {"factor": 8.0, "original_max_position_embeddings": 512} | LONG,
+    "proportional": {"partial_rotary_factor": 0.5},
     "longrope-ratio": {"rope_type": "longrope", "original_max_position_embeddings": 256} | LONG,
 }
 

@@ -34,6 +34,10 @@ _SIZES: dict[str, Any] = {
 }
 
 
+ABSENT = "absent"
+"""In place of one of these, for a family that has no such field."""
+
+
 @dataclass(frozen=True)
 class Tiny:
     """One oddity: a transformers family and what its configuration changes."""
@@ -43,6 +47,8 @@ class Tiny:
     shards: int = 1
     model: str = ""
     """Family of the model where its configuration is another's."""
+    attention: str = "eager"
+    """Transformers' way of attending: Falcon's eager one adds ALiBi twice."""
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -50,6 +56,26 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 _YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 16}
+_WHOLE: dict[str, Any] = {"head_dim": ABSENT}
+_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 97,
+}
+_GEMMA3N: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 90,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 4,
+    "altup_num_inputs": 3,
+}
 TINY: dict[str, Tiny] = {
     "llama": Tiny("Llama"),
     "llama-tied-sharded": Tiny("Llama", {"tie_word_embeddings": True, "vocab_size": 131}, shards=3),
@@ -95,6 +121,72 @@ TINY: dict[str, Tiny] = {
     "qwen3-bias-window": Tiny(
         "Qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     ),
+    "qwen3-moe": Tiny("Qwen3Moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen3-moe-some-dense": Tiny(
+        "Qwen3Moe", _EXPERTS | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    ),
+    "qwen2-moe": Tiny(
+        "Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 10}
+    ),
+    "qwen2-moe-plain": Tiny(
+        "Qwen2Moe",
+        _EXPERTS
+        | {"shared_expert_intermediate_size": 32, "head_dim": 10, "num_hidden_layers": 4, "decoder_sparse_step": 2}
+        | {"qkv_bias": False, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
+    ),
+    "mixtral": Tiny("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "mixtral-window": Tiny("Mixtral", {"num_local_experts": 4, "sliding_window": 7, "hidden_act": "gelu"}),
+    "olmoe": Tiny("Olmoe", {"num_experts": 7, "num_experts_per_tok": 3, "head_dim": 10}),
+    "olmoe-normed": Tiny("Olmoe", {"num_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True, "head_dim": 10}),
+    "granite-moe": Tiny(
+        "GraniteMoe",
+        {"num_local_experts": 5, "head_dim": 10, "attention_multiplier": 0.21, "residual_multiplier": 0.3}
+        | {"embedding_multiplier": 5.0, "logits_scaling": 0.4},
+    ),
+    "gpt-oss": Tiny(
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 6,
+            "num_hidden_layers": 3,
+            "swiglu_limit": 1.5,
+        },
+    ),
+    "gpt-oss-one-kind": Tiny(
+        "GptOss",
+        {"num_local_experts": 4, "layer_types": ["full_attention"] * 2, "num_experts_per_tok": 4, "swiglu_alpha": 0.9}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "attention_bias": False},
+    ),
+    "llama4": Tiny(
+        "Llama4Text",
+        {"num_local_experts": 4, "intermediate_size_mlp": 48, "num_hidden_layers": 4, "attention_chunk_size": 8}
+        | {"floor_scale": 5, "attn_scale": 0.4, "interleave_moe_layer_step": 2},
+        model="Llama4",
+    ),
+    "llama4-two-experts": Tiny(
+        "Llama4Text",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48, "num_hidden_layers": 3}
+        | {
+            "no_rope_layers": [1, 0, 1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_chunk_size": 6,
+        }
+        | {"layer_types": ["chunked_attention", "full_attention", "full_attention"], "moe_layers": [0, 2]},
+        model="Llama4",
+    ),
+    "glm4-moe": Tiny(
+        "Glm4Moe",
+        {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 2.5, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}
+        | {"num_hidden_layers": 3},
+    ),
+    "glm4-moe-one-group": Tiny(
+        "Glm4Moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False}
+        | {"first_k_dense_replace": 0},
+    ),
     "gemma": Tiny("Gemma"),
     "gemma2": Tiny("Gemma2", {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7}),
     "gemma2-no-caps": Tiny("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -112,6 +204,57 @@ TINY: dict[str, Tiny] = {
         },
         model="Gemma3",
     ),
+    "gemma4": Tiny("Gemma4Text", _GEMMA4, model="Gemma4"),
+    "gemma4-shared": Tiny(
+        "Gemma4Text",
+        _GEMMA4 | {"num_kv_shared_layers": 3, "hidden_size_per_layer_input": 8, "use_double_wide_mlp": True},
+        model="Gemma4",
+    ),
+    "gemma4-keys-are-values": Tiny(
+        "Gemma4Text",
+        _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+        model="Gemma4",
+    ),
+    "gemma3n": Tiny("Gemma3nText", _GEMMA3N, model="Gemma3n"),
+    "gemma3n-shared": Tiny(
+        "Gemma3nText",
+        _GEMMA3N
+        | {
+            "num_kv_shared_layers": 3,
+            "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.7, 0.0, 0.0],
+            "altup_active_idx": 1,
+        },
+        model="Gemma3n",
+    ),
+    "bloom": Tiny("Bloom", _WHOLE | {"n_layer": 2, "n_head": 4}),
+    "bloom-six-heads": Tiny("Bloom", _WHOLE | {"n_layer": 2, "n_head": 6, "hidden_size": 36}),
+    "mpt": Tiny("Mpt", _WHOLE | {"d_model": 40, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}),
+    "mpt-five-heads": Tiny(
+        "Mpt",
+        _WHOLE | {"d_model": 40, "n_heads": 5, "n_layers": 2} | {"attn_config": {"softmax_scale": 0.2}},
+    ),
+    "falcon-rw": Tiny(
+        "Falcon",
+        _WHOLE | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 72},
+        attention="sdpa",
+    ),
+    "falcon-7b": Tiny("Falcon", _WHOLE | {"num_hidden_layers": 2}),
+    "falcon-40b": Tiny("Falcon", _WHOLE | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": Tiny(
+        "Falcon", _WHOLE | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
+    ),
+    "gpt-neox": Tiny("GPTNeoX", _WHOLE | _rope("default", partial_rotary_factor=0.4)),
+    "gpt-neox-in-turn": Tiny(
+        "GPTNeoX", _WHOLE | {"use_parallel_residual": False} | _rope("default", partial_rotary_factor=1.0)
+    ),
+    "gptj": Tiny("GPTJ", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 6}),
+    "phi": Tiny("Phi", _WHOLE | _rope("default", partial_rotary_factor=0.4)),
+    "stablelm": Tiny("StableLm", _WHOLE | {"use_qkv_bias": True} | _rope("default", partial_rotary_factor=0.4)),
+    "stablelm-parallel": Tiny(
+        "StableLm", _WHOLE | {"use_parallel_residual": True} | _rope("default", partial_rotary_factor=1.0)
+    ),
+    "starcoder2": Tiny("Starcoder2", _WHOLE | {"sliding_window": 6}),
+    "starcoder2-no-bias": Tiny("Starcoder2", _WHOLE | {"use_bias": False, "num_key_value_heads": 4}),
     "phi3": Tiny("Phi3", {"pad_token_id": 0, "head_dim": 10}),
     "phi3-partial-window": Tiny(
         "Phi3", {"pad_token_id": 0, "head_dim": 10, "sliding_window": 6, **_rope("default", partial_rotary_factor=0.4)}
@@ -184,13 +327,19 @@ def hf_model(case: Tiny) -> Any:
     """A random transformers model. Every weight counts: norms are not 1, biases not 0."""
     import transformers
 
-    config = getattr(transformers, f"{case.family}Config")(**_SIZES | case.config)
-    config._attn_implementation = "eager"
+    sizes = {name: value for name, value in (_SIZES | case.config).items() if value != ABSENT}
+    config = getattr(transformers, f"{case.family}Config")(**sizes)
+    config._attn_implementation = case.attention
     model = getattr(transformers, f"{case.model or case.family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name else 0.0
         parameter.data.normal_(mean, 0.2, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):  # of a router: what is saved, though it is no parameter
+            buffer.data.normal_(0.0, 0.2, generator=generator)
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.7, 1.3, generator=generator)
     return model
 
 

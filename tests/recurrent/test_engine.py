@@ -105,7 +105,7 @@ def test_every_model_at_every_depth(name: str, depth: int) -> None:
 def test_state_dtype() -> None:
     """Half the bytes; nearly the same tokens, and no keys or values are touched by the setting."""
     core = engine("mamba2", mamba_ssm_cache_dtype="bfloat16")
-    ring, state = core._runner.executor.body._caches.states[0]
+    ring, state = core._runner.executor.body.caches.states[0]
     assert (ring.dtype, state.dtype) == (torch.float32, torch.bfloat16)
     run(core, requests())
     core.shutdown()

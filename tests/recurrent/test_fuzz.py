@@ -44,7 +44,7 @@ def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...]
     """Returns the number of preemptions."""
     rng = random.Random(seed)
     rows, checkpoints, blocks = rng.choice(slots), rng.choice([0, 1, 3]), rng.choice([17, 20])
-    patch.setattr("headway.engine.boot.CHECKPOINTS_PER_SLOT", checkpoints / rows)
+    patch.setattr("headway.engine.sizes.CHECKPOINTS_PER_SLOT", checkpoints / rows)
     patch.setattr("headway.engine.boot.CHECKPOINT_SHARE", 1.0)
     asked = scene(rng)
     core = engine(name)
@@ -57,7 +57,7 @@ def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...]
     answers = {each.request_id: Answer() for each in asked}
     aborted: set[str] = set()
     with simulated(seed, thresholds=Thresholds(checkpoint_every=16), **changes) as (core, _, _):
-        storage = core._runner.executor.body._caches.state_storage
+        storage = core._runner.executor.body.caches.state_storage
         assert storage is not None and storage.shape[0] == rows + checkpoints
         waiting = list(asked)
         while waiting or core.has_work():

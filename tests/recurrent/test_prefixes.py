@@ -45,7 +45,7 @@ def truth(name: str, requests: list[AddRequest]) -> dict[str, list[int]]:
 )
 def test_hits_give_the_same_tokens(name: str, depth: int, rows: int, checkpoints: int, monkeypatch: Any) -> None:
     """With one checkpoint each is overwritten as soon as the next is saved."""
-    monkeypatch.setattr("headway.engine.boot.CHECKPOINTS_PER_SLOT", checkpoints / rows)
+    monkeypatch.setattr("headway.engine.sizes.CHECKPOINTS_PER_SLOT", checkpoints / rows)
     expected = truth(name, conversation())
     changes = arguments(name, run_ahead=depth, max_num_seqs=rows, max_num_batched_tokens=48)
     with simulated(3 + depth, thresholds=OFTEN, **changes) as (core, _, _):

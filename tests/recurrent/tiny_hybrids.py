@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from headway.models.decoder import DecoderModel
@@ -106,6 +107,65 @@ HYBRIDS: dict[str, Tiny] = {
         | {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
         | {"position_embedding_type": "rope"},
     ),
+    "jamba-moe": Tiny(
+        "Jamba",
+        _ATTENTION
+        | {
+            "num_hidden_layers": 3,
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 5,
+        },
+    ),
+    "nemotron-h-moe": Tiny(
+        "NemotronH",
+        _ATTENTION
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "head_dim": 8,
+            "n_groups": 2,
+        }
+        | {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "chunk_size": 16, "num_hidden_layers": 5}
+        | {"n_routed_experts": 8, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20, "n_group": 2}
+        | {"routed_scaling_factor": 1.5, "num_experts_per_tok": 2, "moe_latent_size": 12},
+    ),
+    "nemotron-h-states-and-experts": Tiny(
+        "NemotronH",
+        _ATTENTION
+        | {"layers_block_type": ["linear_attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2}
+        | {"ssm_state_size": 6, "chunk_size": 16, "num_hidden_layers": 2, "n_routed_experts": 6}
+        | {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20},
+    ),
+    "granite-hybrid-moe": Tiny(
+        "GraniteMoeHybrid",
+        _ATTENTION
+        | _MAMBA2
+        | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 5, "num_experts_per_tok": 3}
+        | {"shared_intermediate_size": 40, "attention_multiplier": 0.3, "residual_multiplier": 0.7},
+    ),
+    "qwen3-next-moe": Tiny(
+        "Qwen3Next",
+        _DELTA
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+        }
+        | {"mlp_only_layers": [1]},
+    ),
+    "qwen3.5-moe": Tiny(
+        "Qwen3_5Moe",
+        _DELTA
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+        },
+        "Qwen3_5MoeTextConfig",
+    ),
     "lfm2": Tiny(
         "Lfm2",
         _ATTENTION
@@ -147,6 +207,9 @@ def hf_model(case: Tiny) -> Any:
         elif name.endswith((".D", "conv1d.weight")):
             mean, spread = 0.5, 0.5
         parameter.data.normal_(mean, spread, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.data.normal_(0.0, 0.2, generator=generator)
     return model
 
 
@@ -162,10 +225,22 @@ def folder_of(name: str) -> Path:
     return save(name, Path(tempfile.mkdtemp(prefix=f"headway-{name}-")))
 
 
+def _norms_groups(oracle: Any) -> bool:
+    """Whether its gated norms know groups, or have only one. transformers 5.17 forgot them in two of its models."""
+    groups = getattr(oracle.config, "n_groups", None) or getattr(oracle.config, "mamba_n_groups", None) or 1
+    norms = [module for module in oracle.modules() if type(module).__name__.endswith("RMSNormGated")]
+    forgetful = type(oracle).__name__ in ("Mamba2ForCausalLM", "GraniteMoeHybridForCausalLM")
+    return groups == 1 or not forgetful or all(hasattr(norm, "group_size") for norm in norms)
+
+
 @functools.cache
 def pair(name: str) -> Pair:
     """The case in float32, built once, loaded through the real checkpoint reader."""
     oracle = hf_model(HYBRIDS[name])
+    if not _norms_groups(oracle):
+        pytest.skip(
+            "this transformers normalises all groups of a Mamba-2 layer together; mamba_ssm and later ones do not"
+        )
     tokens = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(2)).tolist()
     with torch.no_grad():
         logits = oracle(torch.tensor([tokens]), use_cache=False).logits[0]

@@ -133,7 +133,7 @@ def test_dtype_of_quantised_files(tmp_path: Path) -> None:
     ("extra", "arch", "error", "message"),
     [
         ({}, "gemma3", UnsupportedModelError, "'gemma3'.*have: llama, qwen2, qwen3"),
-        ({"llama.expert_count": 8}, "llama", UnsupportedModelError, "mixture"),
+        ({"llama.expert_count": 8}, "llama", WeightsError, "expert_used_count is None"),
         ({"llama.rope.scaling.type": "longrope"}, "llama", UnsupportedModelError, "longrope"),
         (
             {"llama.attention.key_length": 8, "llama.attention.value_length": 4},

@@ -18,6 +18,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "gelu_new": "gelu_tanh",
         "gelu_fast": "gelu_tanh",
         "gelu": "gelu",
+        "quick_gelu": "quick_gelu",
         "relu": "relu",
         "relu2": "relu2",
     }
@@ -33,8 +34,19 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {"silu": F.silu, "gelu_tanh": _gelu_tanh, "gelu": F.gelu, "relu": F.relu, "relu2": _relu2}
+    {
+        "silu": F.silu,
+        "gelu_tanh": _gelu_tanh,
+        "gelu": F.gelu,
+        "quick_gelu": _quick_gelu,
+        "relu": F.relu,
+        "relu2": _relu2,
+    }
 )
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
 from torch import nn
 
 from headway.attention.dense import DenseAttention
+from headway.attention.flex import FlexRule
 from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheSpec, keys_and_values
+from headway.kernels.rms_norm import rms_norm
 from headway.kernels.wide_linear import wide_qkv
 from headway.kernels.wide_linear.tiles import HEAD_SIZE
 from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
-from headway.models.layers.linear import Linear
+from headway.models.layers.linear import Linear, SummedLinear
+from headway.models.layers.mixer import parameter
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig
+from headway.parallel.group import Group
+from headway.parallel.shard import HeadShard
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -34,11 +39,22 @@ class AttentionSpec:
         causal: a query sees no later tokens. If it does, nothing is cached and texts are not cut.
         window: tokens that a query sees, itself included, on each side where it is not causal; 0: all.
         soft_cap: scores become cap * tanh(score / cap); 0: off.
+        chunk: a causal query sees the tokens of its own chunk of so many positions, itself the last; 0: it is not cut.
+        sinks: each head's softmax has a learned logit more, the checkpoint's "sinks", which takes weight and gives nothing.
+        slopes: per head, times the distance to a key is taken off its score (ALiBi); (): nothing is.
+        flex: a rule of the model's own for scores and masks, which no kernel knows (``attention.flex``); None: there is none.
+        shared_with: an earlier layer, whose keys and values this one reads: it has queries alone. None: it has its own.
+        v_norm: values are normalised, too, each head for itself and without a weight.
+        keys_are_values: values are what keys are before their norm and rotation.
         qkv_bias, out_bias: which products have biases.
+        unbiased: names of products in that have none where ``qkv_bias`` says that the others do (Whisper's keys).
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
         gated: the result is multiplied by the sigmoid of a gate, which lies behind each head's query in the checkpoint.
+        by_head: the checkpoint's one tensor in has, for each key head, its queries, the key and the value.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
-        norm_names: of the norms of queries and keys.
+        norm_names: of the norms of queries and keys; "": their weights are ones.
+        temperature: (S, A): queries at position p are multiplied by 1 + A ln(1 + floor((p + 1) / S)); None: they are not.
+        shard: the heads are these of more; None: they are all.
     """
 
     num_heads: int
@@ -49,17 +65,39 @@ class AttentionSpec:
     causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
+    chunk: int = 0
+    sinks: bool = False
+    slopes: tuple[float, ...] = ()
+    flex: FlexRule | None = None
+    shared_with: int | None = None
+    v_norm: bool = False
+    keys_are_values: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
+    unbiased: tuple[str, ...] = ()
     qk_norm: Literal["", "head", "all"] = ""
     gated: bool = False
+    by_head: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    temperature: tuple[float, float] | None = None
+    shard: HeadShard | None = None
+
+    def sharded(self, group: Group) -> AttentionSpec:
+        """What this rank of ``group`` has of it.
+
+        Raises:
+            UnsupportedModelError: the heads cannot be dealt out.
+        """
+        shard = HeadShard(group, self.num_heads, self.num_kv_heads)
+        return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), shard=shard)
 
     @property
     def cache(self) -> CacheSpec | None:
         """What the layer caches."""
-        return None if not self.causal else keys_and_values(self.num_kv_heads, self.head_dim, self.window)
+        if not self.causal:
+            return None
+        return keys_and_values(self.num_kv_heads, self.head_dim, self.window, self.shared_with, self.chunk)
 
     @property
     def state(self) -> None:
@@ -86,12 +124,15 @@ class AttentionSpec:
 
 
 class Attention(nn.Module):
-    """One layer's attention, query, key and value projections in one matrix.
+    """One layer's attention, query, key and value projections in one matrix; queries alone where keys are shared.
 
     Args:
         cos_sin: float32 [L, Drot], of ``spec.rope``; shared by layers.
         group: of the layer's cache.
     """
+
+    ones: torch.Tensor
+    factors: torch.Tensor | None
 
     def __init__(
         self,
@@ -110,15 +151,40 @@ class Attention(nn.Module):
         self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
         names, out = spec.names
         self._gate_rows = self._q_rows if spec.gated else 0
-        rows = (self._gate_rows + self._q_rows, self._kv_rows, self._kv_rows)
+        shares = spec.shared_with is not None
+        own = () if shares else (self._kv_rows,) if spec.keys_are_values else (self._kv_rows, self._kv_rows)
+        rows = (self._gate_rows + self._q_rows, *own)
         parts = dict(zip(names, rows, strict=True)) if len(names) > 1 else {names[0]: sum(rows)}
         self.qkv = Linear(hidden, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
-        self.out = Linear(self._q_rows, {out: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
+        if spec.unbiased and self.qkv.bias is not None:
+            self.qkv.bias.zero_()
+        self.out = self._product_out(out, hidden, dtype, device)
         self.q_norm = self.k_norm = None
         if spec.qk_norm:
             q_size, k_size = (size, size) if spec.qk_norm == "head" else (self._q_rows, self._kv_rows)
             self.q_norm = norm.make(q_size, dtype=dtype, device=device)
-            self.k_norm = norm.make(k_size, dtype=dtype, device=device)
+            self.k_norm = None if shares else norm.make(k_size, dtype=dtype, device=device)
+        for name, made in zip(spec.norm_names, (self.q_norm, self.k_norm), strict=True):
+            if made is not None and not name:
+                made.weight.fill_(1.0)
+        factors = None
+        if spec.temperature is not None:
+            assert spec.qk_norm == "" and spec.causal and not spec.gated, (
+                "nothing comes behind the factor but the rotation"
+            )
+            step, strength = spec.temperature
+            position = torch.arange(cos_sin.shape[0], dtype=torch.float32, device=device)
+            factors = (torch.log1p(torch.floor((position + 1.0) / step)) * strength + 1.0)[:, None]
+        self.register_buffer("factors", factors, persistent=False)
+        ones = torch.ones(size, dtype=dtype, device=device) if spec.v_norm else None
+        self.register_buffer("ones", ones, persistent=False)
+        assert spec.causal or not (spec.chunk or spec.sinks or spec.slopes or spec.flex), (
+            "texts seen both ways know none of them"
+        )
+        assert not (spec.v_norm and spec.qk_norm == "all") and (spec.v_norm or not spec.keys_are_values), "have not met"
+        assert len(spec.slopes) in (0, spec.num_heads), "one slope a head"
+        self.sinks = parameter(spec.num_heads, dtype=torch.float32, device=device) if spec.sinks else None
+        slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
         scale, heads = size**-0.5 if spec.scale is None else spec.scale, (spec.num_heads, spec.num_kv_heads)
         self.attend = PagedAttention(
             num_heads=heads[0],
@@ -127,10 +193,32 @@ class Attention(nn.Module):
             scale=scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            chunk=spec.chunk,
+            sinks=self.sinks,
+            slopes=slopes,
+            shares=shares,
+            flex=spec.flex,
             group=group,
         )
         self.dense = DenseAttention(
             num_heads=heads[0], num_kv_heads=heads[1], scale=scale, reach=spec.window - 1, soft_cap=spec.soft_cap
+        )
+
+    def _product_out(self, name: str, hidden: int, dtype: torch.dtype, device: torch.device) -> Linear:
+        """Where other ranks have other heads, one whose results are added up; the product in takes the rows of our heads."""
+        spec, shard = self.spec, self.spec.shard
+        if shard is None:
+            return Linear(self._q_rows, {name: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
+        self.qkv.taken = shard.taken(spec.names[0], spec.head_dim, gated=spec.gated)
+        columns = shard.columns(spec.head_dim)
+        return SummedLinear(
+            self._q_rows,
+            {name: hidden},
+            group=shard.group,
+            columns=columns,
+            bias=spec.out_bias,
+            dtype=dtype,
+            device=device,
         )
 
     def forward(
@@ -154,7 +242,7 @@ class Attention(nn.Module):
             projected = project(stream, form)
             if not last_only:
                 return self.mix(projected, batch, cache)
-            q = self.attend.queries(self._normalised(projected), batch, cache, *self._rotation())
+            q = self.attend.queries(self._normalised(projected, batch), batch, cache, *self._rotation(batch))
             if self._gate_rows:
                 gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
                 return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
@@ -162,9 +250,9 @@ class Attention(nn.Module):
 
     def both_ways(self, qkv: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Rotate and attend within each row's text: projections [T, (H + 2 KH) * D], which are overwritten -> [T, H * D]."""
-        qkv = self._normalised(qkv)
+        qkv = self._normalised(qkv, batch)
         if self.spec.rope is not None or self.spec.qk_norm == "head":
-            self.dense.rotate(qkv, batch, *self._rotation())
+            self.dense.rotate(qkv, batch, *self._rotation(batch))
         return self.dense(qkv, batch, bias)
 
     @property
@@ -174,7 +262,7 @@ class Attention(nn.Module):
 
     def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Projections [T, (H + 2 KH) * D], behind the gate's [T, H * D] if there is one -> [T, H * D]."""
-        mixed = self.attend(self._normalised(qkv), batch, cache, *self._rotation())
+        mixed = self.attend(self._normalised(qkv, batch), batch, cache, *self._rotation(batch))
         return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
@@ -184,7 +272,7 @@ class Attention(nn.Module):
             x,
             self.qkv.weight,
             batch.positions,
-            *self._rotation(),
+            *self._rotation(batch),
             batch.groups[self.group].kv_slots,
             k_cache,
             v_cache,
@@ -192,28 +280,45 @@ class Attention(nn.Module):
         )
         return cast(torch.Tensor, q)
 
-    def _normalised(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Without the gate; norms over all heads, which no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
+    def _normalised(self, qkv: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """Without the gate; norms and factors that no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
         qkv = qkv[:, self._gate_rows :] if self._gate_rows else qkv
+        if self.factors is not None:
+            q = qkv[:, : self._q_rows] * self.factors.index_select(0, batch.positions)
+            return torch.cat([q.to(qkv.dtype), qkv[:, self._q_rows :]], dim=1)
+        if self.spec.v_norm and self.spec.shared_with is None:
+            v = qkv[:, -self._kv_rows :].reshape(-1, self.spec.head_dim)
+            v = cast(torch.Tensor, rms_norm(v, self.ones, self.eps)).view(len(qkv), -1)
+            return torch.cat([qkv[:, : self._q_rows + self._kv_rows], v], dim=1)
         if self.spec.qk_norm != "all":
             return qkv
         q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)
         assert self.q_norm is not None and self.k_norm is not None
+        if self.spec.shard is not None:
+            q, k = self.spec.shard.normalised(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+            return torch.cat([q, k, v], dim=1)
         return torch.cat([self.q_norm.forward(q), self.k_norm.forward(k), v], dim=1)
 
-    def _rotation(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
+    def _rotation(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float]:
         """Table, norms of heads, and their eps."""
+        table = self.cos_sin if batch.cos_sin is None else batch.cos_sin
         if self.spec.qk_norm != "head":
-            return self.cos_sin, None, None, self.eps
-        q_norm, k_norm = cast(RMSNorm, self.q_norm), cast(RMSNorm, self.k_norm)
-        return self.cos_sin, q_norm.weight, k_norm.weight, self.eps
+            return table, None, None, self.eps
+        q_norm, k_norm = cast(RMSNorm, self.q_norm), cast("RMSNorm | None", self.k_norm)
+        return table, q_norm.weight, None if k_norm is None else k_norm.weight, self.eps
 
     @property
     def whole_heads(self) -> bool:
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec
         whole = spec.head_dim == self.cos_sin.shape[1] == HEAD_SIZE and spec.qk_norm != "all" and spec.causal
-        plain = self.qkv.bias is None and not spec.gated
+        plain = (
+            self.qkv.bias is None
+            and self.factors is None
+            and not spec.gated
+            and not spec.v_norm
+            and spec.shared_with is None
+        )
         return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
@@ -225,12 +330,24 @@ class Attention(nn.Module):
         if self._gate_rows:
             assert order is None, "gates and interleaved rotations have not met"
             order = self._gates_first()
+        if self.spec.by_head:
+            assert order is None and len(self.qkv.parts) == 1, (
+                "interleaved rotations and heads in one tensor have not met"
+            )
+            order = self._sections_of_heads()
         found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
+        for name in self.spec.unbiased:
+            del found[f"{prefix}{name}.bias"]
         for name, norm in zip(self.spec.norm_names, (self.q_norm, self.k_norm), strict=True):
-            if norm is not None:
-                own = self._order(norm.weight.shape[0] // self.spec.head_dim)
-                found |= {key: Target(each.tensor, own) for key, each in norm.destinations(f"{prefix}{name}.").items()}
-        return found
+            if norm is not None and name:
+                own, of = self._order(norm.weight.shape[0] // self.spec.head_dim), None
+                if self.spec.shard is not None and self.spec.qk_norm == "all":
+                    taken, of = self.spec.shard.norm_rows(self.spec.head_dim, queries=norm is self.q_norm)
+                    own = taken if own is None else taken[own]
+                found |= {
+                    key: Target(each.tensor, own, of) for key, each in norm.destinations(f"{prefix}{name}.").items()
+                }
+        return found if self.sinks is None else found | {f"{prefix}sinks": Target(self.sinks)}
 
     def _gates_first(self) -> torch.Tensor:
         """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""
@@ -238,6 +355,14 @@ class Attention(nn.Module):
         heads = torch.arange(2 * self._q_rows).view(self.spec.num_heads, 2, size)
         rest = torch.arange(2 * self._q_rows, 2 * (self._q_rows + self._kv_rows))
         return torch.cat([heads[:, 1].flatten(), heads[:, 0].flatten(), rest])
+
+    def _sections_of_heads(self) -> torch.Tensor:
+        """int64, the checkpoint's rows, (queries, key, value) for each key head, in our order: queries, keys, values."""
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        rows = torch.arange(self._q_rows + 2 * self._kv_rows).view(
+            self.spec.num_kv_heads, group + 2, self.spec.head_dim
+        )
+        return torch.cat([rows[:, :group].flatten(), rows[:, group].flatten(), rows[:, group + 1].flatten()])
 
     def _order(self, heads: int) -> torch.Tensor | None:
         """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair

@@ -11,6 +11,7 @@ from headway.kernels.embed import embed
 from headway.kernels.linear import PackedLinear
 from headway.kernels.quant_linear import QuantizedLinear
 from headway.models.interface import Target
+from headway.parallel.shard import VocabularyPart
 
 
 class Embedding(nn.Module):
@@ -49,6 +50,30 @@ class Embedding(nn.Module):
         """Called once, while loading: read rows from the table in its GGUF blocks instead of ``weight``."""
         self.blocks = packed
         del self.weight
+
+
+class ShardedEmbedding(Embedding):
+    """The rows of a part of the vocabulary; other ranks have the others, and what all of them read is added up.
+
+    Rows beyond the vocabulary, which make all parts equally large, are zeros.
+    """
+
+    def __init__(self, part: VocabularyPart, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(part.rows, size, dtype=dtype, device=device)
+        self.part = part
+        with torch.no_grad():
+            self.weight[part.own :].zero_()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """As ``Embedding``."""
+        own = ids - self.part.first
+        others = (own < 0) | (own >= self.part.own)
+        rows = super().forward(own.clamp_(0, self.part.rows - 1))
+        return self.part.group.all_reduce(rows.masked_fill_(others[:, None], 0.0))
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """See ``Embedding``."""
+        return {f"{prefix}weight": Target(self.weight[: self.part.own], *self.part.taken)}
 
 
 def panel_rows(panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

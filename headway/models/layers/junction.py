@@ -34,11 +34,13 @@ class Stream(NamedTuple):
         normed: [T, C], the residual's norm; None: the next ``ProjectIn`` normalises it.
         squares: with these ``normed`` is the residual times the norm's weight, and they are sums of the residual's squares, f32
             [P, T], see ``mid_linear``.
+        beside: [T, ...], what some architectures carry past the layers; see ``layers.per_layer``.
     """
 
     residual: torch.Tensor
     normed: torch.Tensor | None = None
     squares: torch.Tensor | None = None
+    beside: torch.Tensor | None = None
 
 
 class ProjectIn:
@@ -46,16 +48,24 @@ class ProjectIn:
 
     Args:
         norm: what stands before it; None: the residual itself goes in.
+        linear: None: what comes behind the norm is no single product, and takes ``normed``.
         act: what follows.
     """
 
-    def __init__(self, norm: Norm | None, linear: Linear, act: Activation | None = None) -> None:
-        self.norm, self.linear, self.act = norm, linear, act
+    def __init__(self, norm: Norm | None, linear: Linear | None, act: Activation | None = None) -> None:
+        self.norm, self.act = norm, act
+        self._linear = linear
         self._gated = act is silu_mul
+
+    @property
+    def linear(self) -> Linear:
+        """The product."""
+        assert self._linear is not None
+        return self._linear
 
     def product(self, *, whole_heads: bool = False) -> InProduct | None:
         """What ``forms`` needs to know of it; ``whole_heads``: ``wide_qkv`` can do it."""
-        dense, norm = self.linear.dense, self.norm
+        dense, norm = None if self._linear is None else self._linear.dense, self.norm
         if dense is None:
             return None
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
@@ -68,7 +78,7 @@ class ProjectIn:
 
     def normed(self, stream: Stream) -> torch.Tensor:
         """[T, C], what the product is of."""
-        residual, x, _ = stream
+        residual, x = stream.residual, stream.normed
         if x is not None:
             return x
         return residual if self.norm is None else self.norm.forward(residual)
@@ -100,23 +110,38 @@ class ProjectOut:
     """residual += multiplier * after(linear(x)), then the norm that the next junction begins with.
 
     Args:
+        linear: None: what is added is no single product; ``add`` does it.
         next_norm: of the next ``ProjectIn``; None: it takes the residual itself.
         after: a norm of the product.
         multiplier: of the product, behind its norm.
+        replaces: ``next_norm`` is of the sum, and becomes the residual.
     """
 
     def __init__(
-        self, linear: Linear, next_norm: Norm | None, after: Norm | None = None, multiplier: float = 1.0
+        self,
+        linear: Linear | None,
+        next_norm: Norm | None,
+        after: Norm | None = None,
+        multiplier: float = 1.0,
+        *,
+        replaces: bool = False,
     ) -> None:
-        self.linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
+        self._linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
+        self.replaces = replaces
+
+    @property
+    def linear(self) -> Linear:
+        """The product."""
+        assert self._linear is not None
+        return self._linear
 
     def product(self) -> OutProduct | None:
         """What ``forms`` needs to know of it."""
-        dense, norm = self.linear.dense, self.next_norm
+        dense, norm = None if self._linear is None else self._linear.dense, self.next_norm
         if dense is None:
             return None
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
-        added = self.after is None and self.multiplier == 1.0
+        added = self.after is None and self.multiplier == 1.0 and not self.replaces
         outputs, inputs = dense.shape
         return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused)
 
@@ -149,4 +174,5 @@ class ProjectOut:
             y = y.mul_(self.multiplier)
         if self.next_norm is None:
             return Stream(residual.add_(y))
-        return Stream(residual, self.next_norm.add(y, residual))
+        normed = self.next_norm.add(y, residual)
+        return Stream(normed if self.replaces else residual, normed)

@@ -11,6 +11,10 @@ from torch import nn
 from headway.kernels.linear import PackedLinear
 from headway.kernels.quant_linear import QuantizedLinear
 from headway.models.interface import Target
+from headway.parallel.group import Group
+
+Taken = tuple[torch.Tensor, int]
+"""int64 [rows], rows of a checkpoint's tensor, and how many it has."""
 
 
 class Linear(nn.Module):
@@ -25,6 +29,7 @@ class Linear(nn.Module):
     Attributes:
         weight: [N, K]; gone once it is packed.
         bias: [N] or None.
+        taken: of projections that other ranks have a part of: int64 [rows], which rows are ours, and of how many.
         packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``; or its weights in GGUF
             blocks.
     """
@@ -50,6 +55,8 @@ class Linear(nn.Module):
         empty_bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.bias = nn.Parameter(empty_bias, requires_grad=False) if empty_bias is not None else None
         self.packed: PackedLinear | QuantizedLinear | None = None
+        self.taken: Mapping[str, Taken] = {}
+        self.columns: tuple[int, int, int] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., N]."""
@@ -73,10 +80,14 @@ class Linear(nn.Module):
         for name, rows in self.parts.items():
             end = start + rows
             mine = None if order is None else order[start:end] - start
+            of, filled = None, end
+            if name in self.taken:
+                taken, of = self.taken[name]
+                mine, filled = taken if mine is None else taken[mine], start + len(taken)
             if not self.tied:
-                found[f"{prefix}{name}.weight"] = Target(self.weight[start:end], mine)
+                found[f"{prefix}{name}.weight"] = Target(self.weight[start:filled], mine, of, self.columns)
             if self.bias is not None:
-                found[f"{prefix}{name}.bias"] = Target(self.bias[start:end], mine)
+                found[f"{prefix}{name}.bias"] = Target(self.bias[start:filled], mine, of)
             start = end
         return found
 
@@ -106,3 +117,42 @@ class Linear(nn.Module):
         self.packed = packed
         self.register_buffer("panels", packed.packed, persistent=False)
         del self.weight
+
+
+class SummedLinear(Linear):
+    """A product whose inputs are spread over ranks: each has the columns of its own, and the results are added up.
+
+    The sum crosses ranks before anything else can be done with it, so there is no weight that fused kernels may read.
+
+    Args:
+        columns: (first, end, of how many) inputs of the checkpoint's.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        group: Group,
+        columns: tuple[int, int, int],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(in_features, parts, bias=bias, dtype=dtype, device=device)
+        self.group, self.columns = group, columns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., K of this rank] -> [..., N]."""
+        return self.group.all_reduce(super().forward(x))
+
+    @property
+    def dense(self) -> None:
+        """See ``Linear``."""
+        return None
+
+    def finalize(self) -> None:
+        """See ``Linear``; one rank adds the bias."""
+        if self.bias is not None and self.group.rank:
+            self.bias.zero_()
+        super().finalize()

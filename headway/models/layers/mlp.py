@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from headway.models.interface import Target
 from headway.models.layers.activation import activation
-from headway.models.layers.linear import Linear
+from headway.models.layers.linear import Linear, SummedLinear
+from headway.parallel.group import Group
+from headway.parallel.shard import Part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,7 @@ class MLPSpec:
         multipliers: of the gate, and of the result; they become part of the weights.
         names: of the products in the checkpoint: those in, and the one out. Gate and up may be one tensor.
         up_first: the checkpoint's one tensor has up before gate.
+        shard: ``size`` is this part of the inner width; None: all of it.
     """
 
     size: int
@@ -35,6 +38,16 @@ class MLPSpec:
     multipliers: tuple[float, float] = (1.0, 1.0)
     names: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
     up_first: bool = False
+    shard: Part | None = None
+
+    def sharded(self, group: Group) -> MLPSpec:
+        """What this rank of ``group`` has of it."""
+        part = Part(group, self.size)
+        return replace(self, size=len(part.own), shard=part)
+
+    def make(self, hidden: int, *, dtype: torch.dtype, device: torch.device) -> MLP:
+        """The module, for hidden states of size ``hidden``."""
+        return MLP(self, hidden, dtype=dtype, device=device)
 
 
 class MLP(nn.Module):
@@ -54,7 +67,20 @@ class MLP(nn.Module):
         parts = {name: rows // len(names) for name in names}
         self.gate_up = Linear(hidden, parts, bias=spec.bias, dtype=dtype, device=device)
         down_bias = spec.bias if spec.down_bias is None else spec.down_bias
-        self.down = Linear(spec.size, {down: hidden}, bias=down_bias, dtype=dtype, device=device)
+        if spec.shard is None:
+            self.down = Linear(spec.size, {down: hidden}, bias=down_bias, dtype=dtype, device=device)
+        else:
+            part = spec.shard
+            self.gate_up.taken = part.taken(names, 2 if spec.gated else 1)
+            self.down = SummedLinear(
+                spec.size,
+                {down: hidden},
+                group=part.group,
+                columns=part.columns(),
+                bias=down_bias,
+                dtype=dtype,
+                device=device,
+            )
         self.act = activation(spec.activation, gated=spec.gated)
 
     def finalize(self) -> None:

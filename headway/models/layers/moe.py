@@ -1,0 +1,252 @@
+"""A mixture of experts in place of a feed-forward block: a router sends each token to a few of many small ones.
+
+``MixtureSpec`` is a feed-forward kind of ``BlockSpec`` besides ``MLPSpec``: x is the block's normalised input [T, C], and
+
+    y = sum over the chosen experts of weight * expert(x)  (+ gate(x) * shared(x))
+
+Which are chosen and what they weigh is ``RouterSpec``'s; ``kernels.route_experts`` and ``kernels.expert_mlp`` do the work.
+
+Weights of all experts lie in one tensor each, expert by expert: [E, N, C] and [E, C, I]. A rank that owns some experts holds
+that slice, routes with the whole router, and sums what its experts give with what other ranks' do (``expert_mlp``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import nn
+
+from headway.kernels.expert_mlp import expert_mlp
+from headway.kernels.route_experts import route_experts
+from headway.models.interface import Stack, Target
+from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import parameter
+from headway.models.layers.mlp import MLP, MLPSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterSpec:
+    """Which experts a token goes to.
+
+    Attributes:
+        top_k: how many.
+        scoring: of the router's logits: softmax over all experts, or the sigmoid of each.
+        renormalise: weights of a token are divided by their sum. A softmax over the chosen experts alone is this, too.
+        scale: of the weights, behind that.
+        bias: whether the router's product has one.
+        groups: (how many groups experts form, how many of them may be chosen from, how many of a group's best scores are
+            summed to tell which): DeepSeek's limit; None: there are no groups.
+        name: of the product in the checkpoint.
+        correction: of what is added to the scores where experts are chosen; "": nothing is.
+    """
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True
+    scale: float = 1.0
+    bias: bool = False
+    groups: tuple[int, int, int] | None = None
+    name: str = "gate"
+    correction: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertNames:
+    """What experts are called in the checkpoint.
+
+    Attributes:
+        each: of one expert's module; ``{}`` is its number.
+        products: in it, those in, and the one out.
+        stacks: names, with their endings, of tensors that hold the products in, and the one out, of all experts, which
+            exporters may write instead. "": there is none.
+        stacked_biases: the same of biases.
+        transposed: matrices in stacks are [inputs, outputs].
+        interleaved: rows of gate and up alternate in stacks.
+    """
+
+    each: str = "experts.{}"
+    products: tuple[tuple[str, ...], str] = (("gate_proj", "up_proj"), "down_proj")
+    stacks: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    stacked_biases: tuple[str, str] = ("", "")
+    transposed: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSpec:
+    """A mixture of experts.
+
+    Attributes:
+        num_experts: E.
+        size: I, the inner width of an expert.
+        router: which experts a token goes to.
+        activation: one of ``ACTIVATIONS``' values, or clamped_swiglu.
+        gated: as in ``MLPSpec``.
+        bias: of the experts' products.
+        limit, alpha: of clamped_swiglu, see ``expert_mlp``.
+        fp4: the experts' matrices are in MXFP4, in the checkpoint and in memory: stacks of blocks, and of scales.
+        weigh_inputs: weights are those of what goes into the experts, not of what comes out.
+        shared: a feed-forward block that every token passes besides; its result is added.
+        shared_name: of its module in the checkpoint.
+        shared_gate: of a product with one output whose sigmoid weighs the shared block; "": it has none.
+        latent: width of what the experts read and give, between a product before them and one behind; 0: C, without these.
+        latent_names, latent_bias: of these products.
+        names: of the experts in the checkpoint.
+    """
+
+    num_experts: int
+    size: int
+    router: RouterSpec
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    limit: float = 0.0
+    alpha: float = 1.0
+    fp4: bool = False
+    weigh_inputs: bool = False
+    shared: MLPSpec | None = None
+    shared_name: str = "shared_expert"
+    shared_gate: str = ""
+    latent: int = 0
+    latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
+    latent_bias: bool = False
+    names: ExpertNames = ExpertNames()
+
+    def make(self, hidden: int, *, dtype: torch.dtype, device: torch.device) -> Mixture:
+        """The module, for hidden states of size ``hidden``."""
+        return Mixture(self, hidden, dtype=dtype, device=device)
+
+
+class Mixture(nn.Module):
+    """A mixture of ``spec``, for hidden states of size C.
+
+    Attributes:
+        router: [E, C]; router_bias: [E] or None.
+        correction: f32 [E] or None.
+        gate_up: [E, N, C'], N = 2 I, or I where not gated; C' is C, or ``spec.latent``; gate_up_bias: [E, N] or None.
+        down: [E, C', I]; down_bias: [E, C'] or None.
+        gate_up_scales, down_scales: with ``spec.fp4``, see ``expert_mlp``; the matrices are uint8 then. Else None.
+        latent_in, latent_out: products before the experts and behind them, or None.
+        shared: the block that every token passes.
+    """
+
+    def __init__(self, spec: MixtureSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        experts, inner = spec.num_experts, spec.size * (2 if spec.gated else 1)
+
+        def made(*shape: int, there: bool = True, kind: torch.dtype = dtype) -> nn.Parameter | None:
+            return parameter(*shape, dtype=kind, device=device) if there else None
+
+        self.router = parameter(experts, hidden, dtype=dtype, device=device)
+        self.router_bias = made(experts, there=spec.router.bias)
+        self.correction = made(experts, there=bool(spec.router.correction), kind=torch.float32)
+        width = spec.latent or hidden
+        kind, share = (torch.uint8, 2) if spec.fp4 else (dtype, 1)
+        self.gate_up = parameter(experts, inner, width // share, dtype=kind, device=device)
+        self.gate_up_scales = made(experts, inner, width // 32, there=spec.fp4, kind=torch.uint8)
+        self.gate_up_bias = made(experts, inner, there=spec.bias)
+        self.down = parameter(experts, width, spec.size // share, dtype=kind, device=device)
+        self.down_scales = made(experts, width, spec.size // 32, there=spec.fp4, kind=torch.uint8)
+        self.down_bias = made(experts, width, there=spec.bias)
+        self.latent_in = self.latent_out = None
+        if spec.latent:
+            bias, (name_in, name_out) = spec.latent_bias, spec.latent_names
+            self.latent_in = Linear(hidden, {name_in: width}, bias=bias, dtype=dtype, device=device)
+            self.latent_out = Linear(width, {name_out: hidden}, bias=bias, dtype=dtype, device=device)
+        self.shared = None if spec.shared is None else spec.shared.make(hidden, dtype=dtype, device=device)
+        self.shared_gate = None
+        if spec.shared_gate:
+            self.shared_gate = Linear(hidden, {spec.shared_gate: 1}, bias=False, dtype=dtype, device=device)
+
+    def forward(self, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> [T, C]; live int32 [T], negative for tokens that go to no expert."""
+        spec, router = self.spec, self.spec.router
+        groups = router.groups or (1, 1, 1)
+        ids, weights = route_experts(
+            x, self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
+            router.scale, *groups,
+        )  # fmt: skip
+        inputs = x if self.latent_in is None else self.latent_in.forward(x)
+        y = expert_mlp(
+            inputs, ids, weights, self.gate_up, self.gate_up_bias, self.gate_up_scales, self.down, self.down_bias,
+            self.down_scales, spec.activation, spec.gated, spec.limit, spec.alpha, spec.weigh_inputs,
+        )  # fmt: skip
+        if self.latent_out is not None:
+            y = self.latent_out.forward(y)
+        if self.shared is not None:
+            y += self._shared(self.shared, x)
+        return cast(torch.Tensor, y)
+
+    def _shared(self, shared: MLP, x: torch.Tensor) -> torch.Tensor:
+        y = shared.down.forward(shared.act(shared.gate_up.forward(x)))
+        return y if self.shared_gate is None else y.mul_(torch.sigmoid(self.shared_gate.forward(x)))
+
+    def finalize(self) -> None:
+        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 come to hold i and i + K / 2."""
+        if self.spec.fp4:
+            for weight in (self.gate_up, self.down):
+                for expert in weight:
+                    low, high = torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
+                    expert.copy_(low | high << 4)
+
+    @property
+    def token_weights(self) -> int:
+        """Weights that a token meets."""
+        experts = sum(each.numel() * (2 if each.dtype == torch.uint8 else 1) for each in (self.gate_up, self.down))
+        others = [each for each in (self.shared, self.shared_gate, self.latent_in, self.latent_out) if each is not None]
+        rest = sum(parameter.numel() for each in others for parameter in each.parameters()) + self.router.numel()
+        return experts * self.spec.router.top_k // self.spec.num_experts + rest
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes; experts one by one."""
+        spec = self.spec
+        found = {f"{prefix}{spec.router.name}.weight": Target(self.router)}
+        if self.router_bias is not None:
+            found[f"{prefix}{spec.router.name}.bias"] = Target(self.router_bias)
+        if self.correction is not None:
+            found[f"{prefix}{spec.router.correction}"] = Target(self.correction)
+        matrices = (
+            (self.gate_up, self.gate_up_bias, self.gate_up_scales), (self.down, self.down_bias, self.down_scales)
+        )  # fmt: skip
+        for (weight, bias, scales), names in zip(matrices, self._names(prefix), strict=True):
+            whole = {"weight": weight, "bias": bias}
+            if scales is not None:
+                whole = {"blocks": weight.unflatten(2, (-1, 16)), "scales": scales, "bias": bias}
+            for ending, tensor in whole.items():
+                for expert, parts in enumerate(names if tensor is not None else ()):
+                    slices = zip(parts, cast(torch.Tensor, tensor)[expert].chunk(len(parts)), strict=True)
+                    found |= {f"{name}.{ending}": Target(part) for name, part in slices}
+        if self.shared is not None:
+            found |= self.shared.destinations(f"{prefix}{spec.shared_name}.")
+        for product in (self.shared_gate, self.latent_in, self.latent_out):
+            if product is not None:
+                found |= product.destinations(prefix)
+        return found
+
+    def stacks(self, prefix: str) -> dict[str, Stack]:
+        """Names of tensors, beginning with prefix, that hold all experts' -> which of ``destinations`` they are."""
+        own, found = self.spec.names, {}
+        for weights, biases, names in zip(own.stacks, own.stacked_biases, self._names(prefix), strict=True):
+            interleaved = own.interleaved and len(names[0]) > 1
+            whole = {weights: ("weight", own.transposed), biases: ("bias", False)}
+            if self.spec.fp4:
+                whole = {f"{weights}_{kind}": (kind, False) for kind in ("blocks", "scales")} | {
+                    biases: ("bias", False)
+                }
+            for at, name in enumerate(names[0]):  # and, of each product for itself, as GGUF files have them
+                stacked = name.replace(own.each.format(0), own.each.removesuffix(".{}"), 1)
+                found[f"{stacked}.weight"] = Stack(tuple((f"{parts[at]}.weight",) for parts in names))
+            for name, (ending, transposed) in whole.items():
+                if name:
+                    each = tuple(tuple(f"{part}.{ending}" for part in parts) for parts in names)
+                    found[f"{prefix}{name}"] = Stack(each, transposed, interleaved)
+        return found
+
+    def _names(self, prefix: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Per expert the names of its products in, and of the one out."""
+        spec, (ins, out) = self.spec.names, self.spec.names.products
+        modules = [f"{prefix}{spec.each.format(expert)}" for expert in range(self.spec.num_experts)]
+        return [tuple(f"{own}.{name}" for name in ins) for own in modules], [(f"{own}.{out}",) for own in modules]

@@ -1,0 +1,304 @@
+"""How config.json describes towers and projectors, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headway.core.errors import UnsupportedModelError
+from headway.models.fields import Fields
+from headway.models.layers.activation import ACTIVATIONS
+from headway.models.layers.mlp import MLPSpec
+from headway.models.layers.norm import NormSpec
+from headway.models.vision.spec import ProjectorSpec, RotationSpec, TowerNames, VisionSpec
+
+_FC = (("fc1",), "fc2")
+_SIGLIP = TowerNames(
+    patch="embeddings.patch_embedding",
+    position="embeddings.position_embedding.weight",
+    after="post_layernorm",
+    layers="encoder.layers",
+    norms=("layer_norm1", "layer_norm2"),
+    attention=(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj"),
+)
+_QWEN = TowerNames(
+    patch="patch_embed.proj",
+    position="pos_embed.weight",
+    layers="blocks",
+    norms=("norm1", "norm2"),
+    attention=(("attn.qkv",), "attn.proj"),
+)
+_PIXTRAL = TowerNames(
+    patch="patch_conv",
+    before="ln_pre",
+    layers="transformer.layers",
+    norms=("attention_norm", "ffn_norm"),
+    attention=(("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj"),
+    ffn="feed_forward.",
+)
+_INTERN = TowerNames(
+    patch="embeddings.patch_embeddings.projection",
+    position="embeddings.position_embeddings",
+    cls="embeddings.cls_token",
+    after="layernorm",
+    layers="encoder.layer",
+    norms=("layernorm_before", "layernorm_after"),
+    attention=(("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.projection_layer"),
+    scales=("lambda_1", "lambda_2"),
+    batched=True,
+)
+
+
+def side(fields: Fields, name: str) -> int:
+    """A size that is a number, or a square of two."""
+    value = fields.get(name)
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise fields.refuse(name, "is not implemented: it must be a positive integer, or twice the same")
+    return value
+
+
+def siglip_tower(
+    fields: Fields, projector: ProjectorSpec, *, prefix: str, projector_prefix: str, group: int = 1
+) -> VisionSpec:
+    """SigLIP (Zhai et al. 2023), as it is, or as Idefics3 has it. ``fields``: the vision_config."""
+    fields = fields.with_defaults(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
+        patch_size=16, hidden_act="gelu_pytorch_tanh", num_channels=3,
+    )  # fmt: skip
+    layers = fields.count("num_hidden_layers")
+    patch = side(fields, "patch_size")
+    return VisionSpec(
+        prefix=prefix,
+        names=_SIGLIP,
+        hidden_size=fields.count("hidden_size"),
+        num_heads=fields.count("num_attention_heads"),
+        patch=patch,
+        channels=fields.count("num_channels"),
+        num_layers=layers,
+        stored_layers=layers,
+        positions=side(fields, "image_size") // patch,
+        norm=NormSpec(fields.number("layer_norm_eps", 1e-6, least=0), "layer", bias=True),
+        mlp=MLPSpec(
+            size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), gated=False,
+            bias=True, names=_FC,
+        ),
+        group=group,
+        projector=projector,
+        projector_prefix=projector_prefix,
+    )  # fmt: skip
+
+
+def clip_tower(fields: Fields, projector: ProjectorSpec, layer: int, *, prefix: str) -> VisionSpec:
+    """CLIP (Radford et al. 2021), up to the outputs of ``layer``, counted as transformers' hidden_states are."""
+    fields = fields.with_defaults(
+        hidden_act="quick_gelu", layer_norm_eps=1e-5, patch_size=32, projection_dim=512
+    )  # fmt: skip
+    found = siglip_tower(fields, projector, prefix=prefix, projector_prefix="multi_modal_projector.")
+    names = replace(_SIGLIP, cls="embeddings.class_embedding", before="pre_layrnorm")
+    return upto(replace(found, names=names, patch_bias=False), layer)
+
+
+def upto(spec: VisionSpec, layer: int) -> VisionSpec:
+    """The tower up to the outputs of a layer, counted as transformers' hidden_states are: 0 is what enters the first block. The
+    last one's are not normalised either."""
+    count = layer if layer >= 0 else spec.stored_layers + 1 + layer
+    if not 0 <= count <= spec.stored_layers:
+        raise UnsupportedModelError(
+            f"config.json: vision_feature_layer = {layer} of a tower of {spec.stored_layers} layers"
+        )
+    return replace(spec, num_layers=count, last_norm=False)
+
+
+def feature_layer(fields: Fields, default: int) -> int:
+    """``vision_feature_layer``, of which there may be one."""
+    value = fields.get("vision_feature_layer", default)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise fields.refuse("vision_feature_layer", "is not implemented; one layer is")
+    return value
+
+
+def qwen25_tower(fields: Fields, out: int) -> VisionSpec:
+    """Qwen2.5-VL: most blocks attend within windows."""
+    fields = fields.with_defaults(
+        depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, in_channels=3,
+        patch_size=14, spatial_merge_size=2, temporal_patch_size=2, window_size=112, out_hidden_size=out,
+        fullatt_block_indexes=[7, 15, 23, 31],
+    )  # fmt: skip
+    hidden, depth, group = fields.count("hidden_size"), fields.count("depth"), fields.count("spatial_merge_size")
+    patch, norm = side(fields, "patch_size"), NormSpec(1e-6)
+    wide = hidden * group**2
+    window = fields.count("window_size") // group // patch
+    if window < 1:
+        raise fields.refuse("window_size", "is less than a merged patch")
+    return VisionSpec(
+        prefix="visual.",
+        names=replace(_QWEN, position=""),
+        hidden_size=hidden,
+        num_heads=fields.count("num_heads"),
+        patch=patch,
+        channels=_channels(fields),
+        frames=fields.count("temporal_patch_size"),
+        num_layers=depth,
+        stored_layers=depth,
+        patch_bias=False,
+        rotation=_rotation(fields),
+        norm=norm,
+        mlp=MLPSpec(
+            size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), bias=True
+        ),
+        group=group,
+        window=window,
+        full_layers=tuple(fields["fullatt_block_indexes"]),
+        projector=ProjectorSpec(
+            norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, _out(fields, out))
+        ),
+        projector_prefix="visual.merger.",
+    )
+
+
+def qwen2_tower(fields: Fields, out: int) -> VisionSpec:
+    """Qwen2-VL."""
+    fields = fields.with_defaults(
+        depth=32, embed_dim=1280, hidden_size=out, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, in_channels=3,
+        patch_size=14, spatial_merge_size=2, temporal_patch_size=2,
+    )  # fmt: skip
+    hidden, depth, group = fields.count("embed_dim"), fields.count("depth"), fields.count("spatial_merge_size")
+    norm, wide = NormSpec(1e-6, "layer", bias=True), hidden * group**2
+    if fields.count("hidden_size") != out:
+        raise fields.refuse("hidden_size", f"must be the text model's, {out}")
+    inner = int(hidden * fields.number("mlp_ratio"))
+    return VisionSpec(
+        prefix="visual.",
+        names=replace(_QWEN, position=""),
+        hidden_size=hidden,
+        num_heads=fields.count("num_heads"),
+        patch=side(fields, "patch_size"),
+        channels=_channels(fields),
+        frames=fields.count("temporal_patch_size"),
+        num_layers=depth,
+        stored_layers=depth,
+        patch_bias=False,
+        rotation=_rotation(fields),
+        norm=norm,
+        mlp=MLPSpec(size=inner, activation=fields.choice("hidden_act", ACTIVATIONS), gated=False, bias=True, names=_FC),
+        group=group,
+        projector=ProjectorSpec(norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, out)),
+        projector_prefix="visual.merger.",
+    )
+
+
+def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
+    """Qwen3-VL: a stretched table of positions, and outputs of blocks inside for the decoder's first layers."""
+    fields = fields.with_defaults(
+        depth=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304, num_heads=16, in_channels=3,
+        patch_size=16, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=out, num_position_embeddings=2304,
+        deepstack_visual_indexes=[8, 16, 24],
+    )  # fmt: skip
+    hidden, depth, group = fields.count("hidden_size"), fields.count("depth"), fields.count("spatial_merge_size")
+    norm, entries = NormSpec(1e-6, "layer", bias=True), fields.count("num_position_embeddings")
+    positions = int(entries**0.5)
+    if positions**2 != entries:
+        raise fields.refuse("num_position_embeddings", "is not a square")
+    widths = (hidden * group**2, _out(fields, out))
+    projector = ProjectorSpec(norm="norm", norm_spec=norm, products=("linear_fc1", "linear_fc2"), widths=widths)
+    behind = replace(projector, norm_behind=True)
+    return VisionSpec(
+        prefix="visual.",
+        names=_QWEN,
+        hidden_size=hidden,
+        num_heads=fields.count("num_heads"),
+        patch=side(fields, "patch_size"),
+        channels=_channels(fields),
+        frames=fields.count("temporal_patch_size"),
+        num_layers=depth,
+        stored_layers=depth,
+        positions=positions,
+        interpolates=True,
+        rotation=_rotation(fields),
+        norm=norm,
+        mlp=MLPSpec(
+            size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), gated=False,
+            bias=True, names=(("linear_fc1",), "linear_fc2"),
+        ),
+        group=group,
+        projector=projector,
+        projector_prefix="visual.merger.",
+        deepstack=tuple(
+            (layer, f"visual.deepstack_merger_list.{i}.", behind)
+            for i, layer in enumerate(fields["deepstack_visual_indexes"])
+        ),
+    )  # fmt: skip
+
+
+def pixtral_tower(fields: Fields, projector: ProjectorSpec, layer: int, group: int) -> VisionSpec:
+    """Pixtral's: pictures of any size, rotated by rows and columns."""
+    fields = fields.with_defaults(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, num_channels=3,
+        patch_size=16, hidden_act="gelu",
+    )  # fmt: skip
+    layers = fields.count("num_hidden_layers")
+    found = VisionSpec(
+        prefix="vision_tower.",
+        names=_PIXTRAL,
+        hidden_size=fields.count("hidden_size"),
+        num_heads=fields.count("num_attention_heads"),
+        patch=side(fields, "patch_size"),
+        channels=fields.count("num_channels"),
+        num_layers=layers,
+        stored_layers=layers,
+        patch_bias=False,
+        qkv_bias=False,
+        out_bias=False,
+        rotation=replace(_rotation(fields), alternating=True),
+        norm=NormSpec(1e-5),
+        mlp=MLPSpec(size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS)),
+        group=group,
+        projector=projector,
+        projector_prefix="multi_modal_projector.",
+    )
+    return upto(found, layer)
+
+
+def intern_tower(fields: Fields, projector: ProjectorSpec, layer: int, group: int) -> VisionSpec:
+    """InternVL's."""
+    fields = fields.with_defaults(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=448,
+        patch_size=14, hidden_act="gelu",
+    )  # fmt: skip
+    for name, wanted in (
+        ("use_qk_norm", False), ("norm_type", "layer_norm"), ("use_absolute_position_embeddings", True),
+    ):  # fmt: skip
+        if fields.get(name, wanted) != wanted:
+            raise fields.refuse(name, f"is not implemented; {wanted!r} is")
+    bias, mean = fields.flag("attention_bias"), fields.get("use_mean_pooling", True)
+    found = siglip_tower(
+        fields, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector.", group=group
+    )
+    found = replace(found, names=_INTERN, qkv_bias=bias)
+    # The norm behind all blocks is there where patches are not averaged for a classifier.
+    if layer in (-1, found.stored_layers):
+        return replace(found, last_norm=not mean)
+    return upto(found, layer)
+
+
+def _channels(fields: Fields) -> int:
+    return 3 if fields.get("in_chans") == 3 else fields.count("in_channels")
+
+
+def _out(fields: Fields, out: int) -> int:
+    if fields.count("out_hidden_size") != out:
+        raise fields.refuse("out_hidden_size", f"must be the text model's hidden_size, {out}")
+    return out
+
+
+def _rotation(fields: Fields) -> RotationSpec:
+    found: Mapping[str, Any] = fields.get("rope_parameters") or {}
+    kind = found.get("rope_type", "axial")
+    if kind not in ("axial", "default"):
+        raise fields.refuse("rope_parameters", "is not implemented; axial rotation is")
+    return RotationSpec(theta=float(found.get("rope_theta") or fields.get("rope_theta") or 10000.0))

@@ -1,0 +1,177 @@
+"""``VisionLanguageModel``: a decoder whose placeholders are rows of an encoder cache, which its tower fills.
+
+The tower runs ahead of the rows of its step (``encode``); the decoder's embedding takes an id's row or a cached one, by
+indexes that
+lie in slot tables. Positions of a picture's tokens may be places in it: then the step has a table of rotations of its own,
+row by row, and kernels that rotate read that by the token's number in the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import msgspec
+import torch
+
+from headway.core.media import Grid, VisionInfo
+from headway.kernels.place_rows import place_rows
+from headway.kernels.store_rows import store_rows
+from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.interface import EncoderInput, EncoderSpec, WeightMap
+from headway.models.layers.attention import Attention
+from headway.models.layers.forms import LayerForms
+from headway.models.layers.junction import Stream
+from headway.models.vision.spec import VisionSpec
+from headway.models.vision.tower import VisionTower
+from headway.multimodal.layout import Layout, lay_out
+from headway.multimodal.wire import AFFINE_INTS
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
+
+MOST_ROWS = 4096
+"""Of a picture; a longer one would make every buffer as long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SightConfig:
+    """What a decoder with sight has beside the decoder.
+
+    Attributes:
+        vision: its tower.
+        token: id of placeholders.
+        sees: see ``VisionInfo``.
+        sections: pairs of a head that rotate by time, row and column; (): all by position.
+        interleaved: those of rows and columns lie between those of time (Qwen3-VL); else one behind the other.
+        one_size: see ``VisionInfo``.
+        beginnings: beginnings of names that exporters write -> those here, tried in order.
+    """
+
+    vision: VisionSpec
+    token: int
+    sees: Literal["", "spans", "prompt"] = ""
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    one_size: int = 0
+    beginnings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SightedConfig(DecoderConfig):
+    """A decoder with sight."""
+
+    sight: SightConfig
+
+
+class VisionLanguageModel(DecoderModel):
+    """See the module."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
+        self.sight = sight = cast(SightedConfig, config).sight
+        self.tower = VisionTower(sight.vision, dtype=dtype, device=device)
+        self.num_added = len(sight.vision.deepstack)
+        self._narrow_from = max(self._narrow_from, self.num_added)  # what is added is for all tokens
+        vision = sight.vision
+        patches = vision.group**2
+        words = patches * (-(-vision.patch_values // 4) + 3) + 3 + patches
+        info = VisionInfo(
+            patch=vision.patch,
+            channels=vision.channels,
+            group=vision.group,
+            positions=0 if vision.interpolates else vision.positions,
+            window=vision.window,
+            one_size=sight.one_size,
+            token=sight.token,
+            sees=sight.sees,
+            rotates_by_place=bool(sight.sections),
+        )
+        grid = _largest(info, min(MOST_ROWS, max_model_len))
+        longest = grid.patches // patches
+        info = msgspec.structs.replace(info, longest=longest)
+        encoder = EncoderSpec(
+            kind="image", longest=longest, words_per_row=words + AFFINE_INTS, sizes=lay_out(info, grid)[0].sizes,
+            width=vision.width, patches=patches,
+        )  # fmt: skip
+        self.spec = replace(self.spec, encoder=encoder, vision=info)
+        self._axes: torch.Tensor | None = None
+        if sight.sections:
+            mixer = self._layers[0].mixer
+            assert isinstance(mixer, Attention)
+            self._positions_table = mixer.cos_sin
+            self._axes = _axes(sight, mixer.cos_sin.shape[1]).to(device)
+
+    def encode(self, inputs: Sequence[EncoderInput], starts: torch.Tensor, caches: CachePool) -> None:
+        """See ``EncodingModel``: each picture's rows go to the encoder cache."""
+        assert caches.features is not None
+        for each in inputs:
+            layout = Layout.of(each.sizes)
+            values, area = self.sight.vision.patch_values, self.sight.vision.patch**2
+            ints, rest = each.data[: layout.num_ints], each.data[layout.num_ints :]
+            affine = rest[:AFFINE_INTS].view(torch.float32).view(2, 3, 1).expand(-1, -1, area).reshape(2, values)
+            scale, shift = affine.unbind()
+            pixels = rest[AFFINE_INTS:].view(torch.uint8)[: layout.grid.patches * values].view(-1, values)
+            rows = self.tower(pixels.float() * scale + shift, ints, layout)
+            store_rows(caches.features, each.places, rows.to(caches.features.dtype))
+
+    def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
+        x = self._embedded(batch)
+        if batch.media_rows is not None:
+            assert caches.features is not None
+            place_rows(x, caches.features, batch.media_rows, 0, False)
+        if self._axes is None or batch.places is None:
+            return x, batch
+        table = self._positions_table
+        own = batch.places.index_select(0, self._axes).T.long().clamp(0, len(table) - 1)  # [T, Drot]
+        numbers = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        return x, replace(batch, positions=numbers, cos_sin=table.gather(0, own))
+
+    def _add_behind(
+        self, layer: int, stream: Stream, batch: StepBatch, caches: CachePool, forms: Sequence[LayerForms]
+    ) -> Stream:
+        if batch.media_rows is None:
+            return stream
+        assert caches.features is not None
+        x = stream.residual
+        place_rows(x, caches.features, batch.media_rows, (1 + layer) * x.shape[1], True)
+        following = layer + 1
+        return self._layers[following].enter(x, forms[following]) if following < len(self._layers) else Stream(x, None)
+
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes; before ``finalize``."""
+        found = super().weights()
+        targets = {**found.targets, **self.tower.destinations()}
+        unused = (*found.unused, *self.tower.unused())
+        return replace(found, targets=targets, unused=unused, beginnings=self.sight.beginnings)
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Called once, when the weights are in place; nothing may move or replace them afterwards."""
+        self.tower.finalize()
+        super().finalize()
+
+
+def _largest(info: VisionInfo, rows: int) -> Grid:
+    """The largest picture of up to ``rows`` rows; one of a single tile in any case."""
+    if info.one_size:
+        side = info.one_size // info.patch
+        tile = (side // info.group) ** 2
+        tiles = 1 if info.sees else max(rows // tile, 1)
+        return Grid(tiles, side, side)
+    side = max(math.isqrt(rows), 1) * info.group
+    return Grid(1, side, side)
+
+
+def _axes(sight: SightConfig, rotated: int) -> torch.Tensor:
+    """int32 [Drot]: whether a column of the table rotates by time (0), row (1) or column (2)."""
+    half = rotated // 2
+    axes = torch.zeros(half, dtype=torch.int32)
+    if sight.interleaved:
+        for axis in (1, 2):
+            axes[axis : 3 * sight.sections[axis] : 3] = axis
+    else:
+        ends = torch.tensor(sight.sections).cumsum(0).tolist()  # host: host memory
+        axes[ends[0] : ends[1]], axes[ends[1] : ends[2]] = 1, 2
+    return torch.cat([axes, axes])
