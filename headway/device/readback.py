@@ -38,6 +38,10 @@ class Ticket:
         view: npt.NDArray[np.int32] = self._buffer.numpy()[: self._source.numel()]  # host: after the copy's event
         return view
 
+    def has_arrived(self) -> bool:
+        """Whether ``wait`` would not block."""
+        return self._done.query()
+
     def release(self) -> None:
         """Give the buffer back; views from ``wait`` must not be used any more, nor may the ticket."""
         self._owner.recycle(self._buffer, self._done)

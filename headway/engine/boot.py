@@ -16,34 +16,48 @@ from headway.core.config import USUAL_THRESHOLDS, EngineArgs, SchedulerConfig, T
 from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.core.ints import cdiv
 from headway.core.log import logger
-from headway.core.messages import AddRequest, ModelInfo
-from headway.core.task import Task
+from headway.core.messages import AddRequest
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine.core import EngineCore
 from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
+from headway.engine.gguf_blocks import keeps_blocks
+from headway.engine.hearing import encoder_tables, hears, refuse_drafts
 from headway.engine.host_waits import HostWaits
+from headway.engine.model_info import model_info
 from headway.engine.pacer import Pacer
-from headway.engine.pooling import pooling_info, pooling_of
-from headway.engine.sizes import Sizes, choose_sizes, cpu_kv_bytes, cuda_kv_bytes, fit_context, kv_tokens
+from headway.engine.pooling import pooling_of
+from headway.engine.ranks import lead
+from headway.engine.sight import check_drafts, features, scheduled, sees, staged_rows
+from headway.engine.sizes import (
+    Sizes,
+    choose_sizes,
+    cpu_kv_bytes,
+    cuda_kv_bytes,
+    fit_context,
+    upload_budget,
+    with_states,
+)
+from headway.engine.together import refuse_halves, refuse_together
 from headway.engine.warm_up import PhaseTimes, WarmUp
+from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
-from headway.kernels.cpu.ops import available as native_kernels
 from headway.kernels.cpu.ops import preferred_dtype
 from headway.kernels.linear_forms.provenance import describe
 from headway.models.interface import Model
 from headway.models.load import load_model
 from headway.models.purpose import Wish
 from headway.models.registry import read_config
-from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, max_upload_ints
+from headway.runner.admission import MAX_STOP_IDS
 from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.scheduler import Scheduler
 from headway.speculative.base import DraftHouse, DraftModel
 from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
+from headway.state.media import media_tables
 from headway.state.packed_step import segment_ints
 from headway.state.slots import SlotArena, core_tables
 from headway.state.token_types import type_tables
@@ -52,9 +66,6 @@ from headway.weights import Checkpoint, open_checkpoint
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FP8_CAPABILITY = (8, 9)
 """Compute capability from which on GPUs convert 8-bit floats, and Triton has kernels do it."""
-CHECKPOINT_SHARE, CHECKPOINTS_PER_SLOT = 0.3, 2
-"""Checkpoints of states take at most this share of the memory that states of requests leave, and are at most so many."""
-_GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +112,7 @@ def build_engine(
     """
     start, times = time.perf_counter(), PhaseTimes()
     extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
+    refuse_together(args, extras)
     with ExitStack() as stack, ExitStack() as owned:
         if device is None:
             with times.phase("device"):
@@ -108,11 +120,45 @@ def build_engine(
             owned.callback(device.close)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
+        if args.num_ranks > 1:
+            extras = replace(extras, world=owned.enter_context(lead(args, device.torch_device, thresholds)))
         warm_up = WarmUp(device, times, progress, compiler)
         core = _build(args, progress, device, warm_up, times, thresholds, extras)
         core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
+
+
+def build_rank(args: EngineArgs, world: World, device: Device, thresholds: Thresholds) -> ModelRunner:
+    """The runner of a rank that follows, as the leader has it."""
+    times, extras = PhaseTimes(), Extras(Drafts.of(args.speculative_config), world=world)
+    with ExitStack() as stack:
+        compiler = stack.enter_context(closing(CompilerProcess())) if device.compiles_kernels else None
+        warm_up = WarmUp(device, times, False, compiler)
+        return _ready_runner(args, False, device, warm_up, times, thresholds, extras)[2]
+
+
+def _ready_runner(
+    args: EngineArgs,
+    progress: bool,
+    device: Device,
+    warm_up: WarmUp,
+    times: PhaseTimes,
+    thresholds: Thresholds,
+    extras: Extras,
+) -> tuple[Loaded, Sizes, ModelRunner]:
+    """What every rank has: in the same order on all, since they rehearse together."""
+    with times.phase("weights"):
+        loaded = _load(args, progress, device, extras)
+    refuse_halves(args, loaded.model.spec)
+    extras.world.least(0)  # the others have their weights, too
+    sizes = choose_sizes(
+        args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
+    )
+    runner, sizes = _build_runner(args, loaded, sizes, warm_up)
+    if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
+        warm_up.capture(runner)
+    return loaded, sizes, runner
 
 
 def _build(
@@ -124,15 +170,11 @@ def _build(
     thresholds: Thresholds,
     extras: Extras,
 ) -> EngineCore:
-    with times.phase("weights"):
-        loaded = _load(args, progress, device, extras)
-    sizes = choose_sizes(
-        args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
-    )
-    runner, sizes = _build_runner(args, loaded, sizes, warm_up)
-    pacer = Pacer(args.run_ahead, device.asynchronous)
-    if device.captures_graphs and not args.enforce_eager:
-        warm_up.capture(runner)
+    loaded, sizes, runner = _ready_runner(args, progress, device, warm_up, times, thresholds, extras)
+    if args.num_ranks > 1:
+        runner.followers = extras.world
+    fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
+    pacer = Pacer(fills if args.run_ahead == "auto" else args.run_ahead, device.asynchronous)
     groups = loaded.model.spec.cache.groups or ALL_LAYERS
     scheduler = Scheduler(
         SchedulerConfig(
@@ -142,7 +184,7 @@ def _build(
             block_size=sizes.block_size,
             num_blocks=sizes.num_blocks,
             enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
-            max_upload_ints=_upload_budget(sizes, loaded.model.spec.vocab_size, len(groups)),
+            max_upload_ints=upload_budget(sizes, loaded.model.spec.vocab_size, loaded.model.spec.cache),
             headroom_divisor=thresholds.headroom_divisor,
             width=sizes.width,
             pools=loaded.extras.pooling is not None,
@@ -152,12 +194,14 @@ def _build(
             has_states=loaded.model.spec.cache.has_states,
             num_checkpoints=sizes.num_checkpoints,
             checkpoint_every=thresholds.checkpoint_every,
+            **scheduled(loaded.model.spec, sizes),
+            cohorts=args.pipeline_parallel_size,
         ),
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
     draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
-    info = _info(args, loaded, sizes)
+    info = model_info(args, loaded, sizes)
     return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
 
@@ -176,6 +220,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
+    config = extras.world.sharded(config)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
@@ -186,8 +231,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         raise ConfigError(
             f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
         )
-    if config.pooling is not None and extras.drafts is not None:
-        raise ConfigError("an engine that pools generates nothing, so there is nothing to draft; leave drafts out")
+    refuse_drafts(config, drafting=extras.drafts is not None)
     model = load_model(
         checkpoint,
         dtype=dtype,
@@ -195,7 +239,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         max_model_len=longest + extras.num_drafts + extras.lookahead,
         progress=progress,
         seed=args.seed,
-        keep_blocks=_keeps_blocks(args, checkpoint, dtype, device),
+        keep_blocks=keeps_blocks(args, checkpoint, dtype, device),
         config=config,
     )
     if model.spec.pooling is not None and extras.pooling is None:
@@ -212,6 +256,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
             f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
             "use mamba_ssm_cache_dtype='auto'"
         )
+    check_drafts(model.spec, reads_prompts=extras.drafts is not None and extras.drafts.load is not None)
     draft_model = None
     if extras.drafts is not None and extras.drafts.load is not None:
         row = longest + extras.num_drafts + extras.lookahead
@@ -231,26 +276,6 @@ def _resolve_dtype(name: str, config: dict[str, Any], device: Device, *, pools: 
         return chosen
     # Float32 checkpoints are served in bfloat16, as everywhere: half the bytes, and bytes are what decoding costs.
     return _DTYPES["bfloat16" if stored == "float32" else stored] if stored in _DTYPES else torch.bfloat16
-
-
-def _keeps_blocks(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, device: Device) -> bool:
-    """Whether matrices of a GGUF file stay in their blocks, as ``EngineArgs.quantization`` says."""
-    why_not = None
-    if not checkpoint.in_blocks:
-        why_not = f"{checkpoint.path} is not a GGUF file with weights in blocks"
-    elif device.torch_device.type != "cpu" or device.asynchronous:
-        why_not = f"{args.device!r} is not a CPU; GPUs hold dequantised weights"
-    elif dtype not in (torch.float32, torch.bfloat16):
-        why_not = f"blocks are multiplied with float32 or bfloat16, not {_name(dtype)}"
-    elif not native_kernels():
-        why_not = "the native CPU kernels are off or cannot be built here"
-    if args.quantization == "gguf" and why_not is not None:
-        raise ConfigError(f"quantization='gguf' cannot be: {why_not}; use quantization='auto'")
-    keeps = why_not is None and (args.quantization == "gguf" or (args.quantization == "auto" and args.dtype == "auto"))
-    if checkpoint.in_blocks and not keeps:
-        reason = why_not or f"quantization={args.quantization!r}, dtype={args.dtype!r}"
-        logger.info("GGUF blocks are dequantised to %s: %s", _name(dtype), reason)
-    return keeps
 
 
 def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dtype:
@@ -276,7 +301,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     if loaded.draft_model is not None:
         block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
-    if device.asynchronous and args.kv_cache_memory_bytes is None and block_bytes:
+    if device.asynchronous and args.kv_cache_memory_bytes is None and not loaded.model.spec.cache.is_empty:
         device.reset_peak()
         before = device.peak_bytes()
         rehearsal = _make_runner(loaded, sizes, 2)
@@ -284,14 +309,16 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         budget = cuda_kv_bytes(device, args.gpu_memory_utilization)
         if device.captures_graphs and not args.enforce_eager:
             budget -= device.peak_bytes() - before  # graphs of full steps have memory of their own
+        budget += loaded.states(sizes.max_num_seqs).bytes(loaded.model.spec.cache)  # the rehearsal held them, too
         del rehearsal
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
-    sizes, taken = _with_states(args, loaded, sizes, budget)
-    budget -= taken
-    sizes = fit_context(sizes, loaded.model.spec.cache, block_bytes, budget, explicit=args.max_model_len is not None)
-    if loaded.model.spec.cache.is_empty:
+    layout = loaded.model.spec.cache
+    sizes, taken = with_states(args, layout, loaded.states(1).bytes(layout), sizes, budget)
+    budget = loaded.extras.world.least((budget - taken) // max(block_bytes, 1)) * max(block_bytes, 1)
+    sizes = fit_context(sizes, layout, block_bytes, budget, explicit=args.max_model_len is not None)
+    if layout.is_empty:
         logger.info("nothing is cached: texts of up to %d tokens are taken whole", sizes.max_model_len)
         runner = _make_runner(loaded, sizes, 0)
         warm_up.rehearse(runner, sizes)
@@ -315,43 +342,19 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     return runner, sizes
 
 
-def _with_states(args: EngineArgs, loaded: Loaded, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
-    """The sizes with the number of checkpoints of states, and the bytes of all states.
-
-    Raises:
-        OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
-    """
-    layout = loaded.model.spec.cache
-    if not layout.has_states:
-        return sizes, 0
-    each, slots = loaded.states(1).bytes(layout), sizes.max_num_seqs
-    if each * slots > budget:
-        raise OutOfMemoryError(
-            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
-            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
-            "kv_cache_memory_bytes or gpu_memory_utilization"
-        )
-    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
-    if not args.enable_prefix_caching:
-        checkpoints = 0
-    elif not checkpoints:
-        logger.warning(
-            "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
-        )
-    logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
-    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
-
-
 def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     vocab_size, device = loaded.model.spec.vocab_size, loaded.device
-    blocks_per_seq = cdiv(sizes.longest_row, sizes.block_size)
     layout = loaded.model.spec.cache
+    blocks_per_seq = cdiv(max(sizes.longest_row, layout.cross_tokens), sizes.block_size)
     num_groups = max(len(layout.groups), 1)
     core = core_tables(sizes.longest_row, blocks_per_seq, MAX_STOP_IDS, sizes.width - 1, num_groups)
     hidden, extras = loaded.model.spec.hidden_size, loaded.extras
-    tables = core + sampler_tables(vocab_size) + (extras.pooling.tables(hidden) if extras.pooling else [])
+    tables = core + sampler_tables(vocab_size, speech=hears(loaded.model.spec)) + encoder_tables(layout)
+    tables += extras.pooling.tables(hidden) if extras.pooling else []
     if loaded.model.spec.num_token_types > 1:
         tables += type_tables()
+    if loaded.model.spec.vision is not None:
+        tables += media_tables()
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
     caches = CachePool(
         layout,
@@ -360,6 +363,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         dtype=loaded.kv_dtype,
         device=device.torch_device,
         states=loaded.states(sizes.max_num_seqs + sizes.num_checkpoints),
+        features=features(loaded.model.spec, sizes, loaded.dtype),
     )
     config = RunnerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -369,15 +373,20 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         vocab_size=vocab_size,
         max_logprobs=sizes.max_logprobs,
         max_upload_ints=2
-        * _upload_budget(sizes, vocab_size, num_groups),  # resumed requests take up to 1.3x what they are counted
+        * upload_budget(sizes, vocab_size, layout),  # resumed requests take up to 1.3x what they are counted
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
         lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
         has_states=layout.has_states,
+        has_latents=layout.has_latents,
+        max_encoder_rows=staged_rows(loaded.model.spec, sizes),
+        sees=sees(loaded.model.spec),
+        halves_from=sizes.halves_from,
+        num_stages=1 if loaded.model.spec.stage is None else loaded.model.spec.stage.group.size,
     )
-    sampler = Sampler(arena, vocab_size)
+    sampler = Sampler(arena, vocab_size, loaded.model.spec.vocabulary)
     drafter = None
     if extras.drafts is not None:
         house = DraftHouse(
@@ -397,45 +406,13 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
 
 
-def _upload_budget(sizes: Sizes, vocab_size: int, num_groups: int) -> int:
-    """Room for the largest single admission, and for a step full of ordinary ones."""
-    if sizes.thresholds.upload_ints is not None:
-        return sizes.thresholds.upload_ints
-    blocks = num_groups * cdiv(sizes.max_model_len, sizes.block_size)
-    largest = 2 * max_upload_ints(sizes.max_model_len, blocks, vocab_size)
-    ordinary = 2 * sizes.max_num_batched_tokens + 128 * sizes.max_num_seqs
-    return largest + ordinary
-
-
 def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int, num_groups: int) -> int:
     """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
     num_tokens = len(request.prompt_token_ids)
-    return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * num_groups * cdiv(num_tokens, block_size)
+    read = sum(cdiv(item.rows, block_size) for item in request.media if item.first < 0)
+    num_blocks = num_groups * cdiv(num_tokens, block_size) + read
+    return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * num_blocks
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
-    generation = loaded.checkpoint.generation_config
-    eos = generation.get("eos_token_id")
-    eos_ids = [eos] if isinstance(eos, int) else list(eos or loaded.model.spec.eos_token_ids)
-    defaults = {name: float(generation[name]) for name in _GENERATION_FIELDS if generation.get(name) is not None}
-    return ModelInfo(
-        model=args.model,
-        architecture=loaded.model.spec.architecture,
-        dtype=_name(loaded.dtype),
-        kv_cache_dtype=_name(loaded.kv_dtype),
-        device=str(loaded.device.torch_device),
-        vocab_size=loaded.model.spec.vocab_size,
-        max_model_len=sizes.max_model_len,
-        max_num_seqs=sizes.max_num_seqs,
-        max_logprobs=sizes.max_logprobs,
-        eos_token_ids=[token for token in eos_ids if 0 <= token < loaded.model.spec.vocab_size][:MAX_EOS_IDS],
-        generation_defaults=defaults if args.generation_config == "auto" else {},
-        num_kv_tokens=kv_tokens(sizes, loaded.model.spec.cache),
-        notes=list(loaded.device.notes),
-        tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
-        pooling=pooling_info(args, loaded.model, loaded.checkpoint, sizes.max_model_len),
-    )

@@ -22,6 +22,9 @@ from headway.engine.client import Core, add_all, load_core
 LINGER_MS = 2000
 """How long last words may take to leave the process."""
 
+WATCH_MS = 500
+"""How long an idle engine of several ranks sleeps before it looks whether they are all there."""
+
 
 class Sockets:
     """The child's ends of the three sockets."""
@@ -41,10 +44,10 @@ class Sockets:
         opened.linger = LINGER_MS
         return opened
 
-    def receive(self, block: bool) -> list[channel.Command]:
-        """Every command that has arrived; with ``block``, at least one (asleep until then)."""
+    def receive(self, block: bool, most_ms: int | None = None) -> list[channel.Command]:
+        """Every command that has arrived; with ``block``, at least one (asleep until then, or for ``most_ms``)."""
         received: list[channel.Command] = []
-        while self.commands.poll(None if block and not received else 0):
+        while self.commands.poll(most_ms if block and not received else 0):
             received.append(channel.decode_command(self.commands.recv()))
         return received
 
@@ -59,9 +62,10 @@ class Sockets:
 
 def serve(core: Core, sockets: Sockets) -> None:
     """Run the engine until Shutdown arrives."""
+    most_ms = WATCH_MS if getattr(core, "watches", False) else None
     while True:
         refused: list[RequestUpdate] = []
-        for command in sockets.receive(block=not core.has_work()):
+        for command in sockets.receive(not core.has_work(), most_ms):
             if isinstance(command, channel.Add):
                 refused += add_all(core, command.requests)
             elif isinstance(command, channel.Learn):

@@ -101,6 +101,7 @@ class EngineCore:
             return self._turn()
 
     def _turn(self) -> StepUpdates:
+        self._runner.check_followers()
         if self._grammars.is_working:
             self._take_masks()
         num_steps = self._num_steps
@@ -217,9 +218,18 @@ class EngineCore:
         logger.error("step %d could not be launched", plan.step, exc_info=error)
         self._failures += self._scheduler.discard(plan, _reason(error))
 
+    @property
+    def watches(self) -> bool:
+        """Whether it should be asked for work now and then although none was added: another rank may have gone."""
+        return self._runner.followers is not None
+
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._in_flight or self._failures or self._preparing) or self._scheduler.has_unfinished()
+        return (
+            self._runner.is_lost
+            or bool(self._in_flight or self._failures or self._preparing)
+            or self._scheduler.has_unfinished()
+        )
 
     def stats(self) -> EngineStats:
         """Counters and gauges; no device access."""
@@ -249,7 +259,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
         self._grammars.close()
-        while self._in_flight:
+        while self._in_flight and not self._runner.is_lost:  # where a rank has gone, results do not come any more
             self._runner.collect(self._in_flight.popleft())
         self._runner.release()
         if self._waits is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.core.errors import ConfigError
 from headway.core.task import Task
 from headway.engine.drafts import Drafts
+from headway.engine.world import World
+from headway.parallel.mesh import Mesh
 from headway.pooling.pooler import Pooler
 from headway.state.slots import SlotArena, Table
 
@@ -29,14 +31,18 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What an engine does beside, or instead of, generating token by token.
+    """What an engine does beside, or instead of, generating token by token, and with whom.
+
+    Attributes:
+        world: the ranks that run the model together with this one.
 
     Raises:
-        ConfigError: both.
+        ConfigError: drafts and pooling.
     """
 
     drafts: Drafts | None = None
     pooling: Pooling | None = None
+    world: World = field(default_factory=lambda: World(Mesh()))
 
     def __post_init__(self) -> None:
         if self.drafts is not None and self.pooling is not None:

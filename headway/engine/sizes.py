@@ -17,13 +17,19 @@ from headway.core.config import (
     most_step_tokens,
 )
 from headway.core.errors import ConfigError, OutOfMemoryError
+from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.device.base import Device
 from headway.models.interface import ModelSpec
+from headway.runner.admission import max_upload_ints
 
 CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * 2**30
 STEP_TOKENS = 8192
+WHOLE_PROMPT = 4096
+"""Tokens that a step has room for where prompts are taken whole and may be longer."""
 """Most tokens of a step on a GPU."""
+CHECKPOINT_SHARE, CHECKPOINTS_PER_SLOT = 0.3, 2
+"""Checkpoints of states take at most this share of the memory that states of requests leave, and are at most so many."""
 GRAPH_RESERVE_BYTES = 1 * 2**30
 """Left free on the card for graphs and for what other libraries allocate."""
 
@@ -31,7 +37,8 @@ GRAPH_RESERVE_BYTES = 1 * 2**30
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
     """Everything whose size was chosen. ``num_blocks`` is 0 until the memory was measured; ``width`` is the most tokens of a
-    decode row, drafts included; ``lookahead`` the places behind its last one that the drafter writes keys to."""
+    decode row, drafts included; ``lookahead`` the places behind its last one that the drafter writes keys to;
+    ``halves_from`` see ``RunnerConfig``."""
 
     max_model_len: int
     max_num_seqs: int
@@ -44,6 +51,7 @@ class Sizes:
     width: int = 1
     lookahead: int = 0
     num_checkpoints: int = 0
+    halves_from: tuple[int, int] = (0, 0)
 
     @property
     def longest_row(self) -> int:
@@ -74,6 +82,7 @@ def choose_sizes(
                 )
             logger.warning("context cut from %d to %d tokens: the model takes texts whole", max_model_len, tokens)
             max_model_len = tokens
+    tokens = _for_wholes(args, spec, tokens, max_model_len, max_num_seqs * width)
     if tokens < max_num_seqs * width:
         if args.max_num_batched_tokens:
             each = "one token" if width == 1 else f"{width} tokens, drafts included,"
@@ -91,7 +100,35 @@ def choose_sizes(
         thresholds=thresholds,
         width=width,
         lookahead=lookahead,
+        halves_from=(args.dbo_decode_token_threshold, args.dbo_prefill_token_threshold) if args.enable_dbo else (0, 0),
     )
+
+
+def _for_wholes(args: EngineArgs, spec: ModelSpec, tokens: int, max_model_len: int, beside: int) -> int:
+    """``tokens`` of a step, or as many as tokens that see each other must have in one, ``beside`` rows that decode.
+
+    Raises:
+        ConfigError: the user allows fewer than a picture takes.
+    """
+    least = longest_whole(spec, max_model_len)
+    if least and tokens < least + beside:
+        if args.max_num_batched_tokens is None:
+            return least + beside
+        picture = spec.encoder.longest if spec.encoder is not None else 0
+        if tokens < picture + beside:
+            raise ConfigError(
+                f"max_num_batched_tokens={tokens} is less than a picture's {picture} tokens, which see each other, beside "
+                f"{beside} that decode; raise it or lower max_num_seqs"
+            )
+    return tokens
+
+
+def longest_whole(spec: ModelSpec, max_model_len: int) -> int:
+    """Most tokens that see each other, and stay in one step for it; 0: none do."""
+    vision = spec.vision
+    if vision is None or not vision.sees:
+        return 0
+    return min(max_model_len, WHOLE_PROMPT) if vision.sees == "prompt" else vision.longest
 
 
 def cpu_kv_bytes(device: Device) -> int:
@@ -136,6 +173,47 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
         )
     logger.warning("context cut from %d to %d tokens: that is what the KV cache holds", sizes.max_model_len, tokens)
     return replace(sizes, num_blocks=num_blocks, max_model_len=tokens)
+
+
+def with_states(args: EngineArgs, layout: CacheLayout, each: int, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
+    """The sizes with the number of checkpoints of states, and the bytes of all states.
+
+    Args:
+        each: bytes of one request's states.
+
+    Raises:
+        OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
+    """
+    if not layout.has_states:
+        return sizes, 0
+    slots = sizes.max_num_seqs
+    if each * slots > budget:
+        raise OutOfMemoryError(
+            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
+            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization"
+        )
+    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    if not args.enable_prefix_caching:
+        checkpoints = 0
+    elif not checkpoints:
+        logger.warning(
+            "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
+        )
+    logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
+    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
+
+
+def upload_budget(sizes: Sizes, vocab_size: int, layout: CacheLayout) -> int:
+    """Room for the largest single admission, and for a step full of ordinary ones."""
+    num_groups, cross = max(len(layout.groups), 1), layout.cross
+    longest = max(sizes.max_model_len, 0 if cross is None else cross.tokens)
+    if sizes.thresholds.upload_ints is not None:
+        return sizes.thresholds.upload_ints
+    blocks = num_groups * cdiv(longest, sizes.block_size)
+    largest = 2 * max_upload_ints(sizes.max_model_len, blocks, vocab_size)
+    ordinary = 2 * sizes.max_num_batched_tokens + 128 * sizes.max_num_seqs
+    return largest + ordinary
 
 
 def kv_tokens(sizes: Sizes, layout: CacheLayout) -> int:

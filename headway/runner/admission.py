@@ -8,14 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.automaton import MAX_TABLE_INTS
+from headway.core.log import logger
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
 from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
+from headway.state.media import MEDIA, media_row
 from headway.state.packed_step import EDIT_INTS, PackedStep, segment_ints
-from headway.state.slots import SlotArena
+from headway.state.slots import ENCODER_LEN, SlotArena
 
 MAX_EOS_IDS = 16
 MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
@@ -46,10 +48,16 @@ class AdmissionWriter:
     Args:
         arena: where the slot tables are.
         sampler: adds its own tables' edits; requests that pool need none.
+        sees_prompt: tokens of a prompt see all of it.
+
+    Attributes:
+        narrow_layers: see ``ModelSpec``; requests that turn that off for their steps are told in the log.
     """
 
-    def __init__(self, arena: SlotArena, sampler: Sampler) -> None:
-        self._arena, self._sampler = arena, sampler
+    narrow_layers = 0
+
+    def __init__(self, arena: SlotArena, sampler: Sampler, *, sees_prompt: bool = False) -> None:
+        self._arena, self._sampler, self._sees_prompt = arena, sampler, sees_prompt
         self._pooled = PooledAdmissions(arena)
         self._prepared: dict[str, Prepared] = {}
         self._places: dict[tuple[str, ...], tuple[Int32s, Int32s]] = {}
@@ -66,13 +74,28 @@ class AdmissionWriter:
         """
         if request.task.pools:
             return self._pooled.check(request)
+        if request.params.prompt_logprobs is not None and self.narrow_layers:
+            logger.warning(
+                "request %s asks for prompt_logprobs: steps with its prompt run the upper %d layers on every token",
+                request.request_id,
+                self.narrow_layers,
+            )
         edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
+        if self._arena.has(ENCODER_LEN):
+            edits.append(SlotEdit(ENCODER_LEN, ints(sum(item.rows for item in request.media))))
+        if self._arena.has(MEDIA):
+            edits.append(SlotEdit(MEDIA, media_row(request.runs, self._prompt_seen(request))))
         single = [edit for edit in edits if len(edit.values) == 1]
         rows = [edit for edit in edits if len(edit.values) != 1]
+        runs = len(request.runs)
         values = np.concatenate([edit.values for edit in single])
         self._prepared[request.request_id] = Prepared(tuple([edit.table for edit in single]), values, rows)
         mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
+        mask += segment_ints(1) * runs
         return mask + segment_ints(1) * len(single) + sum(segment_ints(len(edit.values)) for edit in rows)
+
+    def _prompt_seen(self, request: AddRequest) -> int:
+        return len(request.prompt_token_ids) if self._sees_prompt else 0
 
     @property
     def num_prepared(self) -> int:

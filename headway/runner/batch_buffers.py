@@ -7,10 +7,11 @@ import torch
 from headway.core.cache import CacheLayout
 from headway.core.chunks import most_chunks
 from headway.core.ints import round_up
+from headway.kernels.cross_rows import cross_rows
 from headway.kernels.step_unpack import step_unpack
-from headway.state.batch import GroupBatch, StepBatch
+from headway.state.batch import CrossBatch, GroupBatch, StepBatch
 from headway.state.packed_step import DECODE_ROWS_AT
-from headway.state.slots import SlotArena
+from headway.state.slots import ENCODER_LEN, SlotArena
 
 
 class BatchBuffers:
@@ -29,7 +30,9 @@ class BatchBuffers:
         width: int = 1,
     ) -> None:
         device = arena.ints.device
-        self._num_groups = max(len(layout.groups), 1)  # a model without caches has a block table all the same
+        cross = layout.cross
+        # A model without caches has a block table all the same; the last one is that of cross-attention, which writes by jobs.
+        self._num_groups = max(len(layout.groups) - (cross is not None), 1)
         # Rows begin at multiples of 16 bytes, on which kernels are specialised.
         rows = 2 + self._num_groups
         self._tokens = torch.zeros(rows, round_up(max_tokens, 4), dtype=torch.int32, device=device)
@@ -38,6 +41,21 @@ class BatchBuffers:
         self._arrivals = torch.zeros(max_rows, layout.num_heads, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._history, self._block_tables = arena.view("history"), arena.view("block_table")
+        self._cross: CrossBatch | None = None
+        if cross is not None:
+            slots, lens = torch.zeros(2, round_up(max_tokens, 4), dtype=torch.int32, device=device).unbind()
+            self._cross = CrossBatch(
+                self._block_tables[-1],
+                slots,
+                lens,
+                torch.arange(max_tokens + 1, dtype=torch.int32, device=device),
+                torch.zeros(max_tokens, layout.num_heads, dtype=torch.int32, device=device),
+                cross.tokens,
+            )
+            self._encoder_lens = arena.view(ENCODER_LEN)
+            self._block_tables = self._block_tables[:-1]
+            if self._num_groups == 1:
+                self._block_tables = self._block_tables[0]
         self._tables_of = self._block_tables.unbind() if self._num_groups > 1 else (self._block_tables,)
         self._num_computed, self._alive = arena.view("num_computed"), arena.view("alive")
         self._drafted: tuple[torch.Tensor, ...] = ()
@@ -102,4 +120,13 @@ class BatchBuffers:
             max_query_len,
             *(self._drafted if width > 1 else ()),
         )
+        if self._cross is not None:
+            batch.cross = self._cross_of(batch, self._cross, num_tokens)
         return batch
+
+    def _cross_of(self, batch: StepBatch, whole: CrossBatch, num_tokens: int) -> CrossBatch:
+        """Of a step of ``num_tokens``."""
+        parts = whole.slots[:num_tokens], whole.lens[:num_tokens]
+        cross_rows(batch.query_start, batch.row_slots, batch.seq_lens, self._encoder_lens, *parts)
+        starts, arrivals = whole.starts[: num_tokens + 1], whole.arrivals[:num_tokens]
+        return CrossBatch(whole.block_tables, *parts, starts, arrivals, whole.max_len_bound)

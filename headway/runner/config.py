@@ -12,7 +12,11 @@ class RunnerConfig:
     """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
     ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
     ``lookahead`` the places behind a row's last token that the drafter writes keys to; ``edits_per_row`` see
-    ``CacheLayout``; ``has_states``: packed steps carry a chunk table."""
+    ``CacheLayout``; ``has_states``: packed steps carry a chunk table;
+    ``has_latents``: launches say how many cached tokens become keys and values;
+    ``sees`` see ``VisionInfo``; ``max_encoder_rows``: most encoder outputs of a step, but for a single item that has more;
+    ``num_stages`` ranks have the layers one after the other; ``halves_from``: tokens from which on steps of decode rows, and
+    steps with prompts, run as two micro-batches, 0 for never."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -27,6 +31,11 @@ class RunnerConfig:
     lookahead: int = 0
     edits_per_row: int = 1
     has_states: bool = False
+    has_latents: bool = False
+    max_encoder_rows: int = 0
+    sees: str = ""
+    num_stages: int = 1
+    halves_from: tuple[int, int] = (0, 0)
 
     @property
     def longest_row(self) -> int:

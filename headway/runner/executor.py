@@ -8,19 +8,22 @@ import torch
 
 from headway.core.automaton import Vocabulary
 from headway.core.ints import cdiv
-from headway.core.plan import StepResult
+from headway.core.latents import absorbs_all
+from headway.core.plan import Int32s, StepResult
 from headway.device.base import Device
 from headway.device.readback import Readback, Ticket
 from headway.device.staging import Staging, StagingRing
 from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
 from headway.runner.config import RunnerConfig
+from headway.runner.encoder import EncoderRunner
 from headway.runner.graphs import DecodeGraphs, StepGraphs
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
 from headway.runner.results import ResultLayout, logprob_ints, pack_results, record_ints, unpack_results
 from headway.runner.split_step import Replayed
 from headway.runner.step_body import StepBody
+from headway.sampling.logprobs import NOT_ASKED
 
 BACK_PRESSURE, UNPINNED_COPY = "back_pressure", "unpinned_copy"
 
@@ -40,6 +43,7 @@ class Executor:
     Attributes:
         body: the kernels, and the memory they use.
         clock: times the steps.
+        encoder: the model's, None without.
         num_replays: steps that ran as a captured graph, wholly or up to their logits.
     """
 
@@ -59,6 +63,9 @@ class Executor:
         self._num_in_flight, self._record_ints = 0, record_ints(config.width)
         self._inference = torch.inference_mode()
         self._graphs: tuple[DecodeGraphs, PrefillGraphs] | None = None
+        self.encoder: EncoderRunner | None = None
+        if body.model.spec.encoder is not None:
+            self.encoder = EncoderRunner(device, body.model, body.caches, config)
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
         """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""
@@ -69,14 +76,21 @@ class Executor:
         collector finds the cycle."""
         self._graphs = None
 
-    def learn(self, vocabulary: Vocabulary) -> None:
-        """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything."""
+    def learn(self, vocabulary: Vocabulary) -> Int32s | None:
+        """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything: it gives
+        the words that were sent."""
         grammar = self.body.sampler.grammar
         if grammar.knows_tokens:
-            return
-        values = grammar.learn(vocabulary)
-        self._vocabulary_source = self.device.host_ints(len(values))  # kept, and never written again
-        self._vocabulary_source.numpy()[:] = values  # host: host memory
+            return None
+        words = grammar.learn(vocabulary)
+        self.learn_words(words)
+        return words
+
+    def learn_words(self, words: Int32s) -> None:
+        """The same of words that another executor's ``learn`` gave."""
+        grammar = self.body.sampler.grammar
+        self._vocabulary_source = self.device.host_ints(len(words))  # kept, and never written again
+        self._vocabulary_source.numpy()[:] = words  # host: host memory
         with self.device.main.active(), torch.inference_mode():
             grammar.vocabulary.view(-1).copy_(self._vocabulary_source, non_blocking=True)
 
@@ -97,14 +111,19 @@ class Executor:
             staging = self.acquire()
             staging.ints[: len(launch.ints)] = launch.ints
         rows = launch.shape.rows
-        layout = ResultLayout(rows, rows, launch.variant.max_logprobs, launch.shape.width, self._record_ints)
+        entries = NOT_ASKED if self.body.hands_on else launch.variant.max_logprobs
+        layout = ResultLayout(rows, rows, entries, launch.shape.width, self._record_ints)
         layout.vector = self.body.vector
         if launch.variant.covers(TOKEN_VECTORS) and self.body.token_vector:
             layout.token_vector, layout.num_tokens = self.body.token_vector, launch.shape.tokens
             layout.padded_tokens = launch.shape.tokens
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
+            if launch.encodings:
+                assert self.encoder is not None, "a step with encodings needs a model with an encoder"
+                self.encoder.run(launch)
             self._staging.send(staging, len(launch.ints))
+            self.body.settle(launch.unsettled)
             num_edits = launch.num_edits
             if launch.edits_first:
                 self.body.edit_first(num_edits)
@@ -127,13 +146,14 @@ class Executor:
         """Every wait for the device there can be in a step, by reason: the oldest result was not there yet, or a copy blocked
         for want of pinned memory. The staging ring grows instead of waiting."""
         readbacks = (self.readback, self._token_readback)
-        copies = _added(self._staging.unpinned, *(each.unpinned for each in readbacks))
+        rings = (self._staging,) if self.encoder is None else (self._staging, self.encoder.staging)
+        copies = _added(*(each.unpinned for each in (*rings, *readbacks)))
         return {BACK_PRESSURE: _added(*(each.back_pressure for each in readbacks)), UNPINNED_COPY: copies}
 
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
         ring = self._ring[launch.index]
-        if launch.prompt is None and self._graphs is not None:
+        if launch.prompt is None and not launch.media and self._graphs is not None:
             replayed = self._replay(launch, num_edits)
             if replayed is not None:
                 done, shape = replayed
@@ -158,6 +178,9 @@ class Executor:
             graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
         else:
             graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)
+            # Graphs hold no piece of a context that becomes keys and values: they cannot know how many there will be.
+            if shape is not None and launch.prefix_bound and not absorbs_all(*shape[:2], *shape[3:]):
+                return None
             if shape is not None and num_edits > self._config.edits_per_row * max_edits(*shape[:3]):
                 self.body.edit_first(num_edits)
         return None if shape is None else (graphs.replay(shape, launch.variant), shape)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headway.core.plan import Bound, Int32s
+from headway.core.encode import Encoding
+from headway.core.plan import NO_INTS, Bound, Int32s
 from headway.sampling.sampler import Variant
 
 TOKEN_VECTORS = Variant(flags=1)
@@ -90,7 +91,13 @@ class Launch:
         counted_at, num_counted: the list, in ``ints``, of slots whose token counts must be rebuilt.
         max_seq_len_bound: >= every row's context, this step's tokens included.
         context_bound: >= the context of the rows that decode beside prompts; 0 without any.
+        prefix_bound: >= the tokens before this step of all rows that make keys and values of cached latents; 0 for models
+            without.
         prompt: prompt log-probabilities to report.
+        encodings: what encoders do ahead of everything else.
+        encoder_ints: int32 [m], their inputs, see ``core.encode``.
+        media: see ``StepPlan``.
+        unsettled: of so many of the latest steps no token is needed, for ranks that do not draw them.
     """
 
     ints: Int32s
@@ -103,20 +110,30 @@ class Launch:
     num_counted: int
     max_seq_len_bound: Bound
     context_bound: Bound
+    prefix_bound: Bound
     prompt: PromptPositions | None = field(default=None)
+    encodings: tuple[Encoding, ...] = ()
+    encoder_ints: Int32s = field(default_factory=lambda: NO_INTS)
+    media: bool = False
+    unsettled: int = 0
 
     def encode(self) -> bytes:
-        """Everything as int32 words, native byte order: the length of what stands before ``ints``, then that, then ``ints``."""
+        """Everything as int32 words, native byte order: the length of what stands before ``ints``, then that, then ``ints`` and
+        ``encoder_ints``."""
         variant, prompt = self.variant, self.prompt
+        encodings = [word for each in self.encodings for word in _encoding_words(each)]
         words = [
             *self.shape, variant.edits, variant.flags, variant.max_logprobs, self.index, self.num_edits,
             int(self.edits_first), self.counted_at, self.num_counted, self.max_seq_len_bound, self.context_bound,
+            self.unsettled, self.prefix_bound,
+            int(self.media), len(encodings), len(self.encoder_ints),
         ]  # fmt: skip
         if prompt is not None:
             lists = (prompt.indices_at, prompt.targets_at, prompt.slots_at, prompt.entries)
             words += [*lists, *itertools.chain.from_iterable(prompt.rows)]
+        words += encodings
         head = np.array([len(words), *words], np.int32)
-        return head.tobytes() + self.ints.tobytes()
+        return head.tobytes() + self.ints.tobytes() + self.encoder_ints.tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> Launch:
@@ -127,17 +144,20 @@ class Launch:
         """
         words = np.frombuffer(data, np.int32)
         size = int(words[0]) if len(words) else 0
-        prompt_words = size - _HEAD_WORDS
+        counts = words[_HEAD_WORDS - 1 : _HEAD_WORDS + 1].tolist()  # host: host memory
+        num_encodings, num_encoder_ints = counts if len(counts) == 2 else (0, 0)
+        prompt_words = size - _HEAD_WORDS - num_encodings
         is_whole = prompt_words == 0 or (prompt_words > _PROMPT_WORDS and not (prompt_words - _PROMPT_WORDS) % 2)
-        if prompt_words < 0 or not is_whole or len(words) < 1 + size:
+        if prompt_words < 0 or not is_whole or num_encodings < 0 or not 0 <= num_encoder_ints <= len(words) - 1 - size:
             raise ValueError(f"{len(data)} bytes that are no launch")
-        head, ints = words[1 : 1 + size].tolist(), words[1 + size :]  # host: host memory
+        head, ints = words[1 : 1 + size].tolist(), words[1 + size : len(words) - num_encoder_ints]  # host: host memory
         shape, rest = LaunchShape(*head[:_SHAPE_WORDS]), iter(head[_SHAPE_WORDS:_HEAD_WORDS])
         variant = Variant(next(rest), next(rest), next(rest))
-        index, num_edits, first, counted_at, num_counted, longest, context = rest
+        index, num_edits, first, counted_at, num_counted, longest, context, unsettled, prefix, media, *_ = rest
         prompt = None
         if prompt_words:
-            lists, pairs = head[_HEAD_WORDS:][:_PROMPT_WORDS], head[_HEAD_WORDS + _PROMPT_WORDS :]
+            told = head[_HEAD_WORDS : _HEAD_WORDS + prompt_words]
+            lists, pairs = told[:_PROMPT_WORDS], told[_PROMPT_WORDS:]
             prompt = PromptPositions(list(zip(pairs[::2], pairs[1::2], strict=True)), *lists)
         return cls(
             ints,
@@ -150,10 +170,32 @@ class Launch:
             num_counted,
             Bound(longest),
             Bound(context),
+            Bound(prefix),
             prompt,
+            _encodings_of(head[_HEAD_WORDS + prompt_words :]),
+            words[len(words) - num_encoder_ints :],
+            bool(media),
+            unsettled,
         )
 
 
+def _encoding_words(encoding: Encoding) -> list[int]:
+    rows, sizes, *places = encoding
+    return [rows, *places, len(sizes), *sizes]
+
+
+def _encodings_of(words: list[int]) -> tuple[Encoding, ...]:
+    """Raises ValueError: they are cut short."""
+    found, at = [], 0
+    while at < len(words):
+        if at + 5 > len(words) or words[at + 4] < 0 or at + 5 + words[at + 4] > len(words):
+            raise ValueError(f"{len(words)} words that are no encodings")
+        rows, data_at, num_words, places_at, num_sizes = words[at : at + 5]
+        at += 5 + num_sizes
+        found.append(Encoding(rows, tuple(words[at - num_sizes : at]), data_at, num_words, places_at))
+    return tuple(found)
+
+
 _SHAPE_WORDS = len(LaunchShape._fields)
-_HEAD_WORDS = _SHAPE_WORDS + 10
+_HEAD_WORDS = _SHAPE_WORDS + 15
 _PROMPT_WORDS = 4

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
+from headway.core.encode import pack_jobs
+from headway.core.latents import short_row
 from headway.core.plan import NO_INTS, Bound, Int32s, StepPlan
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prompt_logprobs import choose_positions
 from headway.sampling.sampler import Sampler, Variant
+from headway.state.media import MEDIA_ROWS
 from headway.state.packed_step import PackedRows, PackedStep, fits_before_rows
 from headway.state.slots import SlotArena
 
@@ -32,13 +37,16 @@ class Packer:
 
     def __init__(self, arena: SlotArena, sampler: Sampler, config: RunnerConfig) -> None:
         self._arena, self._sampler, self._config = arena, sampler, config
-        self.admissions = AdmissionWriter(arena, sampler)
+        self.admissions = AdmissionWriter(arena, sampler, sees_prompt=config.sees == "prompt")
         self.decode_bound: Bound | None = None
         self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
         self._last_slots: Int32s | None = None  # of these are the next three
         self._head: PackedRows
         self._shape: LaunchShape
         self._variant = Variant()
+        self._drawing: deque[set[int]] = deque(
+            maxlen=max(config.num_stages - 1, 0)
+        )  # slots that draw, of the latest steps
 
     def pack(self, plan: StepPlan, ints: Int32s) -> Launch:
         """Write the packed step into ``ints``, int32 [P], large enough for any; ``Launch.ints`` is a view of it.
@@ -58,6 +66,10 @@ class Packer:
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)
             packed.scatter(base + plan.block_edit_rows * stride + plan.block_edit_indices, plan.block_edit_ids)
+        if plan.media_rows:
+            changed_rows = np.array(plan.media_rows, np.int32)
+            places = self._arena.position(MEDIA_ROWS, 0) + changed_rows[:, 0] * self._arena.stride(MEDIA_ROWS)
+            packed.scatter(places + changed_rows[:, 1], changed_rows[:, 2])
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
         if self._config.has_states and not only_decode:
@@ -72,6 +84,7 @@ class Packer:
         if longest_bound is None:
             longest_bound = Bound(int((plan.starts_bound + plan.query_lens).max()))
         decodes = 0 if only_decode else plan.num_decode_rows
+        encodings = pack_jobs(plan.encodes) if plan.encodes else ((), NO_INTS)
         return Launch(
             ints[: packed.finish()],
             self._shape,
@@ -83,12 +96,27 @@ class Packer:
             num_counted,
             longest_bound,
             Bound(int(plan.starts_bound[:decodes].max()) if decodes else 0),
+            _prefix_bound(plan) if self._config.has_latents and not only_decode else Bound(0),
             prompt,
+            *encodings,
+            plan.media,
+            self._unsettled(plan) if self._config.num_stages > 1 else 0,
         )
 
     def launched(self, plan: StepPlan) -> None:
         """The step that was packed last is on its way: the device has its rows."""
         self._last_slots = plan.slots
+        if self._config.num_stages > 1:
+            self._drawing.append(set(plan.slots[plan.samples].tolist()))  # host: host memory
+
+    def _unsettled(self, plan: StepPlan) -> int:
+        """How many of the latest steps, at most one less than stages, drew for no slot of this one."""
+        slots, count = set(plan.slots.tolist()), 0  # host: host memory
+        for drawing in reversed(self._drawing):
+            if slots & drawing:
+                break
+            count += 1
+        return count
 
     def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""
@@ -110,3 +138,10 @@ class Packer:
 def _exact_shape(plan: StepPlan, num_tokens: int) -> LaunchShape:
     rows, decodes, width = plan.num_rows, plan.num_decode_rows, plan.width
     return LaunchShape(num_tokens, rows, decodes, width if decodes == rows else int(plan.query_lens.max()), width)
+
+
+def _prefix_bound(plan: StepPlan) -> Bound:
+    """Tokens before this step of the rows that make keys and values of cached latents: exact, unless decode rows are among
+    them."""
+    long = plan.query_lens > short_row(plan.width)
+    return Bound(int(plan.starts_bound[long].sum()))

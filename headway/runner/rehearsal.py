@@ -8,6 +8,7 @@ from headway.core.ints import cdiv
 from headway.core.plan import Bound
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
+from headway.runner.encoder import rehearse_encoder
 from headway.runner.launch import LaunchShape
 from headway.runner.results import pack_results
 from headway.runner.step_body import StepBody
@@ -18,11 +19,16 @@ SHORT_PROMPT = 1024
 """Tokens; a rehearsal fills a step with such prompts as well as with a single one."""
 
 
+LONG_CONTEXT = 40960
+"""Tokens; more pieces of a context would only take time."""
+
+
 def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int) -> None:
     """Run steps of ``num_tokens`` in up to ``num_rows`` rows, and the sampling of all features. Blocks."""
     device.wait_idle()  # tables, cache and weights were filled on the default stream, which main does not follow
     config, every_edit = body.config, body.sampler.every_edit
     with device.main.active(), torch.inference_mode():
+        rehearse_encoder(device, body.model, body.caches, config.max_encoder_rows)
         body.packed.zero_()
         body.apply_edits(1)
         mixed = min(num_rows, num_tokens) - 1  # decode rows beside a prompt
@@ -35,9 +41,17 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int) -> 
             if rows == 1 and not body.pools:  # where prompt log-probabilities are wanted; no step takes more memory
                 body.row_logits(batch, body.forward(batch, only_rows=False))
             states = body.outcome_states(batch)
+        if body.model.spec.vision is not None and not body.pools:  # its kernels, and what it adds
+            shape = LaunchShape(num_tokens, num_rows, mixed, num_tokens, config.width)
+            body.outcome_states(body.unpack(shape, Bound(num_tokens), media=True))
+        if config.has_latents:  # a prompt whose context becomes keys and values by pieces, and is as long as can be
+            late = body.unpack(LaunchShape(num_tokens, 1, 0, num_tokens, config.width), Bound(config.longest_row))
+            late.prefix_bound = min(config.longest_row, LONG_CONTEXT)
+            body.outcome_states(late)
         most = Variant(every_edit, ALL_PATHS, config.max_logprobs)
         masks = Variant(every_edit & ~BIAS_EDIT, RANDOM)
         for variant in (Variant(), Variant(flags=ALL_PATHS), masks, most):
             pack_results(body.results[0].view(-1), body.results.shape[2], num_rows, body.back(batch, states, variant))
         body.sampler.penalties.rebuild(batch.row_slots, config.max_model_len)
+        body.settle(0)
     device.wait_idle()

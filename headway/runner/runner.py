@@ -10,10 +10,12 @@ from headway.device.base import Device
 from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
 from headway.models.interface import Model
+from headway.parallel.group import RankError
 from headway.pooling.pooler import Pooler
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
 from headway.runner.executor import Executor, Running
+from headway.runner.followers import LEARN, STEP, Followers
 from headway.runner.graphs import DecodeGraphs
 from headway.runner.packer import Packer
 from headway.runner.prefill_graphs import PrefillGraphs
@@ -47,6 +49,7 @@ class ModelRunner:
 
     Attributes:
         packer, executor: the two halves.
+        followers: ranks that run the same steps; None: this one is alone, or follows.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class ModelRunner:
     ) -> None:
         self.device, self.config = device, config
         self.packer = Packer(arena, sampler, config)
+        self.packer.admissions.narrow_layers = model.spec.narrow_layers
         body = StepBody(device.torch_device, model, sampler, arena, caches, config, drafter, pooler)
         self.executor = Executor(device, body, config)
+        self.followers: Followers | None = None
 
     @property
     def admissions(self) -> AdmissionWriter:
@@ -90,9 +95,21 @@ class ModelRunner:
         self.packer.decode_bound = Bound(self.config.longest_row)  # a graph is for contexts of any length
         self.executor.use_graphs(decode, prefill)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank that its steps need has gone."""
+        return self.followers is not None and self.followers.lost is not None
+
+    def check_followers(self) -> None:
+        """Raises RankError then."""
+        if self.followers is not None:
+            self.followers.check()
+
     def learn(self, vocabulary: Vocabulary) -> None:
         """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything."""
-        self.executor.learn(vocabulary)
+        words = self.executor.learn(vocabulary)
+        if words is not None and self.followers is not None:
+            self.followers.send(LEARN, words.tobytes())
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Queue one step on the device and return at once.
@@ -100,13 +117,22 @@ class ModelRunner:
         The results of at most ``max_in_flight`` steps may be outstanding; a further launch is the caller's bug.
         """
         staging = self.executor.acquire()
-        running = self.executor.run(self.packer.pack(plan, staging.ints), staging)
+        launch = self.packer.pack(plan, staging.ints)
+        if self.followers is not None:
+            self.followers.send(STEP, launch.encode())
+        try:
+            running = self.executor.run(launch, staging)
+        except RankError as error:
+            raise error if self.followers is None else self.followers.explain(error) from error
         self.packer.launched(plan)
         return InFlight(plan, running)
 
     def collect(self, step: InFlight) -> StepResult:
         """The step's result. Blocks until it has arrived: the engine's only wait."""
-        return self.executor.collect(step.running)
+        try:
+            return self.executor.collect(step.running)
+        except RankError as error:  # a simulated device, which computes when it is waited for
+            raise error if self.followers is None else self.followers.explain(error) from error
 
     def waits(self) -> dict[str, WaitCounter]:
         """Every wait for the device there can be in a step, by reason."""

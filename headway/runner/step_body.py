@@ -11,6 +11,7 @@ import torch
 from headway.core.chunks import most_chunks
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
+from headway.kernels.media_places import media_places
 from headway.kernels.slot_advance import slot_advance
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS, Model
 from headway.pooling.pooler import Pooler
@@ -19,12 +20,14 @@ from headway.runner.config import RunnerConfig
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prefill_graphs import max_edits
 from headway.runner.prompt_logprobs import gather_entries
+from headway.runner.relay import Relay
 from headway.runner.results import Part, record_ints
 from headway.sampling.logprobs import LogprobTensors
 from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
+from headway.state.media import MEDIA, MEDIA_ROWS
 from headway.state.packed_step import ROW_INTS, ROWS_AT
 from headway.state.slots import SlotArena
 from headway.state.token_types import TOKEN_TYPES, token_types
@@ -41,6 +44,7 @@ class StepBody:
 
     Attributes:
         packed: int32 [P], the packed step on the device.
+        caches: the model's.
         pools: it pools, and generates nothing.
         vector, token_vector: numbers of a row's and of a token's vector; 0 where they have none.
         results: int32 [max_in_flight, max_num_seqs, record_ints(width)], what steps report.
@@ -59,23 +63,34 @@ class StepBody:
     ) -> None:
         assert (drafter is None) == (config.width == 1), "rows of drafts need a drafter, and a drafter such rows"
         self.model, self.sampler, self.config = model, sampler, config
-        self._arena, self._caches, self._drafter, self._pooler = arena, caches, drafter, pooler
+        self._stage = model.spec.stage
+        self._relay = None if self._stage is None or self._stage.is_last else Relay(self._stage)
+        self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
         self._layers: tuple[int, ...] | None = None  # that steps run; None: all
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         edits = config.edits_per_row * (5 * rows + 3 * tokens)
         num_ints = ROWS_AT + ROW_INTS * rows + edits + config.max_upload_ints
+        if model.spec.vision is not None:
+            num_ints += 4 * tokens
         if config.has_states:
             num_ints += 2 * most_chunks(tokens, rows, tokens) + 4 * rows
         self.packed = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self.results = torch.zeros(
             config.max_in_flight, rows, record_ints(config.width), dtype=torch.int32, device=device
         )
+        # What is learned later goes into records that nobody reads: those of its step may be on their way to the host.
+        self._unread = torch.zeros_like(self.results) if self._relay is not None else self.results
         self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, model.spec.cache, config.width)
         self.pools = pooler is not None
         self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
         self._has_types = model.spec.num_token_types > 1
         # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
         self._going_on = torch.zeros(2, rows, dtype=torch.int32, device=device)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a later stage draws the tokens, and has the results."""
+        return self._relay is not None
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -97,8 +112,10 @@ class StepBody:
         if number:
             self.sampler.penalties.rebuild(self.packed[position : position + number], self.config.max_model_len)
 
-    def unpack(self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True) -> StepBatch:
-        """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack``."""
+    def unpack(
+        self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True, media: bool = False
+    ) -> StepBatch:
+        """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack`` and ``StepPlan.media``."""
         batch = self._buffers.unpack(
             self.packed,
             num_tokens=shape.tokens,
@@ -111,7 +128,21 @@ class StepBody:
         )
         if self._has_types:
             batch.token_types = token_types(batch, self._arena.view(TOKEN_TYPES))
+        self._place_media(batch, media)
         return batch
+
+    def _place_media(self, batch: StepBatch, media: bool) -> None:
+        """What tokens are within pictures, once for all layers; steps without any pay for nothing but rotations by place."""
+        vision = self.model.spec.vision
+        if vision is None or not (media or vision.rotates_by_place):
+            return
+        tables = self._arena.view(MEDIA), self._arena.view(MEDIA_ROWS)
+        found = media_places(batch.positions, batch.query_start, batch.row_slots, *tables, vision.sees == "spans")
+        if vision.rotates_by_place:
+            batch.places = found[2:]
+        if media:
+            batch.media_rows = found[0]
+            batch.ends = found[1] if vision.sees else None
 
     def front(self, shape: LaunchShape) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``."""
@@ -127,13 +158,16 @@ class StepBody:
             counted: as in ``BatchBuffers.unpack``.
         """
         prompt = launch.prompt
-        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted)
+        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
+        batch.prefix_bound = launch.prefix_bound
+        if self._relay is not None:
+            return self.back(batch, self.outcome_states(batch), variant), None
         if prompt is None:
             return self.back(batch, self.outcome_states(batch), variant), None
         hidden = self.forward(batch, only_rows=False)
         parts = self.back(batch, self.row_logits(batch, hidden), variant)
         most = self.config.prompt_logits_chunk
-        parts.append(gather_entries(self.packed, prompt, hidden, self.logits, self.sampler.logprobs, most))
+        parts.append(gather_entries(self.packed, prompt, hidden, self.whole_logits, self.sampler.logprobs, most))
         return parts, prompt
 
     def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
@@ -145,27 +179,47 @@ class StepBody:
             want = replace(want, auxiliary=drafter.auxiliary)
         if self._layers is not None:
             want = replace(want, layers=tuple(sorted({*self._layers, *want.auxiliary})))
-        forward = self.model.forward(batch, self._caches, want)
+        cut = self._cut(batch)
+        if cut:
+            assert drafter is None, "rows of drafts are not cut"
+            both = [batch.slice(0, cut), batch.slice(cut, len(batch.input_ids))]
+            hidden = torch.cat(
+                [self.model.forward(each, self.caches, replace(want, last_only=False)).hidden for each in both]
+            )
+            return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
+        forward = self.model.forward(batch, self.caches, want)
         if drafter is None or not watched:
             return forward.hidden
         drafter.observe(batch, forward)
         return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
+    def _cut(self, batch: StepBatch) -> int:
+        """Where a step is cut into two micro-batches; 0: it is not."""
+        tokens, decodes = len(batch.input_ids), batch.num_decode_rows == len(batch.row_slots)
+        least = self.config.halves_from[not decodes]
+        return tokens // 2 if least and tokens >= max(least, 2) and batch.can_be_cut else 0
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> [N, V]."""
+        """[N, hidden] -> [N, V], or of this rank's part of the vocabulary."""
         return self.model.logits(hidden)
+
+    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N, V]."""
+        return self.sampler.whole(self.model.logits(hidden))
 
     def outcome_states(self, batch: StepBatch) -> torch.Tensor:
         """What the back half needs of the forward pass: logits [W R, V] of all outcomes that the step can have, outcome by
         outcome (W = 1: after each row's last token); with a pooler hidden states, of all tokens or of each row's last."""
         if self._pooler is not None:
             return self.forward(batch, only_rows=not self._pooler.wants_all)
-        if batch.width > 1:
+        if batch.width > 1 or self._relay is not None:
             return self.row_logits(batch, self.forward(batch, only_rows=False))
         return self.logits(self.forward(batch, only_rows=batch.num_decode_rows < len(batch.row_slots)))
 
     def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """The same from hidden states of all tokens."""
+        """The same from hidden states of all tokens; these themselves where they are handed on."""
+        if self._relay is not None:
+            return hidden
         if batch.num_decode_rows < len(batch.row_slots):
             hidden = hidden.index_select(0, batch.logit_indices)
         return self.logits(hidden)
@@ -183,6 +237,9 @@ class StepBody:
         Returns:
             log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
+        if self._relay is not None:
+            self._relay.note(self, batch, variant)
+            return []
         if self._pooler is not None:
             pooler = self._pooler
             found: Part = (pooler(states, batch),) if pooler.width else ()
@@ -210,15 +267,34 @@ class StepBody:
     ) -> LogprobTensors | None:
         """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
         token_ids, logprobs = self.sampler(logits, slots, variant)
+        if self._stage is not None:
+            self._stage.tell(token_ids)
         if self._drafter is not None and run:
             self._drafter.judge(token_ids, slots, offset)
         self._advance(slots, token_ids, variant, run)
         return logprobs
 
-    def _advance(self, slots: torch.Tensor, token_ids: torch.Tensor, variant: Variant, run: tuple[object, ...]) -> None:
+    def settle(self, unsettled: int) -> None:
+        """Where tokens are drawn elsewhere: all that precedes a step that can do without those of the ``unsettled`` before
+        it."""
+        if self._relay is not None:
+            self._relay.settle(self, unsettled)
+
+    def advance(self, slots: torch.Tensor, token_ids: torch.Tensor, variant: Variant, packed: torch.Tensor) -> None:
+        """Append ``token_ids`` to ``slots`` (int32 [R], -1: none) of the step of ``packed``."""
+        self._advance(slots, token_ids, variant, (), packed)
+
+    def _advance(
+        self,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor,
+        variant: Variant,
+        run: tuple[object, ...],
+        packed: torch.Tensor | None = None,
+    ) -> None:
         view, penalties = self._arena.view, self.sampler.penalties
         advanced = (
-            self.packed,
+            self.packed if packed is None else packed,
             slots,
             token_ids,
             view("history"),
@@ -230,9 +306,9 @@ class StepBody:
             *[view(name) for name in ("min_total", "max_total", "stop_counts", "stop_ids")],
         )
         if variant.edits & GRAMMAR_EDIT:
-            self.sampler.grammar.advance(advanced, (self.results, *run))
+            self.sampler.grammar.advance(advanced, (self._unread, *run))
         else:
-            slot_advance(*advanced, self.results, *run)
+            slot_advance(*advanced, self._unread, *run)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.scheduler.cache.manager import Hits, KVManager
 from headway.scheduler.cache.pool import NULL_BLOCK
+from headway.scheduler.media import MediaPlanner
 from headway.scheduler.request import Request, Status
 from headway.scheduler.slots import RunningSet, SlotTable
 from headway.scheduler.waiting import WaitingQueue
@@ -21,6 +22,7 @@ class Lifecycle:
     def __init__(self, config: SchedulerConfig) -> None:
         self.table = SlotTable(config.max_num_seqs, config.max_model_len)
         self.kv = KVManager(config)
+        self.media = MediaPlanner(config) if config.encoder_cache_rows else None
         self.waiting = WaitingQueue()
         self.running = RunningSet(self.table)
         self.open: dict[str, Request] = {}
@@ -66,12 +68,16 @@ class Lifecycle:
             self.waiting.remove(request)
         elif request.status is Status.DRAINING:
             self.num_draining -= 1
+        if self.media is not None:
+            self.media.release(request)
         request.status = Status.FINISHED
         del self.open[request.request_id]
 
     def _give_back(self, request: Request) -> None:
         self.running.remove(request)
         self.table.close(request)
+        if self.media is not None:
+            self.media.release(request)
         self.kv.release(request)
 
     def check(self) -> None:
@@ -82,6 +88,10 @@ class Lifecycle:
             raise HeadwayError(f"slots do not add up: {len(slots)} owned, {self.table.num_free} free")
         if self.kv.states is not None:
             self.kv.states.check()
-        self.kv.pool.check(block for r in running for held in r.blocks for block in held if block != NULL_BLOCK)
+        self.kv.pool.check(
+            block for r in running for held in (*r.blocks, r.cross) for block in held if block != NULL_BLOCK
+        )
+        if self.media is not None:
+            self.media.cache.check(sum(len(each.held) for each in self.open.values()) + self.media.num_leaving)
         if len(self.open) != len(running) + len(self.waiting) + self.num_draining:
             raise HeadwayError("an open request is neither waiting, running nor draining")

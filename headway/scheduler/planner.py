@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headway.core.config import SchedulerConfig
+from headway.core.encode import EncodeJob
 from headway.core.errors import HeadwayError
 from headway.core.plan import NO_INTS, Admission, Bools, Bound, Exact, Int32s, StepPlan
 from headway.scheduler.cache.manager import BlockEdit, Hits
@@ -37,6 +38,10 @@ class _Draft:
     edit_ids: list[int] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
     saves: list[tuple[int, int]] = field(default_factory=list)
+    encodes: list[EncodeJob] = field(default_factory=list)
+    encoder_rows_left: int = 0
+    media_rows: list[tuple[int, int, int]] = field(default_factory=list)
+    media: bool = False
 
     def draw_masked(self, request: Request) -> None:
         """The row draws under the request's mask, which is thereby used up."""
@@ -77,20 +82,27 @@ class Planner:
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
         self._drained: list[Request] = []
+        self._cohorts, self._step = config.cohorts, 0
+        self._drew = np.full(config.max_num_seqs, -config.cohorts, np.int64)  # the step in which each slot drew last
         self.cache_queries = 0
         self.cache_hits = 0
 
     def build(self, step: int) -> tuple[StepPlan, Rows] | None:
         """The next step and its rows, or None when nothing can run now."""
         self.settle()
+        self._step = step
         draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
         preemptions = self._life.num_preemptions
+        media = self._life.media
         ready = self._reserve_lagging(draft) if self._life.running.lagging else []
         decode, starts = self._take_decode(draft)
         if ready and (taken := self._take_lagging(draft, ready)):
             decode, starts = self._add_lagging(draft, taken, decode, starts)
+        if media is not None:
+            media.begin(len(decode) > 0)
         self._continue_prefill(draft)
         if self._life.num_preemptions == preemptions:
+            draft.encoder_rows_left = self._config.max_encoder_rows // (4 if len(decode) else 1)
             self._admit(draft)
         if not len(decode) and not draft.requests:
             return None
@@ -117,6 +129,8 @@ class Planner:
         rows = running.decode_rows().first(draft.tokens_left // width)
         if not len(rows):
             return rows, NO_INTS
+        if self._cohorts > 1:
+            rows = self._turn(rows)
         starts = table.scheduled[rows.index]
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
@@ -140,6 +154,17 @@ class Planner:
             rows, order = running.longest_first()
             starts = starts[order]
         return rows, starts
+
+    def _turn(self, rows: Rows) -> Rows:
+        """The rows whose turn it is: they wait for what the last stage draws, while the other stages run those of other
+        turns."""
+        drew = self._drew[rows.index]
+        oldest = int(drew.min())
+        (ready,) = (drew <= max(oldest, self._step - self._cohorts)).nonzero()
+        ready = ready[: -(-len(rows) // self._cohorts)]
+        rows = rows.picked(ready)
+        self._drew[rows.index] = self._step
+        return rows
 
     def _not_paused(self, rows: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
         """Without rows that would have nothing left to do were all drafts in flight accepted: results tell how many were."""
@@ -281,6 +306,9 @@ class Planner:
         table, slot = self._table, request.slot
         start, known = int(table.scheduled[slot]), int(table.known[slot])
         count = min(most, known - start)
+        media = self._life.media
+        if media is not None and count > 0:
+            count = media.claim(request, start, start + count) - start
         if count <= 0:
             return
         kv = self._life.kv
@@ -294,12 +322,17 @@ class Planner:
         table.in_flight[slot] += 1
         # Named before anyone looks: rows of this step and of later ones read these blocks after this row has written them.
         self._life.kv.register_later(request, table.history[slot], Exact(end))
+        if media is not None:
+            draft.media_rows += [(slot, *each) for each in media.rows_of(request, start, end)]
+            draft.media = draft.media or media.touches(request, start, end)
+            media.passed(request, end)
         draft.requests.append(request)
         draft.query_lens.append(count)
         draft.starts.append(start)
         draft.samples.append(end == known)
         draft.tokens_left -= count
         if end == known:
+            self._drew[slot] = self._step
             self._life.running.prefilling = None
             self._life.running.add_decoding(request)
             if request.lags:
@@ -322,7 +355,29 @@ class Planner:
                 self._blocked = (request, life.kv.pool.num_free)
                 return
             self._blocked = None
+            if not self._may_encode(draft, request, hits) or not self._may_see(draft, request, hits):
+                return
             self._start(draft, request, hits)
+
+    def _may_encode(self, draft: _Draft, request: Request, hits: Hits) -> bool:
+        """Whether what the request's item takes of the encoder is left in this step; one item always is."""
+        if self._life.kv.cross is None or hits.cross is not None:
+            return True
+        rows = sum(item.rows for item in request.message.media)
+        if draft.encodes and rows > draft.encoder_rows_left:
+            return False
+        draft.encoder_rows_left -= rows
+        return True
+
+    def _may_see(self, draft: _Draft, request: Request, hits: Hits) -> bool:
+        """Whether a first row of the request would have tokens: pictures that it begins with may have to wait."""
+        media, start = self._life.media, hits.depth * self._life.kv.block_size
+        if media is None:
+            return True
+        if media.claim(request, start, min(start + draft.tokens_left, len(request.tokens))) > start:
+            return True
+        media.release(request)
+        return False
 
     def _still_blocked(self, request: Request) -> bool:
         """Whether nothing was freed since the request last did not fit: spares the look-up of a long prompt."""
@@ -339,6 +394,9 @@ class Planner:
             self.cache_queries += len(request.tokens) if life.kv.may_hit(request) else 0
             self.cache_hits += cached
         life.admit(request, hits)
+        if life.kv.cross is not None and hits.cross is None:
+            [item] = request.message.media
+            draft.encodes.append(EncodeJob(request.slot, item, life.kv.cross.take(request)))
         self._table.capacity[request.slot] = cached
         draft.admissions.append(Admission(request.slot, request.message, request.tokens, cached))
         self._edit(draft, request, life.kv.opening_edits(request))
@@ -375,4 +433,7 @@ class Planner:
         by_token = self._config.pools and any(request.by_token for request in draft.requests)
         pools = self._config.pools
         plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
+        media = self._life.media
+        plan.encodes = draft.encodes if media is None else media.encodes
+        plan.media_rows, plan.media = draft.media_rows, draft.media
         return plan, rows

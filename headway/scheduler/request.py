@@ -9,6 +9,7 @@ import numpy as np
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest, TokenLogprobsRow
 from headway.core.plan import Exact, Floats, Int32s
+from headway.scheduler.cache.encoder import Range
 
 
 class Status(IntEnum):
@@ -36,6 +37,10 @@ class Request:
         slot: the slot it owns, -1 for none.
         blocks: per group of layers the blocks it holds, in order of position; ``NULL_BLOCK`` for those it has given back.
         first_kept: per group the number of those.
+        cross: the blocks that hold the outputs of its encoder item, for cross-attention.
+        marks: what of its prompt means more than the tokens, for the names of blocks; see ``MediaPlanner.marks``.
+        held: rows of the encoder cache that it is about to read, by item.
+        salt: requests with different ones share no prefix: the caller's, and what an encoder has read.
         digests: chained digest of its first full blocks, as far as computed; valid for the request's whole life.
         num_registered: leading blocks already offered to the prefix index (or found there) in this incarnation.
         in_flight: rows launched and not applied; current only while it owns no slot.
@@ -57,11 +62,14 @@ class Request:
         "blocks",
         "by_token",
         "cached_tokens",
+        "cross",
         "digests",
         "first_kept",
+        "held",
         "in_flight",
         "junction",
         "lags",
+        "marks",
         "mask",
         "max_total",
         "message",
@@ -72,6 +80,7 @@ class Request:
         "prompt_rows",
         "reported",
         "request_id",
+        "salt",
         "says_more",
         "slot",
         "status",
@@ -107,6 +116,10 @@ class Request:
         self.slot = -1
         self.blocks: list[list[int]] = []
         self.first_kept: list[int] = []
+        self.cross: list[int] = []
+        self.salt = _salt(message)
+        self.marks: list[tuple[int, int, bytes]] = []
+        self.held: dict[int, Range] = {}
         self.digests: list[bytes] = []
         self.num_registered = 0
         self.in_flight = 0
@@ -124,3 +137,11 @@ class Request:
     def upload_now(self) -> int:
         """int32 values an admission sends now: a resumed request brings its generated tokens too."""
         return self.upload + len(self.tokens) - self.prompt_len
+
+
+def _salt(message: AddRequest) -> str | None:
+    """The same tokens mean something else behind another recording or picture."""
+    keys = ",".join(item.key.hex() for item in message.media if item.first < 0)
+    if not keys:
+        return message.cache_salt
+    return f"media:{keys}:{message.cache_salt!r}"

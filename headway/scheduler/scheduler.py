@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from headway.core.cache import CacheKind
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, RequestUpdate, StepUpdates
@@ -53,6 +54,7 @@ class Scheduler:
         if message.task.pools != self._config.pools:
             serves = "requests that pool, such as embeddings" if self._config.pools else "generation"
             raise InvalidRequestError(f"this engine serves {serves}, not the task {message.task.value!r}", "task")
+        self._check_media(message)
         upload = self._upload_ints(message)
         request = Request(message, self._config.max_model_len, upload)
         most = upload + max(request.max_total - 1 - request.prompt_len, 0)
@@ -61,7 +63,31 @@ class Scheduler:
                 f"the request may have to send {most} values in one step, which carries "
                 f"{self._config.max_upload_ints}; shorten the prompt, max_tokens or its token tables"
             )
+        if self._life.media is not None:
+            request.marks = self._life.media.marks(message)
         self._life.enter(request)
+
+    def _check_media(self, message: AddRequest) -> None:
+        """Raises InvalidRequestError: what the encoder is given is not what cross-attention reads."""
+        last = self._config.groups[-1]
+        read = [item for item in message.media if item.first < 0]
+        if self._life.media is not None:
+            if read:
+                raise InvalidRequestError("this model has no cross-attention; leave those media out", "media")
+            self._life.media.check(message)
+        elif message.runs:
+            raise InvalidRequestError("this model sees no pictures; leave them out", "media")
+        elif last.kind is not CacheKind.CROSS:
+            if read:
+                raise InvalidRequestError("this model has no cross-attention; leave the media out", "media")
+        elif len(read) != 1 or len(message.media) != 1:
+            raise InvalidRequestError(
+                f"this model's decoder reads the outputs of one encoder item; the request has {len(read)}", "media"
+            )
+        elif not 1 <= read[0].rows <= last.tokens:
+            raise InvalidRequestError(
+                f"the encoder's item has {read[0].rows} outputs; 1 to {last.tokens} are possible", "media"
+            )
 
     def abort(self, request_id: str) -> bool:
         """Ends a request silently, in whatever state; False when the id is not open."""
@@ -134,7 +160,10 @@ class Scheduler:
         rows = self._launched.pop(plan.step)
         # Its prefill rows had their blocks named, and nothing was written there.
         self._settled.kv.forget_prefixes()
-        return [u for u in (self.fail(request_id, message) for request_id in rows.ids) if u is not None]
+        failed = [u for u in (self.fail(request_id, message) for request_id in rows.ids) if u is not None]
+        if self._life.media is not None:
+            self._life.media.discard(plan.encodes)
+        return failed
 
     @property
     def _settled(self) -> Lifecycle:

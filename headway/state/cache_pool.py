@@ -66,8 +66,10 @@ class CachePool:
         dtype: of parts that name none; the model's or float8_e4m3fn.
         device: where it lies.
         states: how states are stored; needed where the layout has any.
+        features: rows, width and dtype of the encoder cache; None: there is none.
 
     Attributes:
+        features: [rows, width], the encoder cache: outputs of encoders that stand in for tokens; None without.
         layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
             are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
@@ -85,6 +87,7 @@ class CachePool:
         dtype: torch.dtype,
         device: torch.device,
         states: StateStorage | None = None,
+        features: tuple[int, int, torch.dtype] | None = None,
     ) -> None:
         self.layout, self.num_blocks, self.block_size = layout, num_blocks, block_size
         self.layers: list[LayerCache] = []
@@ -97,6 +100,9 @@ class CachePool:
                 self.layers.append(self.layers[spec.shared_with])
             else:
                 self.layers.append(stored[place[i]])
+        self.features: torch.Tensor | None = None
+        if features is not None:
+            self.features = torch.zeros(features[0], features[1], dtype=features[2], device=device)
         self.states: list[LayerCache] = []
         self.state_storage: torch.Tensor | None = None
         if layout.has_states:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from headway.core.errors import ConfigError
 from headway.core.ints import round_up
 
+ENCODER_LEN: Final = "encoder_len"
+"""Slot table of models with cross-attention: encoder outputs of the slot's request. Written by admissions."""
 _ALIGN = 4
 """Tables start at multiples of four ints, so that kernels may load 16 bytes at a time."""
 

@@ -10,7 +10,6 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
-from headway.engine import boot
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.kernels.cpu import ops
@@ -69,7 +68,7 @@ def test_gguf_insists_on_a_gguf_file(tmp_path: Path) -> None:
 def test_without_kernels_blocks_are_dequantised(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(boot, "native_kernels", lambda: False)
+    monkeypatch.setattr("headway.engine.gguf_blocks.native_kernels", lambda: False)
     with caplog.at_level(logging.INFO, "headway"):
         build(file)
     assert "the native CPU kernels are off or cannot be built here" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.encode import Encoding
 from headway.core.plan import Bound, StepResult
 from headway.device.staging import Staging
 from headway.engine.boot import build_engine
@@ -41,16 +42,23 @@ def test_bytes_hold_the_whole_launch(data: st.DataObject) -> None:
         num_counted=data.draw(numbers),
         max_seq_len_bound=Bound(data.draw(numbers)),
         context_bound=Bound(data.draw(numbers)),
+        prefix_bound=Bound(data.draw(numbers)),
         prompt=data.draw(st.sampled_from([None, PromptPositions(rows, *lists)])),
+        encodings=tuple(
+            Encoding(rows, tuple(sizes), *[data.draw(numbers) for _ in range(3)])
+            for rows, sizes in data.draw(st.lists(st.tuples(numbers, st.lists(numbers, max_size=3)), max_size=3))
+        ),
+        encoder_ints=np.array(data.draw(st.lists(numbers, max_size=5)), np.int32),
+        media=data.draw(st.booleans()),
     )
     copy = Launch.decode(launch.encode())
     for name in Launch.__slots__:
         mine, theirs = getattr(launch, name), getattr(copy, name)
-        assert np.array_equal(mine, theirs) if name == "ints" else mine == theirs, name
+        assert np.array_equal(mine, theirs) if name.endswith("ints") else mine == theirs, name
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 4, b"\x00" * 4, b"\x13\0\0\0" + b"\0" * 100, b"\x7f\0\0\0" + b"\0" * 64]
+    "data", [b"", b"\xff" * 4, b"\x00" * 4, b"\x15\0\0\0" + b"\0" * 100, b"\x7f\0\0\0" + b"\0" * 64]
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no launch"):

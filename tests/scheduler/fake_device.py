@@ -17,6 +17,7 @@ from random import Random
 
 import numpy as np
 
+from headway.core.cache import CacheKind
 from headway.core.config import SchedulerConfig
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
@@ -195,6 +196,7 @@ class FakeDevice:
         """(group, position) that a row reads."""
         for number, group in enumerate(self.config.groups):
             first = max(start - group.window + 1, 0) if group.window else 0
+            first = start // group.window * group.window if group.kind is CacheKind.CHUNK else first
             for p in range(first, start + count):
                 yield number, p
 

@@ -254,8 +254,11 @@ WINDOWED = (
     (CacheGroup(CacheKind.WINDOW, 6),),
     (CacheGroup(), CacheGroup(CacheKind.WINDOW, 5)),
     (CacheGroup(CacheKind.WINDOW, 1), CacheGroup(), CacheGroup(CacheKind.WINDOW, 9)),
+    (CacheGroup(), CacheGroup(CacheKind.CHUNK, 6)),
+    (CacheGroup(CacheKind.CHUNK, 8), CacheGroup(CacheKind.WINDOW, 5)),
 )
-"""A window of all layers, one beside layers that keep every token, and two of different sizes."""
+"""A window of all layers, one beside layers that keep every token, two of different sizes; chunks of a block and a
+half, and of two."""
 
 
 @settings(max_examples=250)

@@ -243,7 +243,7 @@ def test_the_pacer_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-@settings(max_examples=40, phases=[Phase.explicit, Phase.generate], database=None, derandomize=True)
+@settings(max_examples=20, phases=[Phase.explicit, Phase.generate], database=None, derandomize=True)
 @given(data=st.data())
 def test_random_scenarios(part: int, data: st.DataObject) -> None:
     """Random requests, arrivals, aborts, sizes, depths and devices, all drawn from one number."""

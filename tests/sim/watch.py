@@ -58,6 +58,7 @@ class PlanWatch:
         planner: Any = scheduler._planner
         assemble, launch = planner._assemble, runner.launch
         block_size, num_slots = runner.config.block_size, runner.config.max_num_seqs
+        of_tokens = scheduler._life.kv.num_groups  # groups behind these are written by encoder jobs (``CrossWatch``)
 
         def watched_assemble(*args: Any) -> Any:
             plan, rows = assemble(*args)
@@ -66,7 +67,7 @@ class PlanWatch:
                 request.request_id: [block for blocks in request.blocks for block in blocks if block]
                 for request in [*running, *rows.requests]
             }
-            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size, num_slots))
+            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size, num_slots, of_tokens))
             return plan, rows
 
         def watched_launch(plan: StepPlan) -> Any:
@@ -78,7 +79,7 @@ class PlanWatch:
                 self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
                 raise
 
-        pool = runner.executor.body._caches
+        pool = runner.executor.body.caches
         states = [state for layer in pool.states for state in layer]
         theirs = {id(state) for state in states}
         chain = getattr(runner.executor.body._drafter, "_chain", None)  # of drafters with a cache
@@ -151,11 +152,15 @@ class PlanWatch:
         self._writers[block] = owner
 
 
-def _fresh_blocks(plan: StepPlan, block_size: int, num_slots: int) -> list[int]:
-    """Blocks of the step's edits that are no prefix hits."""
+def _fresh_blocks(plan: StepPlan, block_size: int, num_slots: int, num_groups: int) -> list[int]:
+    """Blocks of the step's edits in the first ``num_groups`` groups that are no prefix hits."""
     hits = {admission.slot: admission.num_computed // block_size for admission in plan.admissions}
-    edits = zip(plan.block_edit_rows % num_slots, plan.block_edit_indices, plan.block_edit_ids, strict=True)
-    return [int(block) for slot, index, block in edits if block and index >= hits.get(int(slot), 0)]
+    edits = zip(plan.block_edit_rows, plan.block_edit_indices, plan.block_edit_ids, strict=True)
+    return [
+        int(block)
+        for row, index, block in edits
+        if block and row < num_groups * num_slots and index >= hits.get(int(row) % num_slots, 0)
+    ]
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from headway.core.plan import Finish
+from headway.device.sim.cross_invariants import CrossWatch
 from headway.device.sim.errors import need, same
+from headway.device.sim.key_invariants import KeyWatch
+from headway.device.sim.latent_invariants import LATENT_CHECKS
+from headway.device.sim.media_invariants import MediaWatch
 from headway.device.sim.state_invariants import STATE_OPS, StateWatch
 
 After = Callable[[], None] | None
@@ -30,9 +34,19 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
         ("grammar_advance", check_advance),
         ("count_tokens", check_counts),
     ]
+    checks += LATENT_CHECKS
+    cross = CrossWatch()
+    checks += [(name, cross.check_tokens) for name in ("rope_kv_write", "decode_attention")]
+    checks += [("cross_kv_write", cross.check_write), ("cross_attention", cross.check_attention)]
+    media = MediaWatch()
+    checks += [("store_rows", media.check_store), ("place_rows", media.check_place)]
     watch = StateWatch()
     checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
     checks.append(("copy_states", watch.check_copies))
+    keys = KeyWatch()
+    checks += [(name, keys.begin) for name in ("step_unpack", "chain_unpack", "embed")]
+    checks += [(name, keys.note) for name in ("rope_kv_write", "decode_attention")]
+    checks.append(("paged_attention", keys.check))
     return [(name, partial(_check_named, name, check)) for name, check in checks]
 
 
@@ -140,7 +154,9 @@ def check_attention(args: Any) -> After:
         length, slot = int(seq_lens[row]), int(row_slots[row])
         if length:
             need(0 <= slot < len(tables), f"paged_attention: row {row} has tokens and slot {slot}")
-            first = max(length - int(spans[row]) - args.window + 1, 0) if args.window else 0
+            start = length - int(spans[row])  # the row's first query
+            first = max(start - args.window + 1, 0) if args.window else 0
+            first = start // args.chunk * args.chunk if args.chunk else first
             blocks = tables[slot, first // block_size : -(-length // block_size)]
             need(bool(((blocks > 0) & (blocks < cache.shape[0])).all()), f"paged_attention: row {row} reads bad blocks")
     return None

@@ -11,18 +11,19 @@ from headway.core.config import SchedulerConfig, most_step_tokens
 from headway.core.ints import cdiv
 from headway.core.plan import Bound, Exact, Int32s
 from headway.scheduler.cache.base import GroupBlocks
+from headway.scheduler.cache.cross import CrossBlocks
 from headway.scheduler.cache.full import FullBlocks
 from headway.scheduler.cache.pool import NULL_BLOCK, BlockPool
 from headway.scheduler.cache.prefix import PrefixIndex
 from headway.scheduler.cache.state import StateCheckpoints
-from headway.scheduler.cache.window import WindowBlocks
+from headway.scheduler.cache.window import ChunkBlocks, WindowBlocks
 from headway.scheduler.request import Request
 
 CLEARED_TOKENS = 256
 """Of the tokens before a window, entries of the block table are cleared as far back: kernels load whole tiles of keys."""
 
 _RULES: Mapping[CacheKind, type[GroupBlocks]] = MappingProxyType(
-    {CacheKind.FULL: FullBlocks, CacheKind.WINDOW: WindowBlocks}
+    {CacheKind.FULL: FullBlocks, CacheKind.WINDOW: WindowBlocks, CacheKind.CHUNK: ChunkBlocks}
 )
 
 
@@ -33,11 +34,13 @@ class Hits(NamedTuple):
         depth: its first blocks, whose tokens need not be computed.
         blocks: per group the blocks that hold them, ``depth`` each; ``NULL_BLOCK`` for those that are not needed.
         state: slot of the checkpoint with the states behind them; -1: none is needed.
+        cross: blocks with the outputs of its encoder item; None: they must be made, or there is none.
     """
 
     depth: int
     blocks: list[list[int]]
     state: int = -1
+    cross: list[int] | None = None
 
 
 class BlockEdit(NamedTuple):
@@ -62,12 +65,16 @@ class KVManager:
         self._groups: list[GroupBlocks] = [
             _RULES[group.kind](number, group, config.block_size, self._index)
             for number, group in enumerate(config.groups)
+            if group.kind is not CacheKind.CROSS
         ]
         self.num_groups = len(self._groups)
         self._letting_go = [group for group in self._groups if group.first_needed(Exact(2**31))]
         self._keeps_all = len(self._letting_go) < self.num_groups
         self.pool = BlockPool(config.num_blocks, self._index)
         self._unnamed: list[tuple[Request, Int32s, Exact]] = []
+        self.cross: CrossBlocks | None = None
+        if self.num_groups < len(config.groups):
+            self.cross = CrossBlocks(self.num_groups, config.block_size, self._index, self.pool, caching=self.caching)
         self.states: StateCheckpoints | None = None
         if config.has_states and self.caching:
             every = max(config.checkpoint_every // config.block_size, 1) * config.block_size
@@ -105,8 +112,9 @@ class KVManager:
 
     def lookup(self, request: Request) -> Hits:
         """Blocks that already hold the request's first tokens, in all groups; at least one token is always left to run."""
+        cross = None if self.cross is None else self.cross.lookup(request)
         if not self.may_hit(request):
-            return Hits(0, [[] for _ in self._groups])
+            return Hits(0, [[] for _ in self._groups], cross=cross)
         self.settle()
         depth = self._longest_named(request, (len(request.tokens) - 1) // self.block_size)
         if self._forgets_last and depth:
@@ -126,19 +134,20 @@ class KVManager:
             depth,
             [self._found(group.number, group.first_needed(position), request, depth) for group in self._groups],
             state,
+            cross,
         )
 
     def _longest_named(self, request: Request, most: int) -> int:
         """Up to ``most`` blocks, whose digests are known then: as many as a group that keeps all has, where there is one."""
-        salt, digests, tokens = request.message.cache_salt, request.digests, request.tokens
+        salt, digests, tokens = request.salt, request.digests, request.tokens
         if not self._keeps_all:
             if len(digests) < most:
-                self._index.extend(digests, salt, tokens, most)
+                self._index.extend(digests, salt, tokens, most, request.marks)
             return most
         keeping = next(group.number for group in self._groups if group not in self._letting_go)
         for i in range(most):
             if len(digests) == i:
-                self._index.extend(digests, salt, tokens, i + 1)
+                self._index.extend(digests, salt, tokens, i + 1, request.marks)
             if self._index.find(digests[i], keeping) is None:
                 return i
         return most
@@ -152,6 +161,8 @@ class KVManager:
         if not self.stores:
             return True
         needed = self._headroom if others_run else 0
+        if self.cross is not None:
+            needed += self.cross.missing(request, hits.cross)
         for group, blocks in zip(self._groups, hits.blocks, strict=True):
             held = [block for block in blocks if block != NULL_BLOCK]
             needed += max(group.peak(len(request.tokens) + self._lookahead, self._step_tokens) - len(held), 0)
@@ -167,6 +178,8 @@ class KVManager:
             for block_id in blocks:
                 if block_id != NULL_BLOCK:
                     self.pool.share(block_id)
+        if self.cross is not None:
+            self.cross.share(request, hits.cross)
         request.blocks = [list(blocks) for blocks in hits.blocks]
         request.first_kept = [group.first_needed(position) for group in self._groups]
         request.num_registered = hits.depth
@@ -178,6 +191,8 @@ class KVManager:
             start = max(first - margin, 0)
             if len(blocks) > start:
                 yield BlockEdit(group, start, blocks[start:])
+        if self.cross is not None:
+            yield BlockEdit(self.cross.number, 0, request.cross)
 
     def num_held(self, request: Request) -> int:
         """Blocks that the request has an index for, in each group."""
@@ -231,6 +246,8 @@ class KVManager:
     def release(self, request: Request) -> None:
         """Gives all blocks back; the end of the chain is recycled first, so that shorter prefixes live longer."""
         self.settle()
+        if self.cross is not None:
+            self.cross.release(request)
         if self.num_groups == 1:
             blocks = request.blocks[0]
             self.pool.release(reversed(blocks[request.first_kept[0] :] if self._letting_go else blocks))
@@ -255,7 +272,7 @@ class KVManager:
         if not self.caching or full <= first:
             return
         if len(digests) < full:
-            self._index.extend(digests, request.message.cache_salt, tokens, full)
+            self._index.extend(digests, request.salt, tokens, full, request.marks)
         for group, blocks in enumerate(request.blocks):
             self._index.register(digests, blocks, max(first, request.first_kept[group]), full, group)
         request.num_registered = full
@@ -286,7 +303,7 @@ class KVManager:
         while place is not None and place <= end:
             depth = place // self.block_size
             if len(request.digests) < depth:
-                self._index.extend(request.digests, request.message.cache_salt, tokens, depth)
+                self._index.extend(request.digests, request.salt, tokens, depth, request.marks)
             slot = self.states.save(request.digests[depth - 1])
             if slot is not None:
                 return place, slot

@@ -7,6 +7,7 @@ digest is keyed with random bytes drawn at start, so a client cannot construct t
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from headway.core.plan import Int32s
@@ -35,8 +36,20 @@ class PrefixIndex:
         data = b"plain" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")
         return blake2b(data, digest_size=DIGEST_BYTES, key=self._key, person=b"root").digest()
 
-    def extend(self, digests: list[bytes], salt: str | None, tokens: Int32s, num_blocks: int) -> None:
-        """Appends to ``digests`` until it names the first ``num_blocks`` full blocks of ``tokens`` (int32 [n])."""
+    def extend(
+        self,
+        digests: list[bytes],
+        salt: str | None,
+        tokens: Int32s,
+        num_blocks: int,
+        marks: Sequence[tuple[int, int, bytes]] = (),
+    ) -> None:
+        """Appends to ``digests`` until it names the first ``num_blocks`` full blocks of ``tokens`` (int32 [n]).
+
+        Args:
+            marks: positions [start, end) that mean more than their tokens, and what: blocks with some of them are named by
+            that, too.
+        """
         bs = self._block_size
         parent = digests[-1] if digests else self._root(salt)
         data = tokens[len(digests) * bs : num_blocks * bs].tobytes()
@@ -44,8 +57,20 @@ class PrefixIndex:
         for start in range(0, len(data), width):
             state = self._keyed.copy()  # half the price of a new one
             state.update(parent + data[start : start + width])
+            if marks:
+                state.update(_marked(marks, len(digests) * bs, bs))
             parent = state.digest()
             digests.append(parent)
+
+    def names_of(self, key: bytes, salt: str | None, count: int) -> list[bytes]:
+        """Digests of the ``count`` blocks that hold the encoder outputs named ``key``."""
+        root = self._root(salt) + key
+        names = []
+        for number in range(count):
+            state = self._keyed.copy()
+            state.update(root + number.to_bytes(4, "little"))
+            names.append(state.digest())
+        return names
 
     def find(self, digest: bytes, group: int = 0) -> int | None:
         """The block of ``group`` that holds the prefix named ``digest``."""
@@ -70,3 +95,13 @@ class PrefixIndex:
         for block_of in self._block_of:
             block_of.clear()
         self._digest_of.clear()
+
+
+def _marked(marks: Sequence[tuple[int, int, bytes]], first: int, size: int) -> bytes:
+    """What the marks say of positions [first, first + size)."""
+    said = [
+        b"%d:%d:%d:%s" % (start - first, end - first, len(mark), mark)
+        for start, end, mark in marks
+        if start < first + size and end > first
+    ]
+    return b"".join(said)

@@ -1,4 +1,5 @@
-"""Blocks of layers that see the last tokens only: those wholly behind the window are given back while the request runs.
+"""Blocks of layers that see the last tokens only, of a window or of a chunk: those wholly behind it are given back while the
+request runs.
 
 They are given back by the *exact* least position of the row's next token, and taken by the bound: where drafts may be rejected,
 a block that lies behind the window of the bound may still be read.
@@ -27,3 +28,10 @@ class WindowBlocks(GroupBlocks):
                 return depth
             depth = below = below - 1  # without that block nothing between it and ``depth`` can go on either
         return 0
+
+
+class ChunkBlocks(WindowBlocks):
+    """A token at position p reads the positions of its own chunk, p // chunk * chunk up to p."""
+
+    def first_needed(self, position: Exact) -> int:
+        return position // self._group.window * self._group.window // self._block_size

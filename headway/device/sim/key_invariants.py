@@ -1,0 +1,68 @@
+"""Keys in the order in which a step makes and reads them: no layer reads the newest ones before their layer wrote them, and
+where an early launch would read keys before it waits, none of them is of this pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headway.device.sim.errors import need
+
+
+class KeyWatch:
+    """What the pass has written so far, by place of each cache."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, torch.Tensor] = {}
+
+    def begin(self, args: Any) -> None:
+        """A pass begins: whatever was written before has landed when its second kernel starts (``triton_early``, 2)."""
+        self._written.clear()
+
+    def note(self, args: Any) -> None:
+        """The op writes keys at ``kv_slots``."""
+        cache, slots = args.k_cache, args.kv_slots
+        if cache.shape[2] == 0:  # queries alone
+            return
+        places = cache.shape[0] * cache.shape[1]
+        written = self._written.setdefault(cache.data_ptr(), torch.zeros(places, dtype=torch.bool))
+        written[slots[(slots >= 0) & (slots < places)].long()] = True
+
+    def check(self, args: Any) -> None:
+        """The newest keys of each row are written. Earlier ones of decode rows are not of this pass, or the op was told."""
+        cache, starts, lens, size = (
+            args.k_cache,
+            args.query_start.tolist(),
+            args.seq_lens.tolist(),
+            args.k_cache.shape[1],
+        )
+        written = self._written.get(cache.data_ptr())
+        count = (
+            args.num_decode_rows if args.decode_rows is None else min(int(args.decode_rows[0]), args.num_decode_rows)
+        )
+        for row, (length, slot) in enumerate(zip(lens, args.row_slots.tolist(), strict=True)):
+            queries = starts[row + 1] - starts[row]
+            if not length or not queries or not 0 <= slot < len(args.block_tables):
+                continue
+            need(written is not None, "paged_attention: reads keys that nobody wrote in this pass")
+            assert written is not None
+            least = (
+                max(length - args.window, 0)
+                if args.window
+                else (length - 1) // args.chunk * args.chunk
+                if args.chunk
+                else 0
+            )
+            position = torch.arange(min(least, length - queries), length)
+            block = args.block_tables[slot, position // size].long()
+            fresh = written[block * size + position % size]
+            need(
+                bool(fresh[-queries:].all()),
+                f"paged_attention: row {row} reads keys of its own tokens before they are written",
+            )
+            early = row < count and not args.reads_this_step
+            need(
+                not (early and bool(fresh[:-1].any())),
+                f"paged_attention: row {row} may read keys of this step before its kernel waits; say reads_this_step",
+            )

@@ -1,0 +1,85 @@
+"""Sizes of what encoders need: rows of a step and of the encoder cache, and what the door is told of pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from headway.core.errors import ConfigError
+from headway.core.media import VisionInfo
+from headway.engine.sizes import Sizes, longest_whole
+from headway.models.interface import ModelSpec
+
+ENCODER_CACHE_ITEMS, ENCODER_CACHE_LEAST = 3, 4096
+"""Rows of the encoder cache: so many of the largest items, or at least so many."""
+STEP_PATCHES = 16384
+"""Patches that a step encodes, beside rows that decode a quarter of them: about as long as a step of decode rows takes."""
+
+
+def encoder_rows(spec: ModelSpec, sizes: Sizes) -> int:
+    """Most encoder outputs of a step: as many as it has tokens, or those of one item; of pictures as many as take no longer
+    than
+    ``STEP_PATCHES``."""
+    if spec.encoder is None:
+        return 0
+    if spec.encoder.width:
+        return sizes.thresholds.encoder_rows or max(STEP_PATCHES // spec.encoder.patches, 1)
+    return max(spec.encoder.longest, sizes.max_num_batched_tokens)
+
+
+def encoder_cache_rows(spec: ModelSpec, sizes: Sizes) -> int:
+    """Rows of the encoder cache: several of the largest items. 0: there is none."""
+    if spec.encoder is None or not spec.encoder.width:
+        return 0
+    return sizes.thresholds.encoder_cache_rows or max(ENCODER_CACHE_ITEMS * spec.encoder.longest, ENCODER_CACHE_LEAST)
+
+
+def staged_rows(spec: ModelSpec, sizes: Sizes) -> int:
+    """Rows whose inputs a step may have to send: where a prompt is taken whole, those of all its pictures."""
+    return max(encoder_rows(spec, sizes), encoder_cache_rows(spec, sizes) if sees(spec) == "prompt" else 0)
+
+
+def features(spec: ModelSpec, sizes: Sizes, dtype: torch.dtype) -> tuple[int, int, torch.dtype] | None:
+    """The encoder cache: rows, width, dtype."""
+    rows = encoder_cache_rows(spec, sizes)
+    return None if spec.encoder is None or not rows else (rows, spec.encoder.width, dtype)
+
+
+def sees(spec: ModelSpec) -> str:
+    """See ``VisionInfo.sees``."""
+    return "" if spec.vision is None else spec.vision.sees
+
+
+def most_whole(spec: ModelSpec, sizes: Sizes) -> int:
+    """Most tokens that see each other: as many as a step has beside rows that decode. 0: none do."""
+    if not longest_whole(spec, sizes.max_model_len):
+        return 0
+    return sizes.max_num_batched_tokens - (sizes.max_num_seqs - 1) * sizes.width
+
+
+def vision_info(spec: ModelSpec, sizes: Sizes) -> VisionInfo | None:
+    """What the API floor is told; None: the model sees nothing, or pools."""
+    if spec.vision is None or spec.pooling is not None:
+        return None
+    rows = encoder_cache_rows(spec, sizes)
+    return msgspec.structs.replace(spec.vision, cache_rows=rows, longest_whole=most_whole(spec, sizes))
+
+
+def scheduled(spec: ModelSpec, sizes: Sizes) -> dict[str, Any]:
+    """The fields of ``SchedulerConfig`` that have to do with encoders."""
+    return {
+        "max_encoder_rows": encoder_rows(spec, sizes),
+        "encoder_cache_rows": encoder_cache_rows(spec, sizes),
+        "sees": sees(spec),
+        "longest_whole": most_whole(spec, sizes),
+    }
+
+
+def check_drafts(spec: ModelSpec, *, reads_prompts: bool) -> None:
+    """Raises ConfigError: a drafter with a model of its own, which sees no pictures, beside one that does."""
+    if spec.vision is not None and reads_prompts:
+        raise ConfigError(
+            f"{spec.architecture} sees pictures, and a draft model does not; draft by n-grams, or turn drafting off"
+        )

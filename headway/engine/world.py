@@ -1,0 +1,179 @@
+"""``World``: a rank's ties with those that run the same model together with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import torch
+
+from headway.core.config import EngineArgs
+from headway.core.errors import ConfigError
+from headway.models.interface import ModelConfig
+from headway.models.sharding import sharded
+from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
+from headway.parallel.keys import Keys, OwnKeys, wait_for
+from headway.parallel.mesh import Mesh
+from headway.parallel.stage import Stage
+
+START_SECONDS: Final = 1800.0
+"""How long ranks wait for each other while they load weights, compile and capture."""
+REASON_SECONDS: Final = 2.0
+"""How long an error of a collective waits for whoever knows which rank is to blame."""
+
+
+class Post(Protocol):
+    """Takes messages to one follower. Never waits for it, as long as it is alive."""
+
+    def send(self, kind: int, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class World:
+    """Ties with the ranks of one model.
+
+    Args:
+        seconds: after which a rank that waits for another in a step gives up.
+        keys: where ranks leave word while they start; None: there is only one rank.
+
+    Attributes:
+        mesh: who this is.
+        tensor: the ranks that share each layer with this one.
+        stages, tokens: one rank of each stage.
+        posts: the leader's, to all others.
+        lost: why this world has come to an end; None while it has not.
+    """
+
+    def __init__(self, mesh: Mesh, keys: Keys | None = None, seconds: float = 60.0) -> None:
+        self.mesh, self.keys, self.seconds = mesh, keys or OwnKeys(), seconds
+        self.tensor: Group = Alone()
+        self.stages: Group = Alone()
+        self.tokens: Group = Alone()
+        self.posts: list[Post] = []
+        self.lost: str | None = None
+        self._known = threading.Event()
+        self._transports: list[TorchTransport] = []
+        self._groups: list[RankGroup] = []
+        self._numbers = itertools.count()
+
+    @property
+    def is_alone(self) -> bool:
+        return self.mesh.size == 1
+
+    # -- the start -------------------------------------------------------------------------------------------------
+
+    def connect(self, device: torch.device) -> None:
+        """Meet the other ranks: all must come."""
+        self.least(0)
+        mesh = self.mesh
+        cpu = torch.device("cpu") if device.type == "meta" else device
+        if mesh.tensor > 1:
+            self.tensor = self._group(f"tensor{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
+        if mesh.pipeline > 1:
+            self.stages = self._group(f"stages{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+            self.tokens = self._group(f"tokens{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+
+    def _group(self, name: str, rank: int, size: int, device: torch.device) -> RankGroup:
+        from headway.parallel.rank_store import RankStore  # late: see there
+
+        store = RankStore(self.keys, START_SECONDS, self.check)
+        transport = TorchTransport(store, rank, size, device, self.seconds, name, self.mesh.name)
+        self._transports.append(transport)
+        self._groups.append(RankGroup(transport, rank, size))
+        return self._groups[-1]
+
+    def sharded(self, config: ModelConfig) -> ModelConfig:
+        """The model as this rank has it."""
+        if self.is_alone:
+            return config
+        num_layers = len(getattr(config, "blocks", ()))
+        own = self.mesh.layers(num_layers) if num_layers else range(0)
+        return sharded(config, self.tensor, Stage(self.stages, self.tokens, own))
+
+    def least(self, value: int) -> int:
+        """The least of what all ranks give; blocks until all have. At the start only."""
+        if self.is_alone:
+            return value
+        name = f"least{next(self._numbers)}/"
+        self.keys.set(f"{name}{self.mesh.rank}", str(value).encode())
+        found = [wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check) for rank in range(self.mesh.size)]
+        return min(map(int, found))
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, data: bytes) -> None:
+        """The leader: tell all others. Does not wait for them."""
+        for post in self.posts:
+            post.send(kind, data)
+
+    def lose(self, reason: str) -> None:
+        """It has come to an end; the first reason stays. Any thread may say so."""
+        if self.lost is None:
+            self.lost = reason
+        self._known.set()
+        for transport in self._transports:
+            transport.abort()
+
+    def check(self) -> None:
+        """Raises RankError when this world has come to an end."""
+        if self.lost is not None:
+            raise RankError(self.lost)
+
+    def explain(self, error: RankError) -> RankError:
+        """``error`` of a collective, or what the watch has found out meanwhile, which names the rank."""
+        if not self.is_alone:
+            self._known.wait(REASON_SECONDS)
+        return error if self.lost is None else RankError(self.lost)
+
+    def hang_up(self) -> None:
+        """Break off, so that ranks which wait for this one, a thread, need not wait for the time-out."""
+        for transport in self._transports:
+            transport.hang_up()
+
+    def close(self) -> None:
+        """This rank leaves."""
+        for group in self._groups:
+            group.close()
+
+
+def device_of(args: EngineArgs, rank: int) -> str:
+    """The device of a rank: GPUs in order, from the one that ``args.device`` names on."""
+    kind, _, number = args.device.partition(":")
+    per_host = args.num_ranks // args.nnodes
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu"
+    if kind == "sim":
+        return f"sim:{int(number or 0) + rank}"
+    return f"cuda:{int(number or 0) + rank % per_host}"
+
+
+def check_devices(args: EngineArgs) -> None:
+    """Raises ConfigError when this host has fewer GPUs than ranks."""
+    first = device_of(args, 0)
+    if not first.startswith("cuda"):
+        return
+    have, per_host = torch.cuda.device_count(), args.num_ranks // args.nnodes
+    need = int(first.partition(":")[2]) + per_host
+    if need > have:
+        raise ConfigError(
+            f"tensor_parallel_size={args.tensor_parallel_size} times pipeline_parallel_size={args.pipeline_parallel_size} need "
+            f"{per_host} GPUs on this host from {first} on, and there are {have}; lower them"
+        )
+
+
+def watch_parent(ended: Callable[[], object]) -> None:
+    """Calls ``ended`` when the process that began this one has gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        ended()
+
+    threading.Thread(target=watch, name="headway-parent", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Recordings: decoded, resampled and turned into log-mel spectrograms, with numpy alone."""

@@ -1,0 +1,202 @@
+"""``Group``: ranks that compute together. Its operations are ``headway.kernels.collectives``, by gloo or NCCL."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections import deque
+from typing import Any, Protocol, cast
+
+import torch
+
+from headway.device.base import DeviceError
+from headway.kernels.collectives import all_gather, all_reduce_, finish_, post_, receive_, send_to
+from headway.kernels.registry import TRANSPORTS, Transport
+
+
+class RankError(DeviceError):
+    """Ranks can no longer work together: one has gone, hangs, or another came in its place."""
+
+
+class Group(Protocol):
+    """Ranks that compute together, as one of them sees it.
+
+    Attributes:
+        size, rank: how many, and which one this is.
+    """
+
+    size: int
+    rank: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of x over all ranks, in its place."""
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[size, *x.shape]: x of every rank."""
+
+    def send(self, x: torch.Tensor, peer: int) -> None:
+        """To one rank, which receives it."""
+
+    def receive(self, x: torch.Tensor, peer: int) -> torch.Tensor:
+        """From one rank, in the place of x."""
+
+    def post(self, x: torch.Tensor, peer: int) -> None:
+        """As ``receive``, but x may be used only when ``finish`` was called for it; in the order of the posts."""
+
+    def finish(self, x: torch.Tensor) -> None:
+        """Wait, on the device, for what was posted first."""
+
+
+class Alone:
+    """A group of one."""
+
+    size, rank = 1, 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]
+
+    def send(self, x: torch.Tensor, peer: int) -> None:
+        raise AssertionError("there is nobody to send to")
+
+    def receive(self, x: torch.Tensor, peer: int) -> torch.Tensor:
+        raise AssertionError("there is nobody to receive from")
+
+    def post(self, x: torch.Tensor, peer: int) -> None:
+        raise AssertionError("there is nobody to receive from")
+
+    def finish(self, x: torch.Tensor) -> None:
+        raise AssertionError("there is nobody to receive from")
+
+
+class RankGroup:
+    """A group whose operations a transport carries.
+
+    Args:
+        number: of the transport in ``TRANSPORTS``.
+    """
+
+    def __init__(self, transport: Transport, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._transport, self.number = transport, _add(transport)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_contiguous():
+            x = x.contiguous()
+        all_reduce_(x, self.number)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, all_gather(x, self.number, self.size))
+
+    def send(self, x: torch.Tensor, peer: int) -> None:
+        send_to(x, self.number, peer)
+
+    def receive(self, x: torch.Tensor, peer: int) -> torch.Tensor:
+        receive_(x, self.number, peer)
+        return x
+
+    def post(self, x: torch.Tensor, peer: int) -> None:
+        post_(x, self.number, peer)
+
+    def finish(self, x: torch.Tensor) -> None:
+        finish_(x, self.number)
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        if TRANSPORTS.get(self.number) is self._transport:  # else the number is another group's by now
+            del TRANSPORTS[self.number]
+
+
+def _add(transport: Transport) -> int:
+    return next(each for each in itertools.count() if TRANSPORTS.setdefault(each, transport) is transport)
+
+
+class TorchTransport:
+    """One of torch's process groups.
+
+    Args:
+        store: where the ranks find each other.
+        seconds: after which a rank that waits for another gives up.
+        name: of the group; the same on all its ranks.
+        mine: this rank, for errors.
+    """
+
+    def __init__(
+        self, store: object, rank: int, size: int, device: torch.device, seconds: float, name: str, mine: str
+    ) -> None:
+        from torch import distributed  # late: there are builds without it
+
+        dist: Any = distributed
+        self._group: Any
+        self._what, limit = f"{mine}, group {name}", datetime.timedelta(seconds=seconds)
+        named = dist.PrefixStore(name, store)
+        self._nccl = device.type == "cuda"
+        self._posted: deque[Work] = deque()
+        try:
+            if self._nccl:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = limit  # noqa: SLF001 - torch offers no other way
+                self._group = dist.ProcessGroupNCCL(named, rank, size, options)
+                self._group.eager_connect_single_device(device)
+            else:
+                self._group = dist.ProcessGroupGloo(named, rank, size, limit)
+        except RuntimeError as error:
+            raise RankError(f"{self._what}: the ranks did not find each other: {error}") from error
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        self._do(lambda: self._group.allreduce([x]))
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self._nccl:
+            self._do(lambda: self._group._allgather_base(out, x))  # noqa: SLF001 - as above
+        else:
+            self._do(lambda: self._group.allgather([list(out.unbind(0))], [x]))
+
+    def send(self, x: torch.Tensor, peer: int) -> None:
+        self._do(lambda: self._group.send([x], peer, 0))
+
+    def receive(self, x: torch.Tensor, peer: int) -> None:
+        self._do(lambda: self._group.recv([x], peer, 0))
+
+    def post(self, x: torch.Tensor, peer: int) -> None:
+        try:
+            self._posted.append(self._group.recv([x], peer, 0))
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def finish(self) -> None:
+        self._do(self._posted.popleft)
+
+    def _do(self, begin: Begin) -> None:
+        """On CUDA ``wait`` makes the stream wait, not the host."""
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> RankError:
+        return RankError(f"{self._what}: another rank has gone or does not answer: {error}")
+
+    def hang_up(self) -> None:
+        """Close the connections, as the end of a process would. By the thread that uses them."""
+        del self._group
+
+    def abort(self) -> None:
+        """Let those that wait give up, as far as the library can."""
+        if self._nccl:
+            self._group.abort()
+
+
+class Work(Protocol):
+    """What torch gives for a collective that has begun."""
+
+    def wait(self) -> object: ...
+
+
+class Begin(Protocol):
+    """Begins a collective."""
+
+    def __call__(self) -> Work: ...

@@ -1,0 +1,78 @@
+"""Which rank does what: stages of layers, and within a stage shards of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A rank's place among those that run one model together.
+
+    Rank 0 leads: it schedules, and it is of the last stage, where tokens are drawn. So stages count from the back: ranks
+    0 ... tensor - 1 are the last stage, the next ones the stage before it.
+
+    Attributes:
+        tensor: ranks that each layer is cut into.
+        pipeline: stages that the layers are cut into.
+        rank: this one, from 0 to tensor * pipeline - 1.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        """Ranks of one model."""
+        return self.tensor * self.pipeline
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which part of each layer this rank has."""
+        return self.rank % self.tensor
+
+    @property
+    def stage(self) -> int:
+        """Which stage this rank is of; 0 has the embedding."""
+        return self.pipeline - 1 - self.rank // self.tensor
+
+    @property
+    def is_last(self) -> bool:
+        """Whether tokens are drawn here."""
+        return self.stage == self.pipeline - 1
+
+    def at(self, rank: int) -> Mesh:
+        """The place of another rank."""
+        return Mesh(self.tensor, self.pipeline, rank)
+
+    @property
+    def name(self) -> str:
+        """As the log has it."""
+        parts = [f"rank {self.rank}"]
+        if self.pipeline > 1:
+            parts.append(f"stage {self.stage}")
+        if self.tensor > 1:
+            parts.append(f"part {self.tensor_rank}")
+        return parts[0] if len(parts) == 1 else f"{parts[0]} ({', '.join(parts[1:])})"
+
+    def layers(self, num_layers: int) -> range:
+        """The layers of this rank's stage; earlier stages have one more where they cannot all have as many.
+
+        Raises:
+            ConfigError: there are more stages than layers.
+        """
+        if num_layers < self.pipeline:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.pipeline} is more than the model's {num_layers} layers; lower it"
+            )
+        each, more = divmod(num_layers, self.pipeline)
+        first = self.stage * each + min(self.stage, more)
+        return range(first, first + each + (self.stage < more))
+
+
+def share(total: int, rank: int, size: int) -> range:
+    """What ``rank`` of ``size`` has of ``total`` things: neighbours, as many as the others or one more."""
+    return range(total * rank // size, total * (rank + 1) // size)

@@ -1,0 +1,157 @@
+"""Which part of a layer's weights and of the vocabulary a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.core.errors import UnsupportedModelError
+from headway.core.ints import cdiv
+from headway.parallel.group import Group
+from headway.parallel.mesh import share
+
+Taken = tuple[torch.Tensor, int]
+"""int64 [rows], rows of a checkpoint's tensor, and how many it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the inner width of a feed-forward block.
+
+    Attributes:
+        group: ranks that have the parts.
+        whole: the width.
+    """
+
+    group: Group
+    whole: int
+
+    @property
+    def own(self) -> range:
+        """This rank's."""
+        return share(self.whole, self.group.rank, self.group.size)
+
+    def taken(self, names: Sequence[str], products: int) -> dict[str, Taken]:
+        """Rows of the tensors ``names``: of ``products`` products of this width, in one tensor or in one each."""
+        own = torch.arange(self.own.start, self.own.stop)
+        each = products // len(names)
+        rows = torch.cat([own + nth * self.whole for nth in range(each)])
+        return dict.fromkeys(names, (rows, each * self.whole))
+
+    def columns(self) -> tuple[int, int, int]:
+        """Of the product out."""
+        return self.own.start, self.own.stop, self.whole
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShard:
+    """A part of the heads of an attention layer. Where there are fewer key and value heads than ranks, several ranks have the
+    same ones.
+
+    Attributes:
+        group: ranks that have the parts.
+        num_heads, num_kv_heads: of the layer.
+    """
+
+    group: Group
+    num_heads: int
+    num_kv_heads: int
+
+    def __post_init__(self) -> None:
+        size = self.group.size
+        if self.num_heads % size or (self.num_kv_heads % size and size % self.num_kv_heads):
+            raise UnsupportedModelError(
+                f"tensor_parallel_size={size} cannot deal out {self.num_heads} heads with {self.num_kv_heads} heads of keys "
+                "and values evenly; take a divisor of the heads that divides, or is a multiple of, the latter"
+            )
+
+    @property
+    def heads(self) -> range:
+        """Query heads of this rank."""
+        return share(self.num_heads, self.group.rank, self.group.size)
+
+    @property
+    def kv_heads(self) -> range:
+        """Key and value heads of this rank: those that its queries attend to."""
+        each = self.num_heads // self.num_kv_heads
+        return range(self.heads.start // each, (self.heads.stop - 1) // each + 1)
+
+    @property
+    def copies(self) -> int:
+        """Ranks that have one and the same head of keys."""
+        return max(1, self.group.size // self.num_kv_heads)
+
+    def taken(self, names: Sequence[str], size: int, *, gated: bool) -> dict[str, Taken]:
+        """Rows of the tensors ``names`` (query, key, value, or all in one) for heads of ``size``; with ``gated`` a gate stands
+        behind each head's query."""
+        wide = 2 * size if gated else size
+        own = [_rows(self.heads, wide), _rows(self.kv_heads, size), _rows(self.kv_heads, size)]
+        whole = [self.num_heads * wide, self.num_kv_heads * size, self.num_kv_heads * size]
+        if len(names) > 1:
+            return dict(zip(names, zip(own, whole, strict=True), strict=True))
+        rows = [each + sum(whole[:nth]) for nth, each in enumerate(own)]
+        return {names[0]: (torch.cat(rows), sum(whole))}
+
+    def columns(self, size: int) -> tuple[int, int, int]:
+        """Of the product out."""
+        return self.heads.start * size, self.heads.stop * size, self.num_heads * size
+
+    def norm_rows(self, size: int, *, queries: bool) -> Taken:
+        """Weights of a norm over all heads."""
+        if queries:
+            return _rows(self.heads, size), self.num_heads * size
+        return _rows(self.kv_heads, size), self.num_kv_heads * size
+
+    def normalised(
+        self, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """RMS norms over the heads of all ranks: q [T, H * D] and k [T, KH * D] of this one, each with its weights."""
+        wide = q.float(), k.float()
+        squares = torch.stack([each.square().sum(1) for each in wide], dim=1)  # [T, 2]
+        squares = self.group.all_reduce(squares)
+        size = q.shape[1] // len(self.heads)
+        counts = (self.num_heads * size, self.num_kv_heads * size * self.copies)
+        found = []
+        for nth, (x, weight) in enumerate(zip(wide, (q_weight, k_weight), strict=True)):
+            scale = torch.rsqrt(squares[:, nth : nth + 1] / counts[nth] + eps)
+            found.append(((x * scale).to(q.dtype) * weight).to(q.dtype))
+        return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """A part of the vocabulary: as many tokens on every rank, but for those that there are not.
+
+    Attributes:
+        group: ranks that have the parts.
+        whole: V.
+    """
+
+    group: Group
+    whole: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of each rank's tables."""
+        return cdiv(self.whole, self.group.size)
+
+    @property
+    def first(self) -> int:
+        """The first token of this rank."""
+        return min(self.rows * self.group.rank, self.whole)
+
+    @property
+    def own(self) -> int:
+        """Tokens of this rank."""
+        return min(self.rows, self.whole - self.first)
+
+    @property
+    def taken(self) -> Taken:
+        """Rows of the checkpoint's tables."""
+        return torch.arange(self.first, self.first + self.own), self.whole
+
+
+def _rows(heads: range, size: int) -> torch.Tensor:
+    return torch.arange(heads.start * size, heads.stop * size)

@@ -1,0 +1,186 @@
+"""Pictures in prompts: how far a row may go, what is encoded for it, and where its features lie.
+
+A picture is encoded in the step of the first row that reads it, ahead of all rows, unless the cache has it. Encoders take
+time that
+rows which decode wait for, so a step has a budget of them; a row then ends before the first picture that is beyond it. Tokens
+that see later ones stay together: a row ends before such a run or behind it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+from headway.core.config import SchedulerConfig
+from headway.core.encode import EncodeJob, MediaRun
+from headway.core.errors import InvalidRequestError
+from headway.core.messages import AddRequest
+from headway.scheduler.cache.encoder import EncoderCache, Range
+from headway.scheduler.request import Request
+
+Mark = tuple[int, int, bytes]
+"""Positions [start, end) that mean more than their tokens, and what."""
+
+
+class MediaPlanner:
+    """Attributes:
+    cache: who has which rows.
+    encodes: jobs of the step that is planned.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.cache = EncoderCache(config.encoder_cache_rows)
+        self._sees, self._whole = config.sees, config.longest_whole
+        self._most, self._left = config.max_encoder_rows, 0
+        self.encodes: list[EncodeJob] = []
+        self._leaving: list[object] = []
+
+    def begin(self, beside_decode: bool) -> None:
+        """A new step; ``beside_decode``: some of its rows decode, and shall not wait long."""
+        self._left = self._most // 4 if beside_decode else self._most
+        self.encodes = []
+        for name in self._leaving:
+            self.cache.release(name)
+        self._leaving = []
+
+    def check(self, message: AddRequest) -> None:
+        """Raises InvalidRequestError: runs and features do not fit together, or can never be read."""
+        runs, items, end = message.runs, message.media, 0
+        rows = [0] * len(items)
+        for run in runs:
+            if not 0 <= run.item < len(items) or not end <= run.start < run.end <= len(message.prompt_token_ids):
+                raise InvalidRequestError("placeholders of pictures overlap or lie outside the prompt", "media")
+            if run.first != rows[run.item]:
+                raise InvalidRequestError("placeholders of a picture are out of order", "media")
+            rows[run.item] += run.end - run.start
+            end = run.end
+        for item, count in zip(items, rows, strict=True):
+            if item.rows != count:
+                raise InvalidRequestError(f"a picture has {item.rows} features and {count} placeholders", "media")
+        needed = sum(item.rows for item in items) if self._sees == "prompt" else max((i.rows for i in items), default=0)
+        if needed > self.cache.num_rows:
+            raise InvalidRequestError(
+                f"the encoder cache has {self.cache.num_rows} rows, and the pictures need {needed} at once; "
+                "send fewer or smaller ones",
+                "media",
+            )
+        longest = max((end - start for start, end in self._wholes(message)), default=0)
+        if self._whole and longest > self._whole:
+            raise InvalidRequestError(
+                f"{longest} tokens see each other and must be computed in one step, which has room for {self._whole}; "
+                "shorten the prompt, or raise max_num_batched_tokens",
+                "prompt",
+            )
+
+    def marks(self, message: AddRequest) -> list[Mark]:
+        """What names blocks of keys beside their tokens: which picture a placeholder is of, and, where tokens see later ones,
+        all that they see."""
+        found = [(run.start, run.end, b"%s@%d" % (message.media[run.item].key, run.first)) for run in message.runs]
+        if self._sees == "prompt":
+            tokens = np.asarray(message.prompt_token_ids, np.int32).tobytes()
+            whole = blake2b(tokens + b"".join(mark for *_, mark in found), digest_size=16).digest()
+            found.append((0, len(message.prompt_token_ids), whole))
+        return found
+
+    def claim(self, request: Request, start: int, end: int) -> int:
+        """How far a row over [start, end) may go; what it reads is held then, and encoded in this step where it must be."""
+        message = request.message
+        if self._sees == "prompt" and start < request.prompt_len:
+            end = self._uncut(message, start, end)
+            return end if end <= start or self._claim_all(request, message.runs) else start
+        end = self._uncut(message, start, end)
+        for run in message.runs:
+            if run.end <= start or run.start >= end:
+                continue
+            if not self._claim_all(request, [run]):
+                return max(run.start, start)
+        return end
+
+    def rows_of(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
+        """(run, row of its first token's features) of the runs that a row over [start, end) reads."""
+        return [
+            (number, request.held[run.item].start + run.first)
+            for number, run in enumerate(request.message.runs)
+            if run.end > start and run.start < end
+        ]
+
+    def touches(self, request: Request, start: int, end: int) -> bool:
+        """Whether the row's tokens are more than ids behind each other."""
+        if self._sees == "prompt" and start < request.prompt_len:
+            return True
+        return any(run.end > start and run.start < end for run in request.message.runs)
+
+    def passed(self, request: Request, end: int) -> None:
+        """The row up to ``end`` is planned: pictures that lie before are not read again."""
+        behind = {run.item for run in request.message.runs if run.end > end}
+        for item in [each for each in request.held if each not in behind]:
+            # Not within this step: its encoders run ahead of its rows, and would write there.
+            del request.held[item]
+            self._leaving.append(self._name(request, item))
+
+    def release(self, request: Request) -> None:
+        """The request reads nothing more, or begins anew."""
+        for item in list(request.held):
+            self._release(request, item)
+
+    def discard(self, jobs: list[EncodeJob]) -> None:
+        """These were never done."""
+        for job in jobs:
+            self.cache.forget(job.name)
+        self._leaving = [name for name in self._leaving if name in self.cache]
+
+    @property
+    def num_leaving(self) -> int:
+        """Holds that end when the next step begins."""
+        return len(self._leaving)
+
+    def _wholes(self, message: AddRequest) -> list[tuple[int, int]]:
+        if self._sees == "prompt":
+            return [(0, len(message.prompt_token_ids))]
+        return [(run.start, run.end) for run in message.runs] if self._sees else []
+
+    def _uncut(self, message: AddRequest, start: int, end: int) -> int:
+        """``end``, or where the tokens begin that it would part from others which they see."""
+        for first, past in self._wholes(message):
+            if first < end < past:
+                return max(first, start)
+        return end
+
+    def _claim_all(self, request: Request, runs: list[MediaRun]) -> bool:
+        """Hold the items of ``runs``, all or none."""
+        items = request.message.media
+        wanted = list(dict.fromkeys(run.item for run in runs if run.item not in request.held))
+        by_name = {self._name(request, item): items[item].rows for item in wanted}
+        rows = sum(count for name, count in by_name.items() if name not in self.cache)
+        if rows > self._left and self.encodes:
+            return False
+        taken: list[tuple[int, Range, bool]] = []
+        for item in wanted:
+            name = self._name(request, item)
+            found = self.cache.hold(name)
+            fresh = found is None
+            if found is None:
+                found = self.cache.take(name, items[item].rows)
+            if found is None:
+                for each, _, new in reversed(taken):
+                    self.cache.release(self._name(request, each))
+                    if new:
+                        self.cache.forget(self._name(request, each))
+                return False
+            taken.append((item, found, fresh))
+        for item, found, fresh in taken:
+            request.held[item] = found
+            if fresh:
+                places = np.arange(found.start, found.start + found.rows, dtype=np.int32)
+                self.encodes.append(EncodeJob(request.slot, items[item], places, self._name(request, item)))
+        self._left -= rows
+        return True
+
+    def _release(self, request: Request, item: int) -> None:
+        del request.held[item]
+        self.cache.release(self._name(request, item))
+
+    def _name(self, request: Request, item: int) -> object:
+        """Requests with different salts share nothing."""
+        return request.message.cache_salt, request.message.media[item].key

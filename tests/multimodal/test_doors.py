@@ -1,0 +1,156 @@
+"""Pictures through ``LLM`` and the server: what is asked reaches the model as transformers would see it, or is refused
+clearly."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headway import LLM, SamplingParams
+from headway.core.errors import InvalidRequestError
+from tests.multimodal.tiny_sight import FAMILIES, TOKEN, arguments, hf_greedy, marker_of, sighted
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def options(**others: Any) -> dict[str, Any]:
+    args = arguments("", skip_tokenizer_init=False, **others)
+    names = ("dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_logprobs")
+    return {name: getattr(args, name) for name in (*names, "kv_cache_memory_bytes")} | others
+
+
+def noise(seed: int, width: int = 40, height: int = 24) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def seen_parts(llm: LLM, ids: list[int], images: list[Image.Image]) -> list[Any]:
+    """What the engine saw, as ``tiny_sight`` has prompts: ids, and tiles in place of placeholders."""
+    from headway.multimodal.process import cut
+
+    pictures = llm._door.pictures
+    assert pictures is not None
+    left = [cut(image, pictures.settings).pixels for image in images]
+    parts: list[Any] = []
+    rows = 0
+    for token in ids:
+        if token != TOKEN:
+            parts.append(token)
+        elif rows:
+            rows -= 1
+        else:
+            tiles = left.pop(0)
+            parts.append(tiles)
+            side = pictures.placeholders.side
+            rows = tiles.shape[0] * (tiles.shape[1] // side) * (tiles.shape[2] // side) - 1
+    assert not left and not rows
+    return parts
+
+
+@pytest.fixture(scope="module")
+def llava() -> Iterator[LLM]:
+    with LLM(sighted("llava").folder, **options()) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("mistral3", "smolvlm", "internvl")])
+def test_text_with_pictures(name: str) -> None:
+    """Expanded, tokenised, prepared and answered; a file gives what the picture gives, and so does a prompt of ids."""
+    _, marker = marker_of(name)
+    one, two = noise(1), noise(2, 64, 50)
+    text = f"see {marker} and {marker}?"
+    with LLM(sighted(name).folder, **options()) as llm:
+        prompt: Any = {"prompt": text, "multi_modal_data": {"image": [one, two]}}
+        files: Any = {"prompt": text, "multi_modal_data": {"image": [png(one), png(two)]}}
+        first, second = llm.generate([prompt, files], GREEDY)
+        ids = first.prompt_token_ids
+        again: Any = {"prompt_token_ids": ids, "multi_modal_data": {"image": [one, two]}}
+        [third] = llm.generate(again, GREEDY)
+        assert third.prompt_token_ids == second.prompt_token_ids == ids
+        expected = hf_with_affine(llm, name, ids, [one, two])
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids == third.outputs[0].token_ids == expected
+
+
+def hf_with_affine(llm: LLM, name: str, ids: list[int], images: list[Image.Image]) -> list[int]:
+    """Greedy tokens of transformers for what the engine saw."""
+    import tests.multimodal.tiny_sight as tiny
+
+    assert llm._door.pictures is not None and llm.model_info.vision is not None
+    scale, shift = llm._door.pictures.settings.affine()
+    kept = tiny.SCALE, tiny.SHIFT
+    tiny.SCALE, tiny.SHIFT = scale, shift
+    tiny._answers.cache_clear()
+    try:
+        return hf_greedy(sighted(name), llm.model_info.vision, seen_parts(llm, ids, images), 6)
+    finally:
+        tiny.SCALE, tiny.SHIFT = kept
+        tiny._answers.cache_clear()
+
+
+def test_chat_with_pictures_in_several_messages(llava: LLM) -> None:
+    one, two = noise(1), noise(2, 64, 50)
+    url = "data:image/png;base64," + base64.b64encode(png(two)).decode()
+    messages: Any = [
+        {"role": "user", "content": [{"type": "image", "image": one}, {"type": "text", "text": "one?"}]},
+        {"role": "assistant", "content": "yes"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "two?"}, {"type": "image_url", "image_url": {"url": url}}],
+        },
+    ]
+    [output] = llava.chat(messages, GREEDY)
+    ids = output.prompt_token_ids
+    assert output.outputs[0].token_ids == hf_with_affine(llava, "llava", ids, [one, two])
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    [shown] = llava.chat(messages[:1], GREEDY, chat_template=plain)
+    assert shown.prompt_token_ids == [TOKEN] * 16 + llava.get_tokenizer().encode("\none?", add_special_tokens=False)
+
+
+def test_a_message_cannot_spell_a_picture(llava: LLM) -> None:
+    """A marker in a user's text stays text."""
+    [output] = llava.chat([{"role": "user", "content": [{"type": "text", "text": "<image>"}]}], GREEDY)
+    assert TOKEN not in output.prompt_token_ids
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "<image>"}, {"type": "image", "image": noise(1)}]}
+    ]
+    [output] = llava.chat(messages, GREEDY)
+    assert output.prompt_token_ids.count(TOKEN) == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt": "none", "multi_modal_data": {"image": noise(1)}}, "0 image placeholders"),
+        ({"prompt": "<image><image>", "multi_modal_data": {"image": noise(1)}}, "2 image placeholders"),
+        ({"prompt": "<image>"}, "1 placeholders"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": []}}, "1 image placeholders"),
+        ({"prompt": "x", "multi_modal_data": {"video": noise(1)}}, "'video'"),
+        ({"prompt": "x", "multi_modal_data": noise(1)}, "dictionary"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "file:///etc/passwd"}}, "got str"),
+        ({"prompt": "<image>" * 40, "multi_modal_data": {"image": [noise(1)] * 40}}, "at most 32"),
+        ({"prompt_token_ids": [5, TOKEN, TOKEN], "multi_modal_data": {"image": noise(1)}}, "2 image placeholders"),
+        ({"prompt_token_ids": [5] + [TOKEN] * 17}, "17 placeholders"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(llava: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llava.generate(prompt, GREEDY)
+
+
+def test_a_model_without_sight_refuses_pictures() -> None:
+    with LLM(dtype="float32", device="cpu", max_model_len=64, max_num_seqs=2) as llm:
+        with pytest.raises(InvalidRequestError, match="sees no pictures"):
+            llm.generate({"prompt": "x", "multi_modal_data": {"image": noise(1)}}, GREEDY)
+        with pytest.raises(InvalidRequestError, match="sees no pictures"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": noise(1)}]}], GREEDY)

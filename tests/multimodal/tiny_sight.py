@@ -1,0 +1,335 @@
+"""Tiny decoders with sight of transformers, with random weights, saved as checkpoints; and how transformers runs them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headway.core.config import EngineArgs
+from headway.core.encode import EncoderItem
+from headway.core.media import VisionInfo
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
+from headway.multimodal.items import find_runs, make_item
+
+TOKEN, VOCAB = 100, 120
+SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
+SHIFT = np.array([-1.9, -2.0, -1.7], np.float32)
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_NO_HEAD_DIM = {name: value for name, value in _TEXT.items() if name != "head_dim"}
+_VISION: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 28,
+    "patch_size": 7,
+}  # fmt: skip
+_QWEN: dict[str, Any] = {"depth": 3, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2}
+_QWEN_IDS = {"image_token_id": TOKEN, "video_token_id": 103, "vision_start_token_id": 101, "vision_end_token_id": 102}
+
+
+def _mrope(*sections: int) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}}
+
+
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": (
+        "Llava",
+        {
+            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
+            "text_config": {**_TEXT, "model_type": "llama"},
+            "image_token_index": TOKEN,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "vision_config": {**_VISION, "image_size": 56},
+            "text_config": {
+                **_TEXT,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "query_pre_attn_scalar": 8,
+            },
+            "mm_tokens_per_image": 16,
+            "boi_token_index": 101,
+            "eoi_token_index": 102,
+            "image_token_index": TOKEN,
+        },
+    ),
+    "paligemma": (
+        "PaliGemma",
+        {
+            "vision_config": {**_VISION, "model_type": "siglip_vision_model", "projection_dim": 32},
+            "text_config": {**_TEXT, "model_type": "gemma"},
+            "image_token_index": TOKEN,
+            "projection_dim": 32,
+            "vocab_size": VOCAB,
+        },
+    ),
+    "smolvlm": (
+        "SmolVLM",
+        {
+            "vision_config": {**_VISION, "image_size": 56},
+            "text_config": {**_TEXT, "model_type": "llama"},
+            "scale_factor": 2,
+            "image_token_id": TOKEN,
+        },
+    ),
+    "qwen2.5": (
+        "Qwen2_5_VL",
+        {
+            "vision_config": {
+                **_QWEN, "hidden_size": 24, "intermediate_size": 40, "window_size": 32, "fullatt_block_indexes": [1],
+                "out_hidden_size": 32,
+            },
+            "text_config": {**_NO_HEAD_DIM, **_mrope(1, 1, 2)},
+            **_QWEN_IDS,
+        },
+    ),
+    "qwen3": (
+        "Qwen3VL",
+        {
+            "vision_config": {
+                **_QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 32,
+                "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
+            },
+            "text_config": {**_TEXT, **_mrope(2, 1, 1)},
+            **_QWEN_IDS,
+        },
+    ),
+    "qwen2": (
+        "Qwen2VL",
+        {
+            "vision_config": {**_QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 32},
+            "text_config": {**_NO_HEAD_DIM, **_mrope(1, 1, 2)},
+            **_QWEN_IDS,
+        },
+    ),
+    "mistral3": (
+        "Mistral3",
+        {
+            "vision_config": {**_VISION, "model_type": "pixtral", "image_size": 56, "patch_size": 4},
+            "text_config": {**_TEXT, "model_type": "mistral"},
+            "image_token_index": TOKEN,
+            "spatial_merge_size": 2,
+        },
+    ),
+    "internvl": (
+        "InternVL",
+        {
+            "vision_config": {**_VISION, "image_size": [28, 28], "patch_size": [7, 7]},
+            "text_config": {**_TEXT, "model_type": "qwen2"},
+            "image_token_id": TOKEN,
+            "downsample_ratio": 0.5,
+        },
+    ),
+}  # fmt: skip
+FAMILIES = tuple(_CONFIGS)
+
+
+@dataclass(frozen=True)
+class Sighted:
+    """A model of transformers, and its checkpoint."""
+
+    name: str
+    model: Any
+    folder: str
+
+
+@functools.cache
+def sighted(name: str) -> Sighted:
+    """The tiny model of a family."""
+    import transformers
+
+    family, config = _CONFIGS[name]
+    made = getattr(transformers, f"{family}Config")(**config)
+    torch.manual_seed(sum(map(ord, name)))
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
+    with torch.no_grad():
+        for parameter, tensor in model.named_parameters():
+            if tensor.dim() == 1 and ("norm" in parameter or "ln" in parameter):
+                tensor.add_(torch.randn_like(tensor) * 0.1)
+            else:
+                tensor.normal_(0.0, 0.2)
+    folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
+    model.save_pretrained(folder)
+    _save_texts(name, folder)
+    return Sighted(name, model, str(folder))
+
+
+MARKERS = {
+    "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
+    "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
+}  # fmt: skip
+"""Text of the token that stands for a row, and of the one that a prompt has for a picture."""
+PARTS = (
+    "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
+)
+PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
+
+
+def marker_of(name: str) -> tuple[str, str]:
+    """See ``MARKERS``."""
+    return MARKERS.get(name, ("<|image_pad|>",) * 2)
+
+
+def _save_texts(name: str, folder: Path) -> None:
+    """A tokenizer of one token for each character, a chat template, and the image processor's settings."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    row, marker = marker_of(name)
+    specials = {"<pad>": 0, "<s>": 1, "</s>": 2, "<turn>": 99, row: TOKEN, "<eoi>": 102, "<other>": 103}
+    specials.setdefault(marker, 101)
+    chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
+    backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(list(specials))
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": PARTS.replace("MARKER", marker)}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    sizes: dict[str, Any] = {
+        "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
+        "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+        "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": False},
+        "internvl": {"size": {"height": 28, "width": 28}}, "mistral3": {"size": {"longest_edge": 40}},
+    }  # fmt: skip
+    own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
+    (folder / "preprocessor_config.json").write_text(json.dumps(own))
+
+
+def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uint8]:
+    """uint8 [tiles, height, width, 3], of a size that the family takes."""
+    sizes = {
+        "llava": (1, 28, 28), "gemma3": (1, 56, 56), "paligemma": (1, 28, 28), "smolvlm": (2, 56, 56),
+        "internvl": (2, 28, 28),
+    }  # fmt: skip
+    tiles, height, width = sizes.get(name, (1, 24 + 16 * larger, 40 - 8 * larger))
+    return np.random.default_rng(seed).integers(0, 256, (tiles, height, width, 3), np.uint8)
+
+
+def arguments(folder: str, **others: Any) -> EngineArgs:
+    """An engine on a CPU in float32."""
+    options: dict[str, Any] = {
+        "dtype": "float32", "device": "cpu", "max_model_len": 160, "max_num_seqs": 4, "max_num_batched_tokens": 96,
+        "block_size": 8, "kv_cache_memory_bytes": 2**21, "skip_tokenizer_init": True, "max_logprobs": VOCAB,
+    }  # fmt: skip
+    return EngineArgs(model=folder, **(options | others))
+
+
+def prompt_of(info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]]) -> tuple[list[int], list[EncoderItem]]:
+    """Token ids, with placeholders where pictures are, and the pictures' items."""
+    ids: list[int] = []
+    items: list[EncoderItem] = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        item = make_item(info, part, SCALE, SHIFT)
+        items.append(item)
+        ids += [TOKEN] * item.rows
+    return ids, items
+
+
+def request(
+    info: VisionInfo,
+    request_id: str,
+    parts: list[int | npt.NDArray[np.uint8]],
+    *,
+    salt: str | None = None,
+    **params: Any,
+) -> AddRequest:
+    """A greedy request as the door would make it."""
+    ids, items = prompt_of(info, parts)
+    params.setdefault("max_tokens", 8)
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=ids,
+        params=SamplingParams(detokenize=False, temperature=0.0, **params),
+        seed=0,
+        eos_token_ids=[],
+        cache_salt=salt,
+        media=items,
+        runs=find_runs(info, ids, items),
+    )
+
+
+def hf_inputs(
+    one: Sighted, info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]]
+) -> tuple[list[int], dict[str, Any]]:
+    """The same for transformers: ids, and what goes with them."""
+    ids, _ = prompt_of(info, parts)
+    images = [part for part in parts if not isinstance(part, int)]
+    given: dict[str, Any] = {}
+    if images:
+        pixels = [torch.from_numpy((each * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in images]
+        if one.name.startswith("qwen"):
+            size, flat, grids = info.patch, [], []
+            for each in pixels:
+                _, channels, height, width = each.shape
+                rows, columns, merge = height // size, width // size, info.group
+                cut = each[0].view(channels, rows // merge, merge, size, columns // merge, merge, size)
+                cut = cut.permute(1, 4, 2, 5, 0, 3, 6)  # squares, then within them
+                cut = cut.reshape(rows * columns, channels, 1, size, size).expand(-1, -1, 2, -1, -1)
+                flat.append(cut.reshape(rows * columns, -1))
+                grids.append([1, rows, columns])
+            given = {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(grids)}
+        elif one.name == "smolvlm":
+            given = {"pixel_values": torch.cat(pixels)[None]}
+        elif one.name == "mistral3":
+            tallest, widest = (max(each.shape[i] for each in pixels) for i in (2, 3))
+            padded = [
+                torch.nn.functional.pad(each, (0, widest - each.shape[3], 0, tallest - each.shape[2]))
+                for each in pixels
+            ]
+            given = {
+                "pixel_values": torch.cat(padded),
+                "image_sizes": torch.tensor([each.shape[2:] for each in pixels]),
+            }
+        else:
+            given = {"pixel_values": torch.cat(pixels)}
+    return ids, given
+
+
+@torch.no_grad()
+def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, Any]) -> torch.Tensor:
+    """[len(ids), V] float32 of a full forward pass; the first ``prompt_len`` are the prompt."""
+    tokens = torch.tensor([ids])
+    is_picture = (tokens == TOKEN).int()
+    kinds: dict[str, Any] = {}
+    if one.name == "gemma3":
+        kinds = {"token_type_ids": is_picture}
+    elif one.name == "paligemma":
+        kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
+    elif one.name.startswith("qwen"):
+        kinds = {"mm_token_type_ids": is_picture}
+        one.model.model.rope_deltas = None
+    found: torch.Tensor = one.model(input_ids=tokens, use_cache=False, **kinds, **given).logits[0].float()
+    return found
+
+
+@functools.cache
+def _answers() -> dict[Any, list[int]]:
+    return {}
+
+
+def hf_greedy(one: Sighted, info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]], count: int) -> list[int]:
+    """Greedy tokens, by full forward passes."""
+    ids, given = hf_inputs(one, info, parts)
+    key = (one.name, *(part if isinstance(part, int) else part.tobytes() for part in parts))
+    known = _answers().setdefault(key, [])
+    while len(known) < count:
+        logits = hf_logits(one, ids + known, len(ids), given)
+        known.append(int(logits[-1].argmax()))
+    return known[:count]

@@ -1,0 +1,213 @@
+"""How ranks speak: rings, frames, handshakes. Strangers learn nothing and hold nobody up."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headway.engine import rank_messages
+from headway.parallel import wire
+from headway.parallel.group import RankError
+from headway.parallel.keys import FarKeys, OwnKeys, wait_for
+from headway.parallel.mesh import Mesh
+from headway.parallel.rank_store import RankStore
+from headway.parallel.ring import Ring, ring_memory
+from headway.parallel.wire import Link, answer, greet, welcome
+
+SECRET = b"a secret of many characters"
+
+
+@contextmanager
+def ring(capacity: int) -> Iterator[tuple[Ring, Ring]]:
+    memory, (one, other) = ring_memory(capacity), socket.socketpair()
+    ends = Ring(memory, one, "the reader"), Ring(memory, other, "the writer")
+    os.close(memory)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_messages_of_all_lengths_go_round() -> None:
+    rng = random.Random(1)
+    sent = [(rng.randrange(1, 200), rng.randbytes(rng.choice((0, 1, 7, 8, 63, 900)))) for _ in range(3000)]
+    with ring(4096) as (writer, reader):
+
+        def send() -> None:
+            for kind, data in sent:
+                writer.send(kind, data)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        found = [reader.receive(10.0) for _ in sent]
+        sender.join()
+        assert found == sent
+        assert reader.receive(0.0) is None
+
+
+def test_a_message_longer_than_the_ring_comes_in_pieces() -> None:
+    data = random.Random(2).randbytes(50_000)
+    with ring(4096) as (writer, reader):
+        sender = threading.Thread(target=writer.send, args=(2, data))
+        sender.start()
+        assert reader.receive(10.0) == (2, data)
+        sender.join()
+        assert writer.waits > 0
+
+
+def test_a_reader_that_does_not_read_is_given_up() -> None:
+    with ring(1024) as (writer, _), pytest.raises(RankError, match="the reader has read no message for 0"):
+        for _ in range(100):
+            writer.send(1, b"x" * 100, seconds=0.05)
+
+
+def test_a_sleeping_reader_is_woken() -> None:
+    with ring(4096) as (writer, reader):
+        found: list[object] = []
+        asleep = threading.Thread(target=lambda: found.append(reader.receive(20.0)))
+        asleep.start()
+        while not reader._map[32]:
+            pass
+        writer.send(7, b"up")
+        asleep.join()
+        assert found == [(7, b"up")]
+
+
+def links() -> tuple[Link, Link]:
+    one, other = socket.socketpair()
+    return Link(one, "one"), Link(other, "other")
+
+
+def test_frames_come_whole() -> None:
+    one, other = links()
+    data = random.Random(3).randbytes(3 * 2**20)
+
+    def send() -> None:
+        one.send(3, data)
+        one.send(4)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert other.receive(10.0) == (3, data)
+    assert other.receive(10.0) == (4, b"")
+    assert other.receive(0.0) is None
+    sender.join()
+    one.close()
+    with pytest.raises(RankError, match="closed its connection"):
+        other.receive(10.0)
+    other.close()
+
+
+def test_a_frame_of_a_silly_length_is_refused() -> None:
+    one, other = socket.socketpair()
+    link = Link(other, "somebody")
+    one.send(wire.HEAD.pack(2**31, 1))
+    with pytest.raises(RankError, match="none of ours"):
+        link.receive(10.0)
+    one.close()
+    link.close()
+
+
+def test_a_peer_that_takes_nothing_is_given_up() -> None:
+    one, other = links()
+    with pytest.raises(RankError, match="taken no message"):
+        one.send(1, bytes(64 * 2**20), seconds=0.1)
+    one.close()
+    other.close()
+
+
+def shake(theirs: bytes, hello: bytes = b"hello", refusal: str = "") -> tuple[object, object]:
+    """What each end has of a handshake."""
+    near, far = socket.socketpair()
+    found: list[object] = [None, None]
+
+    def listen() -> None:
+        try:
+            found[0] = welcome(near, SECRET)
+            answer(near, refusal)
+        except RankError as error:
+            found[0] = error
+            near.close()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        greet(far, theirs, hello)
+    except RankError as error:
+        found[1] = error
+    far.close()
+    listener.join()
+    near.close()
+    return found[0], found[1]
+
+
+def test_who_knows_the_secret_is_welcome() -> None:
+    assert shake(SECRET) == (b"hello", None)
+
+
+def test_a_wrong_secret_is_seen_on_both_sides() -> None:
+    heard, said = shake(b"another secret of many characters")
+    assert isinstance(heard, RankError)
+    assert "HEADWAY_RANK_SECRET" in str(said)
+
+
+def test_the_reason_of_a_refusal_arrives() -> None:
+    assert "the leader refused this rank: go away" in str(shake(SECRET, refusal="go away")[1])
+
+
+def test_a_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.1)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(RankError, match="broke off"):
+        welcome(near, SECRET)
+
+
+def test_proofs_cannot_be_turned_round() -> None:
+    """What the leader shows is no use for somebody who wants to be a follower."""
+    mine, theirs = b"m" * 32, b"t" * 32
+    assert wire.proof(SECRET, b"leader", mine, theirs, b"") != wire.proof(SECRET, b"follower", mine, theirs, b"")
+    assert wire.proof(SECRET, b"leader", mine, theirs, b"") != wire.proof(SECRET, b"leader", theirs, mine, b"")
+
+
+def test_words_are_left_and_found() -> None:
+    own, (near, far) = OwnKeys(), links()
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            message = near.receive(0.01)
+            if message is not None:
+                own.serve(near, *message)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    keys = FarKeys(far, 10.0)
+    assert keys.get("a") is None
+    keys.set("a", b"\0\xff")
+    assert own.get("a") == keys.get("a") == b"\0\xff"
+    assert (own.add("n", 2), keys.add("n", 3)) == (2, 5)
+    store = RankStore(keys, 10.0)
+    store.wait(["a"])
+    assert store.check(["a"]) and not store.check(["b"])
+    with pytest.raises(RankError, match="no other rank said 'b' within 0"):
+        wait_for(keys, "b", 0.02)
+    ended.set()
+    server.join()
+    near.close()
+    far.close()
+
+
+def test_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rank_messages.SECRET_VARIABLE, "short")
+    with pytest.raises(Exception, match="at least 16 characters"):
+        rank_messages.secret()
+
+
+def test_names_of_ranks() -> None:
+    assert Mesh(2, 2, 3).name == "rank 3 (stage 0, part 1)"
+    assert Mesh(1, 1, 0).name == "rank 0"

@@ -1,0 +1,134 @@
+"""The encoder cache, and how far rows may go: by hand, and over random pictures."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headway.core.config import SchedulerConfig
+from headway.core.encode import EncoderItem, MediaRun
+from headway.core.errors import HeadwayError, InvalidRequestError
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
+from headway.scheduler.cache.encoder import EncoderCache
+from headway.scheduler.media import MediaPlanner
+from headway.scheduler.request import Request
+
+
+def planner(**others: Any) -> MediaPlanner:
+    options: dict[str, Any] = {"encoder_cache_rows": 20, "max_encoder_rows": 100, "longest_whole": 50} | others
+    found = MediaPlanner(
+        SchedulerConfig(
+            max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, block_size=8, num_blocks=100, **options
+        )
+    )
+    found.begin(False)
+    return found
+
+
+def request(runs: list[tuple[int, int, int]], length: int = 40, keys: str = "abcdef") -> Request:
+    """Runs are (item, start, end); items are whole."""
+    rows: dict[int, int] = {}
+    told = []
+    for item, start, end in runs:
+        told.append(MediaRun(item=item, first=rows.get(item, 0), start=start, end=end))
+        rows[item] = rows.get(item, 0) + end - start
+    items = [EncoderItem(kind="image", key=keys[i].encode(), rows=rows[i], first=0) for i in sorted(rows)]
+    message = AddRequest(
+        request_id="r", prompt_token_ids=[1] * length, params=SamplingParams(max_tokens=4), seed=0, eos_token_ids=[],
+        media=items, runs=told,
+    )  # fmt: skip
+    return Request(message, 64, 0)
+
+
+def test_ranges_are_reused_the_oldest_first() -> None:
+    cache = EncoderCache(10)
+    a, b = cache.take("a", 4), cache.take("b", 4)
+    assert a is not None and b is not None and (a.start, b.start) == (0, 4)
+    assert cache.take("c", 4) is None, "both are held"
+    cache.release("a")
+    cache.release("b")
+    assert cache.hold("a") is a
+    cache.release("a")
+    c = cache.take("c", 4)
+    assert c is not None and c.start == 4 and "b" not in cache and "a" in cache
+    with pytest.raises(HeadwayError, match="more often"):
+        cache.release("a")
+    cache.check(1)
+
+
+def test_random_ranges_never_overlap() -> None:
+    rng, cache, held = random.Random(1), EncoderCache(64), list[str]()
+    for _ in range(3000):
+        if held and rng.random() < 0.5:
+            cache.release(held.pop(rng.randrange(len(held))))
+        else:
+            name = str(rng.randrange(30))
+            if cache.hold(name) or cache.take(name, 1 + int(name) % 17):
+                held.append(name)
+        cache.check(len(held))
+
+
+def test_a_row_ends_before_a_picture_that_must_wait() -> None:
+    media = planner(max_encoder_rows=8)
+    asked = request([(0, 2, 10), (1, 12, 20)])
+    assert media.claim(asked, 0, 30) == 12, "a step encodes eight rows"
+    assert [job.item.key for job in media.encodes] == [b"a"]
+    media.passed(asked, 12)
+    media.begin(False)
+    assert media.claim(asked, 12, 40) == 40 and [job.item.key for job in media.encodes] == [b"b"]
+    media.release(asked)
+    media.cache.check(0)
+
+
+def test_rows_are_not_given_away_in_the_step_that_reads_them() -> None:
+    media = planner(encoder_cache_rows=8)
+    asked = request([(0, 2, 10), (1, 12, 20)])
+    assert media.claim(asked, 0, 30) == 12
+    media.passed(asked, 12)
+    other = request([(0, 0, 8)], keys="x")
+    assert media.claim(other, 0, 30) == 0, "the step's encoders run ahead of its rows"
+    media.begin(False)
+    assert media.claim(other, 0, 30) == 30
+
+
+def test_tokens_that_see_each_other_stay_together() -> None:
+    media = planner(sees="spans")
+    asked = request([(0, 4, 12)])
+    assert [media.claim(asked, 0, end) for end in (3, 4, 5, 11, 12, 13)] == [3, 4, 4, 4, 12, 13]
+    assert media.claim(asked, 4, 11) == 4 and media.claim(asked, 4, 12) == 12
+    whole = planner(sees="prompt")
+    assert whole.claim(asked, 0, 39) == 0 and whole.claim(request([(0, 4, 12)]), 0, 40) == 40
+    assert whole.claim(request([(0, 4, 12)]), 16, 40) == 40, "behind a prefix that was found"
+
+
+def test_beside_rows_that_decode_less_is_encoded() -> None:
+    media = planner(max_encoder_rows=16)
+    media.begin(True)
+    assert media.claim(request([(0, 0, 4), (1, 5, 9)]), 0, 30) == 5
+    media.begin(False)
+    assert media.claim(request([(0, 0, 4), (1, 5, 9)], keys="xy"), 0, 30) == 30
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "message"),
+    [
+        ([(0, 2, 10)], {0: 7}, "7 features and 8"),
+        ([(0, 2, 10)], {0: 9}, "9 features and 8"),
+        ([(0, 2, 10), (1, 9, 12)], {}, "overlap"),
+        ([(0, 38, 42)], {}, "outside"),
+        ([(0, 0, 30)], {}, "cache has 20 rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(runs: list[tuple[int, int, int]], rows: dict[int, int], message: str) -> None:
+    asked = request(runs).message
+    asked.media = [
+        EncoderItem(kind="image", key=each.key, rows=rows.get(i, each.rows), first=0)
+        for i, each in enumerate(asked.media)
+    ]
+    with pytest.raises(InvalidRequestError, match=message):
+        planner().check(asked)
+    with pytest.raises(InvalidRequestError, match="see each other"):
+        planner(sees="prompt", longest_whole=30).check(request([(0, 1, 4)]).message)
