@@ -21,6 +21,13 @@ TITLES = {
     "qwen3_4b": "Qwen3-4B",
     "gemma3_1b": "Gemma3-1B",
     "bert_base": "BERT-base embeddings",
+    "qwen3_embedding_06b": "Qwen3-Embedding-0.6B",
+    "mamba2_780m": "Mamba2-780M",
+    "gdn_08b": "Gated delta net hybrid (near Qwen3.5-0.8B)",
+    "qwen3_06b_ngram": "Qwen3-0.6B with n-gram drafts (3, synthetic acceptance length 2.5; ms a token)",
+    "qwen3_06b_eagle3": "Qwen3-0.6B with EAGLE-3 (3 drafts, synthetic acceptance length 2.5; ms a token)",
+    "qwen3_30b_a3b": "Qwen3-30B-A3B",
+    "deepseek_v2_lite": "DeepSeek-V2-Lite",
 }
 
 

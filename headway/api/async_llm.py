@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
-from headway.api.inputs import Door, PreparedRequest, Prompt, default_params
+from headway.api.inputs import Door, PreparedRequest, default_params
 from headway.api.lanes import Lane
 from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
 from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.pictures.prompts import image_bytes
 from headway.api.pooling.door import PoolingDoor, check_task
 from headway.api.pooling.online import AsyncPooling
 from headway.api.pooling.requests import OpenPooling, PoolingProcessor
+from headway.api.prompts import Prompt
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
+from headway.core.encode import EncoderItem
 from headway.core.errors import EngineDeadError, InvalidRequestError
+from headway.core.hearing import SpeechRules
 from headway.core.messages import EngineStats, ModelInfo, RequestUpdate
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
@@ -32,8 +36,13 @@ from headway.core.task import Task
 from headway.engine.client import EngineClient
 
 if TYPE_CHECKING:
+    from headway.api.pictures.door import Pictures
     from headway.api.tokenizer import Tokenizer
 
+SEEING_THREADS = 2
+"""They wait for processes that prepare images."""
+MAX_WAITING_IMAGE_BYTES = 128 * 2**20
+"""Of all images that wait to be prepared."""
 COMPILING_THREADS = 4
 """They wait for compiling processes, of which there are as many."""
 MAX_WAITING_GRAMMARS = 16 * 1024 * 1024
@@ -204,7 +213,9 @@ class AsyncLLM(AsyncPooling):
         self._tokenizer = frontend.load_tokenizer(args)
         client = frontend.connect(args, own_process=True, asynchronous=True)
         self._info = client.info
-        self._door = Door(self._info, self._tokenizer, args.seed, client.learn)
+        pictures = frontend.load_pictures(args, self._info, self._tokenizer)
+        self._door = Door(self._info, self._tokenizer, args.seed, client.learn, pictures)
+        self._seeing = Lane("preparing of images", SEEING_THREADS, MAX_WAITING_IMAGE_BYTES)
         self.request_metrics = RequestMetrics(self._info.max_model_len)
         # Threads of their own for each kind of work: a flood of one must not hold up another, or the engine's figures.
         self._compiling = Lane("compiling of grammars", COMPILING_THREADS, MAX_WAITING_GRAMMARS)
@@ -237,6 +248,11 @@ class AsyncLLM(AsyncPooling):
         if self._tokenizer is None:
             raise InvalidRequestError("there is no tokenizer: skip_tokenizer_init is set")
         return self._tokenizer
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """How pictures are prepared; None: the model sees none."""
+        return self._door.pictures
 
     @property
     def has_chat_template(self) -> bool:
@@ -299,6 +315,8 @@ class AsyncLLM(AsyncPooling):
         *,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        media: Sequence[EncoderItem] = (),
+        speech: SpeechRules | None = None,
         delta: bool = False,
         only_final: bool = False,
     ) -> AsyncIterator[RequestOutput]:
@@ -311,6 +329,7 @@ class AsyncLLM(AsyncPooling):
             request_id: name for outputs and ``abort``; need not be unique, the engine never sees it.
             cache_salt: only equal salts share cached prefixes.
             add_special_tokens: False if the text brings its own (a rendered chat template does).
+            media, speech: see ``Door.prepare``.
             delta: yield only what is new each time (completions that did not change are left out).
             only_final: yield once, when all is finished: nothing wakes up in between.
 
@@ -324,6 +343,8 @@ class AsyncLLM(AsyncPooling):
         self._hub.attach()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
+        if media:
+            options |= {"media": media, "speech": speech}
         prepared = await self._prepare(prompt, params, options)
         assert isinstance(self._processor, OutputProcessor)
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)
@@ -349,6 +370,15 @@ class AsyncLLM(AsyncPooling):
         compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
         if compiles:
             options["grammar"] = self._door.known_grammar(params)
+        if self._info.encoder and not options.get("media"):  # two texts, or a recording
+            size = len(prompt) if isinstance(prompt, str) else LONG_TEXT_CHARS
+            make = partial(self._door.prepare, prompt, params, **options)
+            return await self._texts.beside(make, size) if self._texts is not None else make()
+        if isinstance(prompt, dict) and "multi_modal_data" in prompt:
+            whole = prompt
+            seen = await self._seeing.run(lambda job: self._door.see(whole, job), image_bytes(whole))
+            prompt, options["media"], furnished = self._door.with_pictures(whole, seen)
+            options["add_special_tokens"] = options["add_special_tokens"] and not furnished
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         if isinstance(prompt, dict) and isinstance(text, str) and prompt.get("parse_special") is False:
             text = self._door.as_text(text)
@@ -375,9 +405,9 @@ class AsyncLLM(AsyncPooling):
         """Answer one conversation; as ``generate``."""
         check_task(self._info, Task.GENERATE)
         [talk] = frontend.conversations([messages])
-        text = self._chat.render(talk, options or ChatOptions())
+        prompt = frontend.chat_prompt(self._door, self._chat, talk, options or ChatOptions())
         outputs = self.generate(
-            text, sampling_params, request_id, cache_salt=cache_salt, add_special_tokens=False, delta=delta
+            prompt, sampling_params, request_id, cache_salt=cache_salt, add_special_tokens=False, delta=delta
         )
         try:
             async for output in outputs:
@@ -397,6 +427,7 @@ class AsyncLLM(AsyncPooling):
         self._door.close()
         self._finalizer()
         self._compiling.close()
+        self._seeing.close()
         if self._texts is not None:
             self._texts.close()
         self._asking.shutdown()

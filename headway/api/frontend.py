@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headway.api.control_text import MarkedText
+from headway.api.inputs import Door
+from headway.api.pictures.content import PLACE, shown, take_pictures
+from headway.api.prompts import Prompt
 from headway.core.config import EngineArgs
 from headway.core.errors import InvalidRequestError
 from headway.engine.client import EngineClient, InprocClient, ThreadClient
 
 if TYPE_CHECKING:
     from headway.api.chat_template import ChatTemplate
+    from headway.api.pictures.door import Pictures
     from headway.api.tokenizer import Tokenizer
+    from headway.core.messages import ModelInfo
 
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}`` and whatever else the model's chat template reads."""
@@ -41,6 +48,11 @@ class ChatOptions:
 
 def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool) -> EngineClient:
     """Start an engine. ``args.multiprocess`` wins over ``own_process``; raises what building the engine raises."""
+    if args.data_parallel_size > 1:
+        from headway.engine.replicas import ReplicaClient
+
+        apart = args.multiprocess is not False
+        return ReplicaClient(args, lambda each: connect(each, own_process=apart, asynchronous=True))
     if args.multiprocess if args.multiprocess is not None else own_process:
         from headway.engine.process import ProcessClient
 
@@ -57,6 +69,20 @@ def load_tokenizer(args: EngineArgs) -> Tokenizer | None:
     return load_tokenizer(args.model, tokenizer=args.tokenizer, revision=args.revision)
 
 
+def load_pictures(args: EngineArgs, info: ModelInfo, tokenizer: Tokenizer | None) -> Pictures | None:
+    """What prepares pictures for the engine's model; None: it sees none. Raises ConfigError."""
+    if info.vision is None:
+        return None
+    from headway.api.pictures.door import DEFAULT_LIMIT, Pictures
+    from headway.weights.source import locate
+
+    folder = locate(args.model, revision=args.revision, weights=False).path
+    folder = folder if folder.is_dir() else folder.parent
+    config = json.loads((folder / "config.json").read_text("utf-8")) | (args.hf_overrides or {})
+    limit = (args.limit_mm_per_prompt or {}).get("image", DEFAULT_LIMIT)
+    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limit)
+
+
 class ChatRenderer:
     """Conversations to prompts with the tokenizer's chat template; keeps the last compiled template."""
 
@@ -69,8 +95,11 @@ class ChatRenderer:
         """Whether the model brings a chat template."""
         return self._tokenizer is not None and self._tokenizer.pick_template() is not None
 
-    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+    def render(self, messages: Sequence[Message], options: ChatOptions, *, sighted: bool = False) -> str:
         """Text of a conversation, special tokens included: tokenise it without adding any.
+
+        Args:
+            sighted: the model has sight, and contents may be lists with pictures (``pictures.content``).
 
         Raises:
             InvalidRequestError: no template, tools that the template would ignore, or messages it cannot render.
@@ -82,6 +111,8 @@ class ChatRenderer:
             raise InvalidRequestError("the model has no chat template; give chat_template or use generate", "messages")
         if options.tools and "tools" not in source:
             raise InvalidRequestError("the model's chat template does not show tools; leave tools out", "tools")
+        if sighted:
+            messages = shown(messages, source)
         compiled = self._compiled
         if compiled is None or compiled.source != source:
             from headway.api.chat_template import ChatTemplate
@@ -97,6 +128,30 @@ class ChatRenderer:
             parse_special=options.parse_special,
             **options.template_kwargs,
         )
+
+
+def chat_prompt(door: Door, renderer: ChatRenderer, talk: Sequence[Message], options: ChatOptions) -> Prompt:
+    """The prompt that a conversation is, with its pictures.
+
+    Raises:
+        InvalidRequestError: there are pictures, and the model sees none; or it cannot be rendered.
+    """
+    messages, pictures = take_pictures(talk)
+    if door.pictures is None:
+        if pictures:
+            raise InvalidRequestError(f"{door.info.architecture} sees no pictures; leave images out", "messages")
+        return renderer.render(talk, options)
+    text = renderer.render(messages, options, sighted=True)
+    return picture_prompt(door.pictures, text, pictures) if pictures else text
+
+
+def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Prompt:
+    """The prompt of a rendered conversation with pictures: places that the template left open get the model's marker."""
+    if isinstance(text, MarkedText):
+        text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)
+    else:
+        text = text.replace(PLACE, door.marker)
+    return {"prompt": text, "multi_modal_data": {"image": list(pictures)}}
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:

@@ -10,15 +10,22 @@ import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, cast
 
+from headway.api.encoder_prompts import split_prompt
 from headway.api.long_texts import encode_bounded, too_long
+from headway.api.pictures.prompts import filled, place, see
+from headway.api.prompts import Prompt, is_int
+from headway.core.encode import EncoderItem
 from headway.core.errors import InvalidRequestError, UnknownParameterError
+from headway.core.hearing import SpeechRules
+from headway.core.ints import MASK64, mix64
 from headway.core.messages import AddRequest, ModelInfo
 from headway.core.params import MAX_LOGPROBS_OF_A_REQUEST, SamplingParams
 
 if TYPE_CHECKING:
     from headway.api.killable import Job
+    from headway.api.pictures.door import Picture, Pictures
     from headway.api.structured.compile import Outcome
     from headway.api.structured.door import StructuredDoor, Teach
     from headway.api.tokenizer import Tokenizer
@@ -27,28 +34,6 @@ MAX_BAD_WORDS_SEQUENCES = 256
 MAX_BAD_WORDS_TOKENS = 2048
 """Most token sequences, and tokens in all of them, that one request's ``bad_words`` may come to."""
 MAX_CACHE_SALT_CHARS = 1024
-
-_MASK64 = 2**64 - 1
-
-
-class TextPrompt(TypedDict, total=False):
-    """``{"prompt": text}``, optionally with a ``cache_salt``: only equal salts share cached prefixes; and with
-    ``parse_special``: by default control tokens that the text spells become such, with False they stay text.
-    """
-
-    prompt: str
-    cache_salt: str
-    parse_special: bool
-
-
-class TokensPrompt(TypedDict, total=False):
-    """``{"prompt_token_ids": ids}``, optionally with a ``cache_salt``."""
-
-    prompt_token_ids: list[int]
-    cache_salt: str
-
-
-Prompt = str | list[int] | TextPrompt | TokensPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +66,6 @@ class Resolved:
     others: SamplingParams
 
 
-def is_token_ids(value: object) -> bool:
-    """Whether ``value`` is a non-empty list or tuple of integers: one tokenised prompt."""
-    return isinstance(value, (list, tuple)) and bool(value) and all(_is_int(item) for item in value)
-
-
-def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """What ``LLM.generate`` takes, as a list of prompts. A flat list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)) or is_token_ids(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if isinstance(prompts, (list, tuple)):
-        return list(prompts)
-    raise InvalidRequestError(
-        f"a prompt must be a string, a list of token ids or a dictionary, got {type(prompts).__name__}", "prompt"
-    )
-
-
 def params_list(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> list[SamplingParams]:
     """One SamplingParams per prompt; a single one serves them all."""
     if isinstance(params, SamplingParams):
@@ -127,12 +96,20 @@ class Door:
         tokenizer: None when the engine was started with skip_tokenizer_init.
         seed: EngineArgs.seed.
         teach: tells the engine the vocabulary, before the first structured output.
+        pictures: prepares pictures; None: the model sees none.
     """
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0, teach: Teach | None = None) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        seed: int = 0,
+        teach: Teach | None = None,
+        pictures: Pictures | None = None,
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self._teach = teach
+        self._teach, self.pictures = teach, pictures
         self._structured: StructuredDoor | None = None
         self._structured_lock = threading.Lock()
         self._seed = seed
@@ -151,6 +128,8 @@ class Door:
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
         ids: list[int] | None = None,
+        media: Sequence[EncoderItem] = (),
+        speech: SpeechRules | None = None,
         grammar: Outcome | None = None,
         job: Job | None = None,
     ) -> PreparedRequest:
@@ -160,6 +139,9 @@ class Door:
             add_special_tokens: False for text that a chat template has already furnished with them.
             cache_salt: used unless the prompt brings its own.
             ids: of the prompt's text, where the caller has had it tokenised.
+            media: what an encoder reads, where the caller has prepared it: the prompt is a decoder's, or has placeholders
+                (``with_pictures``).
+            speech: rules of a transcript.
             grammar: of ``known_grammar``, where the caller cannot wait for a new one.
             job: by which another thread can give up the compiling of a new one.
 
@@ -169,6 +151,12 @@ class Door:
         """
         if not isinstance(params, SamplingParams):
             raise _wrong_params(params)
+        if self.info.encoder and not media:
+            decoder, media = split_prompt(prompt, self.info, self.tokenizer)
+            prompt = cast(Prompt, decoder)
+        elif isinstance(prompt, Mapping) and "multi_modal_data" in prompt:
+            prompt, media, furnished = self.with_pictures(prompt, self.see(prompt, job))
+            add_special_tokens = add_special_tokens and not furnished
         text, given, own_salt = self._read_prompt(prompt)
         cache_salt = checked_salt(cache_salt)
         self._check_tokenizer_needs(params)
@@ -182,18 +170,38 @@ class Door:
             self._check_prompt_ids(ids)
         resolved = self._resolve(params, self._max_tokens(ids, params))
         children = self._fan_out(text, ids, resolved, cache_salt if own_salt is None else own_salt)
+        if self.info.encoder:
+            for child in children.children if media else ():
+                child.media, child.speech = list(media), speech
+        else:
+            place(self.info.vision, children.children, ids, media)
         if params.structured_outputs is not None:
             grammar = self._structured_door().prepare(params, grammar, job)
             for child in children.children:
                 child.automaton, child.host_grammar = grammar.automaton, grammar.host_grammar
         return children
 
+    def see(self, prompt: Mapping[str, Any], job: Job | None = None) -> list[Picture]:
+        """The pictures of a prompt with ``multi_modal_data``, prepared; it may take seconds."""
+        return see(self.pictures, self.info, prompt, job)
+
+    def with_pictures(self, prompt: Mapping[str, Any], seen: Sequence[Picture]) -> tuple[Any, list[EncoderItem], bool]:
+        """The prompt with what stands for its pictures, their items, and whether it brings its own first token."""
+        assert self.pictures is not None
+        text, ids, _ = self._read_prompt({name: prompt[name] for name in prompt if name != "multi_modal_data"})
+        if text is not None and self.tokenizer is None:
+            raise _no_tokenizer()
+        found, furnished = filled(self.pictures, prompt, text, ids, seen)
+        return found, [each.item for each in seen], furnished
+
     def as_text(self, text: str) -> str:
         """``text`` such that the control tokens which it spells stay text."""
         return text if self.tokenizer is None else self.tokenizer.control_texts.as_text(text)
 
     def close(self) -> None:
-        """End the processes that compile grammars. Safe to call twice."""
+        """End the processes that compile grammars and prepare pictures. Safe to call twice."""
+        if self.pictures is not None:
+            self.pictures.close()
         if self._structured is not None:
             self._structured.close()
 
@@ -251,14 +259,14 @@ class Door:
         if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:  # type: ignore[type-var,operator]
             return
         for token in ids:
-            if not _is_int(token):
+            if not is_int(token):
                 raise InvalidRequestError(f"token ids of a prompt must be integers, got {token!r:.80}", "prompt")
             if not 0 <= token < size:  # type: ignore[operator]
                 raise InvalidRequestError(f"token id {token} is outside of the vocabulary (0 to {size - 1})", "prompt")
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
-            raise InvalidRequestError("skip_tokenizer_init is set: the prompt must be token ids, not text", "prompt")
+            raise _no_tokenizer()
         if not text:
             raise InvalidRequestError("the prompt is empty; give at least one character", "prompt")
         ids = encode_bounded(
@@ -359,7 +367,7 @@ class Door:
                 request_id=f"{number}-{i}",
                 prompt_token_ids=ids,
                 params=resolved.others if i else resolved.first,
-                seed=(seed + i) & _MASK64,
+                seed=(seed + i) & MASK64,
                 eos_token_ids=[] if params.ignore_eos else self.info.eos_token_ids,
                 bad_words_token_ids=bad_words,
                 cache_salt=salt,
@@ -390,17 +398,6 @@ def check_logprobs(params: SamplingParams, max_tokens: int, count: int, prompts:
             )
 
 
-def mix64(seed: int, number: int) -> int:
-    """64 well-mixed bits of (seed, number): two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014)."""
-    value = seed & _MASK64
-    for word in (0, number):
-        value = (value + word + 1) * 0x9E3779B97F4A7C15 & _MASK64
-        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-        value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
-        value ^= value >> 31
-    return value
-
-
 def checked_salt(salt: object) -> str | None:
     """A prompt's cache_salt, if it has one. Raises InvalidRequestError."""
     if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT_CHARS):
@@ -408,8 +405,8 @@ def checked_salt(salt: object) -> str | None:
     return salt
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _no_tokenizer() -> InvalidRequestError:
+    return InvalidRequestError("skip_tokenizer_init is set: the prompt must be token ids, not text", "prompt")
 
 
 def _wrong_params(params: object) -> InvalidRequestError:

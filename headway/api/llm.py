@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
-from headway.api.inputs import Door, PreparedRequest, Prompt, default_params, params_list, prompt_list
+from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
+from headway.api.hearing.transcript import Transcript
+from headway.api.inputs import Door, PreparedRequest, default_params, params_list
 from headway.api.output_processor import OpenRequest, OutputProcessor
 from headway.api.pooling.door import PoolingDoor, check_task
 from headway.api.pooling.offline import PoolingMethods, PoolingRunner
+from headway.api.prompts import Prompt, prompt_list
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
@@ -54,7 +57,8 @@ class LLM(PoolingMethods):
         args = EngineArgs(model=model, **engine_args)
         self._tokenizer = frontend.load_tokenizer(args)
         self._client = frontend.connect(args, own_process=False, asynchronous=False)
-        self._door = Door(self._client.info, self._tokenizer, args.seed, self._client.learn)
+        pictures = frontend.load_pictures(args, self._client.info, self._tokenizer)
+        self._door = Door(self._client.info, self._tokenizer, args.seed, self._client.learn, pictures)
         self._processor = OutputProcessor(self._tokenizer)
         self._chat = frontend.ChatRenderer(self._tokenizer)
         self._numbers = itertools.count()
@@ -130,10 +134,40 @@ class LLM(PoolingMethods):
             parse_special=parse_special,
             template_kwargs=chat_template_kwargs or {},
         )
-        texts = [self._chat.render(talk, options) for talk in talks]
-        params = self._params(sampling_params, len(texts))
-        prepared = (self._door.prepare(t, q, add_special_tokens=False) for t, q in zip(texts, params))
-        return self._run(prepared, len(texts), use_tqdm)
+        prompts = [frontend.chat_prompt(self._door, self._chat, talk, options) for talk in talks]
+        params = self._params(sampling_params, len(prompts))
+        prepared = (self._door.prepare(p, q, add_special_tokens=False) for p, q in zip(prompts, params))
+        return self._run(prepared, len(prompts), use_tqdm)
+
+    def transcribe(
+        self,
+        audio: Any,
+        options: TranscriptionOptions | Sequence[TranscriptionOptions] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Transcript]:
+        """Texts of recordings, of any length; they are cut into windows where it is quiet.
+
+        Args:
+            audio: a path, a file's bytes, (samples, rate), or a list of these. WAV needs nothing; FLAC, MP3 and OGG need
+                soundfile.
+            options: one for all, or one for each.
+
+        Raises:
+            InvalidRequestError: the model does not hear, or a recording or an option cannot be used.
+        """
+        from headway.api.hearing.offline import transcribe  # late: text needs none of it
+
+        wanted = audio if isinstance(audio, list) else [audio]
+        each = [options or TranscriptionOptions()] * len(wanted) if not isinstance(options, Sequence) else list(options)
+        if len(each) != len(wanted):
+            raise InvalidRequestError(f"{len(wanted)} recordings came with {len(each)} options", "options")
+        transcriber = Transcriber(self._client.info, self._tokenizer)
+
+        def run(prepared: list[PreparedRequest]) -> list[RequestOutput]:
+            return self._run(iter(prepared), len(prepared), use_tqdm)
+
+        return transcribe(wanted, each, transcriber, self._door.prepare, run)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         return params_list(self.get_default_sampling_params() if given is None else given, count)

@@ -15,6 +15,7 @@ from headway.cli.errors import clean_errors, set_up_logging
 from headway.cli.generate import generate
 from headway.cli.serve import serve
 from headway.cli.syncs import syncs
+from headway.cli.transcribe import transcribe
 from headway.cli.tune import tune
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ app.command("serve")(clean_errors(serve))
 app.command("generate")(clean_errors(generate))
 app.command("chat")(clean_errors(chat))
 app.command("embed")(clean_errors(embed))
+app.command("transcribe")(clean_errors(transcribe))
 app.add_typer(bench, name="bench")
 app.command("syncs")(syncs)
 app.command("tune")(clean_errors(tune))

@@ -68,6 +68,10 @@ def serve(
     logs.set_up(settings.log_format)
     # The engine process inherits this environment and has no use for the keys.
     os.environ.pop(KEYS_VARIABLE, None)
+    if engine.node_rank:
+        from headway.engine.node import run_node
+
+        raise typer.Exit(run_node(engine))
 
     def load() -> Any:
         from headway.api.async_llm import AsyncLLM

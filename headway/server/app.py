@@ -22,6 +22,7 @@ from headway.server.completions import completions
 from headway.server.door import Door
 from headway.server.errors import ApiError, as_api_error, refuse
 from headway.server.health import shared_health
+from headway.server.hearing.routes import transcriptions, translations
 from headway.server.lifecycle import ALIVE, Lifecycle, Phase
 from headway.server.metrics_source import shared_source
 from headway.server.pooling import openai, score, tei
@@ -49,6 +50,9 @@ ROUTES = [
     ("/detokenize", detokenize, protocol.DetokenizeRequest, False),
 ]
 """Path, handler, struct of the body, whether it can stream."""
+AUDIO_ROUTES: list[tuple[str, Handler]]
+AUDIO_ROUTES = [("/v1/audio/transcriptions", transcriptions), ("/v1/audio/translations", translations)]
+"""Path and handler, of models that hear; bodies are forms."""
 GENERATING = frozenset(path for path, *_ in ROUTES if path.startswith("/v1/"))
 POOLING_ROUTES: list[tuple[str, Handler, type[msgspec.Struct]]]
 POOLING_ROUTES = [
@@ -87,6 +91,8 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
             yield
         finally:
             await service.templates.close()
+            if service.hearing is not None:
+                service.hearing.close()
             if service.throughput is not None:
                 service.throughput.close()
             end_tracing()
@@ -98,6 +104,10 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
     for path, handler, kind, streams in ROUTES:
         endpoint = _bound(handler, service, pools=False if path in GENERATING else None)
         app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind, streams))
+    for path, audio in AUDIO_ROUTES:
+        app.add_api_route(
+            path, _bound(audio, service, pools=False), methods=["POST"], **openapi.operation(streams=True)
+        )
     for path, handler, kind in POOLING_ROUTES:
         endpoint = _bound(handler, service, pools=True)
         app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind))

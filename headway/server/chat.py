@@ -13,7 +13,7 @@ from starlette.types import Scope
 from headway.core.outputs import CompletionOutput, RequestOutput
 from headway.server.call_reader import Arguments, CallStart, Content, Piece
 from headway.server.errors import named, refuse
-from headway.server.messages import for_template
+from headway.server.messages import for_template, images_of
 from headway.server.protocol import ChatRequest
 from headway.server.report import Usage, chat_logprobs, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
@@ -126,21 +126,25 @@ class ChatJob:
         form = "tools" if self._plan.structured is not None else "response_format"
         self._names = {
             "prompt": "messages",
+            "multi_modal_data": "messages",
             "max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
             "logprobs": "top_logprobs",
             "structured_outputs": form if body.structured_outputs is None else "structured_outputs",
         }
         with named(self._names):
             self._params = sampling_params(service.defaults, body, **own)
+        self._images = images_of(body.messages)
+        service.check_images(self._images)
         self._messages = self._plan.messages(for_template(body.messages))
         self._usage = Usage()
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         body = self._body
+        images = await self._service.load_images(self._images)
         open_end = bool(body.continue_final_message)
         prompt = await self._service.templates.render(
-            self._messages,
+            self._service.shown(self._messages, bool(self._plan.for_template)),
             tools=self._plan.for_template,
             add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=open_end,
@@ -148,7 +152,11 @@ class ChatJob:
             parse_special=bool(body.parse_special),
         )
         outputs = self._service.generate(
-            [prompt], self._params, salt=body.cache_salt, special=bool(body.add_special_tokens), final=final
+            [self._service.with_images(prompt, images)],
+            self._params,
+            salt=body.cache_salt,
+            special=bool(body.add_special_tokens),
+            final=final,
         )
         with named(self._names):
             async for _, output in outputs:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from headway.api.inputs import Prompt
+from headway.api.prompts import Prompt
 from headway.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from headway.server.errors import named, refuse
 from headway.server.fields import REFUSED

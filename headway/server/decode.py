@@ -54,11 +54,15 @@ class Body:
         if media != "application/json":
             # Other types can be sent by any web page without asking the browser first.
             raise ApiError(415, f"the body must be application/json, got {media or 'no Content-Type'!r:.80}")
+        return self.decode(await self.read_bytes(request), kind)
+
+    async def read_bytes(self, request: Request) -> bytes:
+        """The body of any type. Raises ApiError (408, 413, 415) and ClientDisconnect."""
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding != "identity":
             message = f"bodies are not decompressed: send it as it is, without Content-Encoding: {coding:.80}"
             raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
-        return self.decode(await self._bytes(request), kind)
+        return await self._bytes(request)
 
     async def _bytes(self, request: Request) -> bytes:
         announced = request.headers.get("content-length", "0")

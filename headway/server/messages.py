@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,8 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str | None:
         return content
     texts = []
     for i, part in enumerate(content):
+        if part.type == "image_url" or part.image_url is not None:
+            raise refuse(f"{where}[{i}]: images belong in messages of /v1/chat/completions", where)
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
             raise refuse(f"{where}[{i}] has no text", where)
@@ -31,8 +33,40 @@ def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_one(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
+class Addressed(NamedTuple):
+    """An image that a message names: its address, and the field."""
+
+    url: str
+    where: str
+
+
+def images_of(messages: Sequence[ChatMessage]) -> list[Addressed]:
+    """All images, in order. Raises ApiError: a part of that type has none."""
+    found = []
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            where = f"messages[{i}].content[{j}]"
+            if (part.type == "image_url") != (part.image_url is not None) or (part.image_url and part.text is not None):
+                raise refuse(f"{where}: a part of type image_url has image_url, and no other has it", where)
+            if part.image_url is not None:
+                if message.role not in ("user", "system", "developer"):
+                    raise refuse(f"{where}: images come from users; a message of role {message.role} has none", where)
+                found.append(Addressed(part.image_url.url, where))
+    return found
+
+
+def _parts(content: str | list[TextPart] | None, where: str) -> str | list[dict[str, Any]] | None:
+    """Text; or where there are images, the parts as templates show them."""
+    if isinstance(content, str) or content is None or all(part.image_url is None for part in content):
+        return text_of(content, where)
+    return [
+        {"type": "image"} if part.image_url is not None else {"type": "text", "text": part.text or ""}
+        for part in content
+    ]
+
+
 def _one(message: ChatMessage, where: str) -> dict[str, Any]:
-    content = text_of(message.content, f"{where}.content")
+    content = _parts(message.content, f"{where}.content")
     if content is None and not (message.role == "assistant" and message.tool_calls):
         content = message.refusal
         if content is None:
@@ -112,6 +146,9 @@ def with_tools(messages: list[dict[str, Any]], shown: list[dict[str, Any]] | Non
         shown: of ``tools_for_template``; None: no tools now, but earlier turns may have calls.
         ask: how to answer, behind the list of tools.
     """
+    has_calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+    if (shown or has_calls) and any(isinstance(message.get("content"), list) for message in messages):
+        raise refuse("the model's chat template shows no tools; send images without tools and calls", "tools")
     told = []
     for message in messages:
         rest = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}

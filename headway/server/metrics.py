@@ -36,6 +36,13 @@ GAUGES = (
     ("run_ahead_depth", "run_ahead", "Steps that may be in flight when the host awaits a result."),
     ("num_steps_in_flight", "num_in_flight", "Steps launched whose results have not been applied."),
 )
+REPLICAS = (
+    ("replica_requests_running", "num_running", "Requests in execution, by replica."),
+    ("replica_requests_waiting", "num_waiting", "Requests waiting to be scheduled, by replica."),
+    ("replica_kv_cache_usage_perc", "kv_cache_usage", "Share of a replica's KV cache in use."),
+    ("replica_generated_tokens", "generation_tokens", "Tokens a replica has generated."),
+)
+"""Where there are several."""
 COUNTERS = (
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
@@ -160,6 +167,11 @@ class Figures(Collector):
             yield self._histogram(metric, help_text, getattr(stats, field))
         yield self._by("host_waits", "Times the host waited for the device in a step.", "reason", stats.waits)
         yield self._by("host_wait_seconds", "Time the host waited for the device.", "reason", stats.wait_seconds)
+        for metric, field, help_text in REPLICAS if stats.replicas else ():
+            family = GaugeMetricFamily(PREFIX + metric, help_text, labels=[LABEL, "replica"])
+            for nth, replica in enumerate(stats.replicas):
+                family.add_metric([self._name, str(nth)], getattr(replica, field))
+            yield family
         if stats.host_waits is not None:
             help_text = "Unexpected host waits in steps, where they are counted."
             yield self._by("unsanctioned_host_waits", help_text, "kind", stats.host_waits)

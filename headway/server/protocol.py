@@ -110,11 +110,19 @@ class CompletionRequest(PromptSampling, kw_only=True, forbid_unknown_fields=True
     add_special_tokens: bool | None = None
 
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message; text is the only kind served."""
+class ImageUrl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where an image is. ``detail`` is OpenAI's, and has no meaning here: each model has one way of preparing images."""
 
-    type: Literal["text", "input_text", "output_text", "refusal"]
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A piece of a message: text or, for models with sight, an image."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "image_url"]
     text: str | None = None
+    image_url: ImageUrl | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None

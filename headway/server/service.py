@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.types import Receive, Scope
 
-from headway.api.inputs import Prompt, check_logprobs
+from headway.api.frontend import picture_prompt
+from headway.api.inputs import check_logprobs
+from headway.api.pictures.content import read_data_url, shown
+from headway.api.prompts import Prompt
 from headway.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
 from headway.server.errors import ApiError, refuse, shutting_down
+from headway.server.hearing.hearing import Hearing
 from headway.server.lifecycle import Lifecycle, Phase
+from headway.server.media_fetch import check_url, fetch
+from headway.server.messages import Addressed
 from headway.server.metrics_source import shown_name
 from headway.server.protocol import PromptSampling, ResponsesRequest, Sampling
 from headway.server.settings import ServerSettings
@@ -48,6 +54,7 @@ class Service:
         names: model names clients may use; the first one is shown.
         created: Unix time at which the model was loaded.
         pools: the model pools: it generates nothing.
+        hearing: of a model that hears; None: it does not.
         throughput: is told when there is work; None: no such lines.
     """
 
@@ -66,7 +73,43 @@ class Service:
         override = None if settings.chat_template is None else Path(settings.chat_template).read_text(encoding="utf-8")
         self.templates = Templates(self.tokenizer, override, settings.template_timeout)
         self.pools = self.info.tasks[0].pools
+        hears = self.info.hearing is not None and self.tokenizer is not None
+        self.hearing = Hearing(self.info, self.tokenizer, settings) if hears else None
         lifecycle.capacity = self.info.max_num_seqs + settings.max_queue * (SHORT_WORK if self.pools else 1)
+
+    def check_images(self, images: Sequence[Addressed]) -> None:
+        """Raises ApiError: the model sees none, there are too many, or they lie where nobody may look."""
+        if not images:
+            return
+        pictures = self.llm.pictures
+        if pictures is None:
+            raise refuse(f"the model {self.names[0]} sees no images; send text alone", images[0].where)
+        if len(images) > pictures.limit:
+            raise refuse(f"at most {pictures.limit} images may be sent, got {len(images)}", images[-1].where)
+        for image in images:
+            if image.url[:5].lower() != "data:":
+                check_url(image.url, self.settings.allowed_media_domains, image.where)
+
+    async def load_images(self, images: Sequence[Addressed]) -> list[bytes]:
+        """Their files. Raises ApiError and InvalidRequestError."""
+        domains = self.settings.allowed_media_domains
+        found = []
+        for image in images:
+            if image.url[:5].lower() == "data:":
+                found.append(read_data_url(image.url, image.where))
+            else:
+                found.append(await asyncio.to_thread(fetch, image.url, domains, image.where))
+        return found
+
+    def shown(self, messages: list[dict[str, Any]], has_tools: bool) -> list[dict[str, Any]]:
+        """Messages for the chat template, of a model with sight in the form that it shows images in."""
+        source = self.templates.tool_source if has_tools else self.templates.source
+        return messages if self.llm.pictures is None or source is None else shown(messages, source)
+
+    def with_images(self, prompt: str, images: list[bytes]) -> Prompt:
+        """The prompt of a rendered conversation and its images."""
+        pictures = self.llm.pictures
+        return prompt if pictures is None or not images else picture_prompt(pictures, prompt, images)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ApiError where the server has none."""

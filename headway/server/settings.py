@@ -31,11 +31,15 @@ class ServerSettings:
         max_sequences: most prompts times n in one request.
         max_inputs: most texts in one request to a model that pools.
         max_body_bytes: longest request body.
+        max_audio_bytes: longest form with a recording.
+        max_audio_seconds: longest recording.
         max_bodies_bytes: bytes of all request bodies being received at once; more is answered 503. Short bodies do not count.
         max_json_depth: deepest nesting of a request body.
         max_connections: connections open at once, fewer where the system allows too few open files; one more is answered 503.
         request_timeout: seconds one request may take; 0: no limit.
         template_timeout: seconds of processor time a chat template may take for one request.
+        allowed_media_domains: hosts from which images are fetched that clients name by http address, ".example.org" for all
+            below it; none by default. Private addresses are never asked.
         shutdown_timeout: seconds that running requests get to finish after SIGTERM or SIGINT; a second signal cuts it short.
         restart: how often a dead engine is started again before the server gives up.
         log_format: "text" or "json", one object a line.
@@ -59,11 +63,14 @@ class ServerSettings:
     max_sequences: int = 256
     max_inputs: int = 2048
     max_body_bytes: int = 16 * 2**20
+    max_audio_bytes: int = 25 * 2**20
+    max_audio_seconds: float = 1800.0
     max_bodies_bytes: int = 256 * 2**20
     max_json_depth: int = 32
     max_connections: int = 4096
     request_timeout: float = 0.0
     template_timeout: float = 5.0
+    allowed_media_domains: list[str] = field(default_factory=list)
     shutdown_timeout: float = 20.0
     restart: int = 0
     log_format: str = "text"
@@ -81,6 +88,7 @@ class ServerSettings:
             ("max_sequences", 1, 2**20),
             ("max_inputs", 1, 2**20),
             ("max_body_bytes", 1024, 2**31),
+            ("max_audio_bytes", 1024, 2**31),
             ("max_bodies_bytes", 0, 2**40),
             ("max_json_depth", 8, 64),
             ("max_connections", 1, 2**20),
@@ -89,7 +97,13 @@ class ServerSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ConfigError(f"{name} must be an integer from {low} to {high}; got {value!r}")
-        for name in ("request_timeout", "shutdown_timeout", "template_timeout", "log_stats_interval"):
+        for name in (
+            "request_timeout",
+            "shutdown_timeout",
+            "template_timeout",
+            "log_stats_interval",
+            "max_audio_seconds",
+        ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 86400:
                 raise ConfigError(f"{name} must be seconds from 0 to 86400; got {value!r}")

@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from headway.api.inputs import Door, default_params, mix64, params_list, prompt_list
+from headway.api.inputs import Door, default_params, params_list
 from headway.api.long_texts import MIN_WINDOW
+from headway.api.prompts import prompt_list
 from headway.core.errors import InvalidRequestError, UnknownParameterError
+from headway.core.ints import mix64
 from headway.core.params import SamplingParams
 from tests.api.fakes import ByteTokenizer
 from tests.engine.fake_core import EOS, VOCAB, model_info

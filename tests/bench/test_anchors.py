@@ -21,12 +21,13 @@ from headway.cli.bench.anchors import (
     gate,
     generation,
     kv_fp8,
+    pooling,
     profiled,
     server,
     startup,
     structured,
 )
-from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, find_model
+from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, engine_of, find_model
 from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.main import app
@@ -181,19 +182,6 @@ def test_ablations(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(off) == sorted([[], [], *([name] for name in switches)]), "each variant switches off one technique"
 
 
-def test_pooling_is_reported_as_not_served(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["bench", "anchors", "--model", "bert_base", "--out", str(tmp_path), "--device", "cpu"]
-    )
-    assert result.exit_code == 0, result.output
-    [path] = tmp_path.glob("*.json")
-    rows = json.loads(path.read_text())["rows"]
-    assert [(row["name"], row["status"]) for row in rows] == [
-        (f"bert_base.req_s_len{n}", "not served") for n in (32, 128, 510)
-    ]
-    assert "3 figures are not served" in result.stderr
-
-
 def test_a_server_that_does_not_start_fails_its_rows_only(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +255,8 @@ def test_markdown_shows_ratio_and_goal() -> None:
 
 def full_bench(name: str, tmp_path: Path) -> Bench:
     return Bench(
-        Table(name, (), known_figures(name, "NVIDIA H200")), Scale(), find_model(name), "t", tmp_path, 1, {},
+        Table(name, (), known_figures(name, "NVIDIA H200")), Scale(), find_model(name), "t", tmp_path, 1,
+        engine_of(find_model(name)),
         name == command.FULL_MODEL,
     )  # fmt: skip
 
@@ -275,10 +264,10 @@ def full_bench(name: str, tmp_path: Path) -> Bench:
 def test_every_known_figure_is_measured_by_somebody(tmp_path: Path) -> None:
     known = json.loads(KNOWN.read_text())["models"]
     for name, figures in known.items():
-        if name == "bert_base":
-            assert set(figures) == set(command.POOLING[name])
-            continue
         bench = full_bench(name, tmp_path)
+        if command.pools(bench):
+            assert set(figures) == set(pooling.announce(bench))
+            continue
         modules = (generation, profiled, startup, kv_fp8, *((server, structured) if bench.full else ()))
         announced = {figure for module in modules for figure in module.announce(bench)}
         assert set(figures) <= announced
@@ -392,10 +381,8 @@ def test_wrong_options(model: Path, tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["bench", "anchors", "--device", "cpu", "--out", str(tmp_path), *arguments])
         assert result.exit_code == 2
         assert result.stderr.count("headway:") == 1
-    shapes = {"gemma3_1b", "llama32_1b", "llama_8b", "qwen25_15b", "qwen3_06b", "qwen3_4b"}
-    with pytest.raises(ConfigError, match=", ".join(sorted(shapes))):
+    with pytest.raises(ConfigError, match=", ".join(sorted(folder.name for folder in MODELS.iterdir()))):
         find_model("x")
-    assert {folder.name for folder in MODELS.iterdir()} == shapes
 
 
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,10 @@ def test_an_error_names_the_field_as_the_client_does(client: TestClient, body: d
     ("body", "words"),
     [
         ({"messages": [{"role": "robot", "content": "x"}]}, ["'robot'", "system, developer, user, assistant, tool"]),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, ["text only"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            ["image_url.url is missing"],
+        ),
         (said("x", tool_choice="maybe"), ["'maybe'", "none, auto, required"]),
         (said("x", service_tier="flex"), ["auto, default"]),
         (said("x", response_format={"type": "xml"}), ["text, json_object, json_schema"]),

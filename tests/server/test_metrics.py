@@ -193,6 +193,7 @@ def test_every_figure_of_the_engine_is_published() -> None:
     published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits", "num_accepted_tokens_per_pos"}
     elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # a reason of waits
     elsewhere |= {"has_device_clock", "recent_steps"}  # decides what is shown; for the live page
+    elsewhere |= {"replicas"}  # a gauge of each, replica_*
     assert set(EngineStats.__struct_fields__) == published | elsewhere
     request_fields = {name for name, kept in vars(RequestMetrics(10)).items() if isinstance(kept, Histogram)}
     assert request_fields == {field for _, field, _ in metrics.REQUEST_HISTOGRAMS}

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
-from headway.api.inputs import Prompt, is_token_ids
 from headway.api.pooling.door import PoolingDoor, Wanted, salts, task_of
 from headway.api.pooling.outputs import request_outputs, scoring_outputs
 from headway.api.pooling.requests import Floats, OpenPooling, PoolingProcessor
 from headway.api.pooling.score import ScoreJob, score_job
 from headway.api.pooling.sparse import SparseVector, sparse_task, sparse_vectors
+from headway.api.prompts import Prompt, is_token_ids
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.core.outputs import (

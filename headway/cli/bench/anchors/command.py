@@ -16,8 +16,19 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway import __version__
-from headway.cli.bench.anchors import ablations, gate, generation, kv_fp8, profiled, server, startup, structured
-from headway.cli.bench.anchors.context import TINY, Bench, Scale, find_model
+from headway.cli.bench.anchors import (
+    ablations,
+    experts,
+    gate,
+    generation,
+    kv_fp8,
+    pooling,
+    profiled,
+    server,
+    startup,
+    structured,
+)
+from headway.cli.bench.anchors.context import TINY, Bench, Scale, engine_of, find_model, longest_context
 from headway.cli.bench.anchors.table import FAILED, NOT_SERVED, REFUSED, Table, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.bench.flags import takes
@@ -30,7 +41,8 @@ CPU: Final = "CPU"
 DEFAULT_MODELS: Final = ("qwen3_06b", "llama_8b", "bert_base")
 FULL_MODEL: Final = "qwen3_06b"
 """Structured output and the server are measured on this shape; the other models have the rows of their own table."""
-POOLING: Final = {"bert_base": ("req_s_len32", "req_s_len128", "req_s_len510")}
+GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of architectures whose models generate."""
 TINY_CACHE_BYTES: Final = 16 * 2**20
 
 
@@ -68,12 +80,11 @@ def anchors(args: AnchorArgs) -> None:
         known = {} if args.tiny else known_figures(Path(name).name, card)
         table = Table(Path(name).name, args.only, known)
         tables.append(table)
-        if table.model in POOLING:
-            pooling(table)
-            continue
         with tempfile.TemporaryDirectory() as work:
             bench = make_bench(args, name, table, card, Path(work))
-            if args.ablations:
+            if pools(bench):
+                pooling.measure(bench)
+            elif args.ablations:
                 ablations.measure(bench)
             else:
                 timeline = measure(bench, card) or timeline
@@ -106,22 +117,36 @@ def make_bench(args: AnchorArgs, name: str, table: Table, card: str, work: Path)
         "load_format": "dummy",
         "dtype": "float32" if args.device == "cpu" else "bfloat16",
         "device": args.device,
-        "max_model_len": scale.max_model_len,
+        "max_model_len": longest_context(find_model(name), scale),
         "max_num_seqs": scale.max_num_seqs,
         "enable_prefix_caching": False,
         "run_ahead": args.run_ahead,
     }
     if args.tiny:
         engine["kv_cache_memory_bytes"] = TINY_CACHE_BYTES
-    full = args.tiny or table.model == FULL_MODEL
-    return Bench(table, scale, find_model(name), tokenizer, work, args.runs, engine, full)
+    folder = find_model(name)
+    own = engine_of(folder)
+    full = (args.tiny and not own) or table.model == FULL_MODEL
+    return Bench(table, scale, folder, tokenizer, work, args.runs, engine | own, full)
+
+
+def pools(bench: Bench) -> bool:
+    """Whether the shape is measured by the vectors it gives: an encoder, or a decoder whose engine is told to pool."""
+    fields = json.loads((bench.folder / "config.json").read_text(encoding="utf-8"))
+    names = fields.get("architectures") or [""]
+    return bench.engine.get("runner") == "pooling" or not str(names[0]).endswith(GENERATING)
 
 
 def measure(bench: Bench, card: str) -> dict[str, Any] | None:
     """All groups of one model, most of them with one engine each; gives a timeline, if there is one."""
     table, timeline = bench.table, None
     wrong = generation.measure(bench)
-    others = [*profiled.announce(bench), *startup.announce(bench), *(server.announce(bench) if bench.full else [])]
+    others = [
+        *profiled.announce(bench),
+        *startup.announce(bench),
+        *experts.announce(bench),
+        *(server.announce(bench) if bench.full else []),
+    ]
     if table.wants(*others) and not table.wants(*generation.announce(bench)):
         wrong = gate.check(bench)
     kv_fp8.announce(bench)
@@ -129,6 +154,7 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
         timeline = profiled.measure(bench, card)
         startup.measure(bench)
         kv_fp8.measure(bench)
+        experts.measure(bench, card)
     else:
         table.refuse_all(wrong)
     if bench.full:
@@ -140,13 +166,6 @@ def measure(bench: Bench, card: str) -> dict[str, Any] | None:
         else:
             table.mark(server.announce(bench), REFUSED, wrong or wrong_49k or "")
     return timeline
-
-
-def pooling(table: Table) -> None:
-    """Embeddings: this engine has no pooling models, and the table says so rather than leave the rows out."""
-    names = POOLING[table.model]
-    table.announce(names, "req/s", "higher")
-    table.mark(names, NOT_SERVED, "this engine has no pooling models")
 
 
 def card_name(device: str) -> str:

@@ -35,6 +35,7 @@ class Scale:
         nano: requests of the nano-vllm bench. prefill: requests, and tokens of each. alone: prompt of the lone request.
         structured_rows: batch sizes with grammars.
         rates: per second. load: requests, tokens in, tokens out.
+        texts: whose vectors are made; of long ones a quarter.
         steps: decode steps per profile.
     """
 
@@ -52,6 +53,7 @@ class Scale:
     structured_rows: tuple[int, ...] = (8, 64, 256)
     rates: tuple[float, ...] = (float("inf"), 100.0, 40.0)
     load: tuple[int, int, int] = (1000, 512, 256)
+    texts: int = 8192
     steps: int = 100
     max_model_len: int = 4096
     max_num_seqs: int = 512
@@ -61,7 +63,7 @@ class Scale:
 TINY: Final = Scale(
     rows=(1, 2), row_prompt=8, short=4, long=8, variant_rows=2, variant_short=4, variant_long=8, nano=3,
     nano_lengths=(5, 12), prefill=(2, 16), alone=16, structured_rows=(2,), rates=(float("inf"), 500.0), load=(4, 8, 4),
-    steps=4, max_model_len=128, max_num_seqs=4, vocab_49k=300,
+    texts=8, steps=4, max_model_len=128, max_num_seqs=4, vocab_49k=300,
 )  # fmt: skip
 """Small enough for a test on a CPU; its figures mean nothing."""
 
@@ -132,6 +134,24 @@ def find_model(name: str) -> Path:
             return folder
     known = ", ".join(sorted(folder.name for folder in MODELS.iterdir()))
     raise ConfigError(f"{name!r} is neither one of {known} nor a folder with a config.json")
+
+
+def longest_context(folder: Path, scale: Scale) -> int:
+    """Most tokens of a sequence: the workloads' limit, or the model's where that is less."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return min(scale.max_model_len, int(config.get("max_position_embeddings", scale.max_model_len)))
+
+
+def engine_of(folder: Path) -> dict[str, Any]:
+    """Engine arguments that belong to a shape: its engine.json, if it has one. A drafter's model may be a known shape."""
+    path = folder / "engine.json"
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    speculative = found.get("speculative_config", {})
+    if "model" in speculative:
+        speculative["model"] = str(find_model(speculative["model"]))
+    return found
 
 
 def random_prompts(rng: random.Random, count: int, length: int, vocab_size: int) -> list[list[int]]:

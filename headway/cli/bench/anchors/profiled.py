@@ -17,9 +17,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.cli.bench.anchors.context import Bench, free_memory, plain, random_prompts
+from headway.cli.bench.anchors.experts import more_bytes
 from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest
 from headway.syncs.driver import blocking
 
 if TYPE_CHECKING:
@@ -233,6 +233,8 @@ def _steps(core: EngineCore, count: int) -> _Run:
 @contextmanager
 def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: int) -> Iterator[None]:
     """``rows`` requests past their prompts of ``length`` tokens and ``settle`` steps; ended afterwards."""
+    from headway.core.messages import AddRequest
+
     prompts = random_prompts(random.Random(rows), rows, length, core.info.vocab_size)
     params = plain(bench.scale.max_model_len - length)
     for row, prompt in enumerate(prompts):
@@ -252,12 +254,13 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
 
 
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
-    """Bytes a decode step must read: all weights, and keys and values of ``rows`` sequences of ``length``, in 16 bits."""
+    """Bytes a decode step must read: all weights, of experts as many as equally likely ones would be, and keys and values of
+    ``rows`` sequences of ``length``, in 16 bits."""
     from headway.models.load import describe
     from headway.weights import open_checkpoint
 
     spec = describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
-    return 2.0 * num_weights(spec) + rows * length * kv_bytes_per_token(spec)
+    return 2.0 * num_weights(spec) + more_bytes(spec, rows) + rows * length * kv_bytes_per_token(spec)
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:

@@ -1,0 +1,184 @@
+"""Transcribing over ``AsyncLLM``: windows run side by side, and their texts come in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from headway.api.encoder_prompts import audio_item
+from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
+from headway.api.hearing.transcript import Segment
+from headway.api.hearing.windows import cut
+from headway.core.encode import EncoderItem
+from headway.core.errors import InvalidRequestError, RequestFailedError
+from headway.core.outputs import CompletionOutput, RequestOutput
+from headway.multimodal.audio.decode import RATE
+from headway.multimodal.audio.wav import Floats
+
+if TYPE_CHECKING:
+    from headway.api.async_llm import AsyncLLM
+
+AT_ONCE: Final = 8
+"""Windows of one recording that run side by side: a long one leaves room for others."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of a transcript.
+
+    Attributes:
+        text: to append.
+        language: of the whole recording.
+        segments: of a window that has ended with this piece.
+        num_tokens: of that window: those that it read and those that it wrote.
+    """
+
+    text: str
+    language: str
+    segments: list[Segment] = field(default_factory=list)
+    num_tokens: tuple[int, int] = (0, 0)
+
+
+async def transcribe(
+    llm: AsyncLLM, transcriber: Transcriber, samples: Floats, options: TranscriptionOptions, *, final: bool = False
+) -> AsyncGenerator[Piece, None]:
+    """A transcript as it grows; leaving it aborts what still runs.
+
+    Args:
+        samples: float32 [n] at 16 kHz.
+        options: checked ones.
+        final: a piece for each window, when it has ended.
+
+    Raises:
+        RequestFailedError: a window failed in the engine.
+    """
+    spans = cut(samples, transcriber.hearing.window_seconds)
+    first = await asyncio.to_thread(audio_item, samples[slice(*spans[0])], transcriber.hearing)
+    language, no_speech = options.language or transcriber.only_language, None
+    if transcriber.detects and not language:
+        ids, params = transcriber.detection()
+        language, no_speech = transcriber.detected(await _answer(llm, ids, params, first))
+    if options.condition_on_previous_text:
+        windows = _one_by_one(llm, transcriber, samples, spans, options, language)
+    else:
+        windows = _side_by_side(llm, transcriber, samples, spans, options, language)
+    number, sent = 0, ""
+    async with contextlib.aclosing(windows) as outputs:
+        async for window, output in outputs:
+            [answer] = output.outputs
+            text = transcriber.text(answer.token_ids)
+            if not output.finished:
+                text = text.rstrip("\ufffd")  # the rest of a character is still to come
+                if not final and len(text) > len(sent):
+                    yield Piece(text[len(sent) :], language)
+                    sent = text
+                continue
+            span = (spans[window][0] / RATE, spans[window][1] / RATE)
+            segments = transcriber.segments(answer, span, options, number, no_speech if window == 0 else None)
+            number += len(segments)
+            tokens = len(output.prompt_token_ids), len(answer.token_ids)
+            yield Piece(text[len(sent) :], language, segments, tokens)
+            sent = ""
+
+
+Windows = AsyncGenerator[tuple[int, RequestOutput], None]
+
+
+async def _one_by_one(
+    llm: AsyncLLM,
+    transcriber: Transcriber,
+    samples: Floats,
+    spans: list[tuple[int, int]],
+    options: TranscriptionOptions,
+    language: str,
+) -> Windows:
+    """Each is given the text of those before it."""
+    words: list[int] = []
+    for window, span in enumerate(spans):
+        source = _window(llm, transcriber, samples, span, options, language, words)
+        async with contextlib.aclosing(source) as outputs:
+            async for output in outputs:
+                yield window, output
+                if output.finished:
+                    words = words + transcriber.words(output.outputs[0].token_ids)
+
+
+async def _side_by_side(
+    llm: AsyncLLM,
+    transcriber: Transcriber,
+    samples: Floats,
+    spans: list[tuple[int, int]],
+    options: TranscriptionOptions,
+    language: str,
+) -> Windows:
+    """Several run; their outputs come window by window."""
+    queues: list[asyncio.Queue[RequestOutput | BaseException]] = [asyncio.Queue() for _ in spans]
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def follow(window: int) -> None:
+        async with room:
+            source = _window(llm, transcriber, samples, spans[window], options, language, ())
+            try:
+                async with contextlib.aclosing(source) as outputs:
+                    async for output in outputs:
+                        queues[window].put_nowait(output)
+            except Exception as error:
+                queues[window].put_nowait(error)
+
+    tasks = [asyncio.create_task(follow(window)) for window in range(len(spans))]
+    try:
+        for window, queue in enumerate(queues):
+            while True:
+                output = await queue.get()
+                if isinstance(output, BaseException):
+                    raise output
+                yield window, output
+                if output.finished:
+                    break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _window(
+    llm: AsyncLLM,
+    transcriber: Transcriber,
+    samples: Floats,
+    span: tuple[int, int],
+    options: TranscriptionOptions,
+    language: str,
+    before: Any,
+) -> AsyncGenerator[RequestOutput, None]:
+    item = await asyncio.to_thread(audio_item, samples[slice(*span)], transcriber.hearing)
+    ids, params = transcriber.prompt(options, language, before), transcriber.params(options)
+    rules = transcriber.rules(options)
+    source = llm.generate({"prompt_token_ids": ids}, params, media=[item], speech=rules)
+    async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
+        async for output in outputs:
+            _check(output)
+            yield output
+
+
+async def _answer(llm: AsyncLLM, ids: list[int], params: Any, item: EncoderItem) -> CompletionOutput:
+    source: AsyncIterator[RequestOutput]
+    source = llm.generate({"prompt_token_ids": ids}, params, media=[item], only_final=True)
+    answers = []
+    async for output in source:
+        _check(output)
+        answers += output.outputs
+    [answer] = answers
+    return answer
+
+
+def _check(output: RequestOutput) -> None:
+    """Raises RequestFailedError or InvalidRequestError for one that did not end as requests do."""
+    if output.error is not None:
+        if output.error_parameter is not None:
+            raise InvalidRequestError(output.error, output.error_parameter)
+        raise RequestFailedError(output.error)
+    if any(each.finish_reason == "abort" for each in output.outputs):
+        raise RequestFailedError("the request was aborted by the server's operator")

@@ -1,0 +1,175 @@
+"""``Pictures``: prompts with pictures of one engine. Files are decoded in processes that can be killed, pictures in memory
+here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from headway.api.killable import Job, Pool, TooMuchError
+from headway.api.pictures.placeholders import Piece
+from headway.api.pictures.settings import read_settings
+from headway.api.pictures.worker import Boot, Reply
+from headway.core.encode import EncoderItem
+from headway.core.errors import ConfigError, InvalidRequestError
+from headway.core.media import VisionInfo
+from headway.multimodal.images import FIELD, MAX_FILE_BYTES
+from headway.multimodal.items import make_item
+from headway.multimodal.process import cut
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from headway.api.tokenizer import Tokenizer
+
+NUM_WORKERS: Final = 2
+SECONDS: Final = 10.0
+"""Processor time that decoding and cutting one picture may take; the largest that are read take two."""
+MEMORY_BYTES: Final = 3 * 2**30
+DEFAULT_LIMIT: Final = 32
+"""Pictures in a prompt, unless ``EngineArgs.limit_mm_per_prompt`` says otherwise."""
+
+
+class Picture(NamedTuple):
+    """One picture, prepared: what the engine gets, and what stands for it in the prompt."""
+
+    item: EncoderItem
+    pieces: list[Piece]
+
+
+class Pictures:
+    """How prompts with pictures are prepared; safe to share between threads.
+
+    Args:
+        info: of the model.
+        folder: of the checkpoint, where the processor's files are; None: there are none.
+        config: config.json.
+        limit: most pictures in a prompt.
+    """
+
+    def __init__(
+        self,
+        info: VisionInfo,
+        architecture: str,
+        folder: Path | None,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> None:
+        try:
+            import PIL  # noqa: F401 - whether it is there
+        except ImportError:
+            raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
+        self.info, self._tokenizer, self.limit = info, tokenizer, limit
+        self.settings, self.placeholders = read_settings(folder, architecture, info, config)
+        self._pool: Pool | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def marker(self) -> str:
+        """What a prompt's text has for a picture."""
+        assert self._tokenizer is not None
+        return str(self._tokenizer.backend.id_to_token(self.placeholders.marker))
+
+    def given(self, data: object) -> list[object]:
+        """The pictures of ``multi_modal_data``, which is ``{"image": picture or list of them}``.
+
+        Raises:
+            InvalidRequestError: something else, or too many.
+        """
+        if not isinstance(data, Mapping):
+            raise InvalidRequestError(f"multi_modal_data must be a dictionary, got {type(data).__name__}", FIELD)
+        for name in data:
+            if name != "image":
+                raise InvalidRequestError(f"multi_modal_data: {name!r:.40} is not served; 'image' is", FIELD)
+        images = data.get("image")
+        found = list(images) if isinstance(images, list | tuple) else [] if images is None else [images]
+        if len(found) > self.limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(found)} images, and at most {self.limit} are allowed; see limit_mm_per_prompt",
+                FIELD,
+            )
+        return found
+
+    def prepare(self, images: Sequence[object], job: Job | None = None) -> list[Picture]:
+        """Decode, resize and cut.
+
+        Args:
+            images: bytes of files, pictures of Pillow, or arrays uint8 [height, width, 3].
+            job: by which another thread can give up.
+
+        Raises:
+            InvalidRequestError: one of them is damaged, too large, or none.
+            BusyError: it could not be done now.
+        """
+        return [self._one(image, number, job) for number, image in enumerate(images)]
+
+    def _one(self, image: object, number: int, job: Job | None) -> Picture:
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self._from_file(bytes(image), number, job)
+        tiles = cut(_picture(image), self.settings)
+        return Picture(make_item(self.info, tiles.pixels, *self.settings.affine()), self.placeholders.pieces(tiles))
+
+    def _from_file(self, data: bytes, number: int, job: Job | None) -> Picture:
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidRequestError(f"image {number} has {len(data)} bytes; at most {MAX_FILE_BYTES} are read", FIELD)
+        try:
+            answer = self._workers().run(data, job)
+        except TooMuchError as error:
+            limit = f"longer than {SECONDS:g} seconds" if error.time else "too much memory"
+            raise InvalidRequestError(f"preparing image {number} takes {limit}", FIELD) from None
+        reply = msgspec.msgpack.decode(answer, type=Reply)
+        if reply.item is None:
+            raise InvalidRequestError(f"image {number}: {reply.error}", FIELD)
+        return Picture(reply.item, reply.pieces)
+
+    def _workers(self) -> Pool:
+        with self._lock:
+            if self._pool is None:
+                boot = msgspec.msgpack.encode(Boot(self.info, self.settings, self.placeholders))
+                self._pool = Pool(
+                    "headway.api.pictures.worker", boot, NUM_WORKERS, SECONDS, MEMORY_BYTES, "preparing an image"
+                )
+            return self._pool
+
+    def into_text(self, text: str, pictures: Sequence[Picture]) -> tuple[str, bool]:
+        """The prompt's text with what stands for each picture, and whether it brings its own first token."""
+        tokenizer = self._tokenizer
+        assert tokenizer is not None
+        bos = tokenizer.special_tokens.get("bos_token", "")
+        pieces = [picture.pieces for picture in pictures]
+        found = self.placeholders.into_text(text, pieces, lambda token: str(tokenizer.backend.id_to_token(token)), bos)
+        return found, self.placeholders.form == "first"
+
+    def into_ids(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+        """The same for a prompt of token ids."""
+        tokenizer = self._tokenizer
+        encode = None if tokenizer is None else lambda text: tokenizer.encode(text, add_special_tokens=False)
+        return self.placeholders.into_ids(ids, [picture.pieces for picture in pictures], encode)
+
+    def close(self) -> None:
+        """End the processes. Safe to call twice."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+
+
+def _picture(image: object) -> Image:
+    """A picture in memory, as Pillow's."""
+    import numpy as np
+    import PIL.Image
+
+    if isinstance(image, PIL.Image.Image):
+        return image
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return PIL.Image.fromarray(np.ascontiguousarray(image))
+    raise InvalidRequestError(
+        f"an image must be a picture of Pillow, bytes of a file, or an array uint8 [height, width, 3]; "
+        f"got {type(image).__name__}",
+        FIELD,
+    )

@@ -1,0 +1,139 @@
+"""Mixtures: how many experts of a layer a decode step reads, and the time that its bytes take then.
+
+Tokens of dummy weights may resemble each other, and then go to the same experts: a step is fast for the wrong reason. So the
+experts are counted in an engine of its own, without graphs, and the floor follows from what was counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds
+from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.models.interface import ModelSpec
+    from headway.models.layers.moe import MixtureSpec
+
+TOKENS = 16
+"""Decode steps that are counted."""
+
+
+def count_name(rows: int) -> str:
+    """Distinct experts of a layer that a decode step of ``rows`` rows reads, on average."""
+    return f"experts_read_bs{rows}"
+
+
+def floor_name(rows: int) -> str:
+    """What such a step's bytes take, at the card's bandwidth and at the mean length of the short figures."""
+    return f"floor_ms_by_experts_bs{rows}"
+
+
+def mixtures(spec: ModelSpec) -> list[MixtureSpec]:
+    """Of each layer that has one."""
+    from headway.models.blocks import BlockSpec
+    from headway.models.layers.moe import MixtureSpec
+
+    blocks = [kind[0] for kind in spec.layer_kinds if isinstance(kind, tuple)]
+    found = [block.ffn for block in blocks if isinstance(block, BlockSpec)]
+    return [ffn for ffn in found if isinstance(ffn, MixtureSpec)]
+
+
+def expert_bytes(mixture: MixtureSpec, hidden: int) -> float:
+    """Of one expert's matrices, in 16 bits or in MXFP4."""
+    weights = (3 if mixture.gated else 2) * mixture.size * (mixture.latent or hidden)
+    return weights * (0.5 + 1 / 32 if mixture.fp4 else 2.0)
+
+
+def more_bytes(spec: ModelSpec, rows: int, counted: float | None = None) -> float:
+    """What a step of ``rows`` rows reads beyond ``spec.layer_weights`` in 16 bits.
+
+    Args:
+        counted: distinct experts of a layer; None: as many as equally likely ones would be.
+    """
+    from headway.kernels.expert_mlp.tiles import distinct_experts
+
+    total = 0.0
+    for mixture in mixtures(spec):
+        top_k, size = mixture.router.top_k, expert_bytes(mixture, spec.hidden_size)
+        read = distinct_experts(rows, top_k, mixture.num_experts) if counted is None else counted
+        total += read * size - 2.0 * top_k * (3 if mixture.gated else 2) * mixture.size * (
+            mixture.latent or spec.hidden_size
+        )
+    return total
+
+
+def announce(bench: Bench) -> list[str]:
+    """The figures of this module; none for models without mixtures."""
+    if not mixtures(_spec(bench)):
+        return []
+    counts, floors = ([name(rows) for rows in bench.scale.rows] for name in (count_name, floor_name))
+    bench.table.announce(counts, "experts a layer", "higher")
+    bench.table.announce(floors, "ms")
+    return [*counts, *floors]
+
+
+def measure(bench: Bench, card: str) -> None:
+    """Count what is wanted, with one engine."""
+    names = announce(bench)
+    if not names or not bench.table.wants(*names):
+        return
+    speed, spec, scale = bandwidth(card), _spec(bench), bench.scale
+    if speed is None:
+        bench.table.mark([floor_name(rows) for rows in scale.rows], NOT_SERVED, "this card's bandwidth is not known")
+    with _recorded() as found, bench.open(enforce_eager=True) as llm:
+        for rows in scale.rows:
+            with bench.table.measuring([count_name(rows), floor_name(rows)]):
+                found.clear()
+                prompts = random_prompts(random.Random(rows), rows, scale.row_prompt, llm.model_info.vocab_size)
+                seconds(llm, prompts, plain(TOKENS))
+                counted = _mean_distinct(found, rows)
+                bench.table.add(count_name(rows), counted)
+                if speed is not None:
+                    from headway.cli.bench.anchors.profiled import kv_bytes_per_token, num_weights
+
+                    length = scale.row_prompt + (scale.variant_short + scale.variant_long) // 2
+                    read = 2.0 * num_weights(spec) + more_bytes(spec, rows, counted)
+                    bench.table.add(floor_name(rows), (read + rows * length * kv_bytes_per_token(spec)) / speed * 1e3)
+
+
+def _spec(bench: Bench) -> ModelSpec:
+    from headway.models.load import describe
+    from headway.weights import open_checkpoint
+
+    return describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
+
+
+@contextmanager
+def _recorded() -> Iterator[list[torch.Tensor]]:
+    """Experts of each layer's tokens, int32 [T, K] each, in the order in which they are chosen."""
+    from headway.models.layers import moe
+
+    found: list[torch.Tensor] = []
+    op = vars(moe)["route_experts"]
+
+    def recording(*arguments: Any) -> Any:
+        ids, weights = op(*arguments)
+        found.append(ids.clone())
+        return ids, weights
+
+    vars(moe)["route_experts"] = recording
+    try:
+        yield found
+    finally:
+        vars(moe)["route_experts"] = op
+
+
+def _mean_distinct(found: list[torch.Tensor], rows: int) -> float:
+    """Of steps in which ``rows`` tokens live."""
+    counts = []
+    for ids in found:
+        live = ids[ids[:, 0] >= 0]
+        if len(live) == rows:
+            counts.append(live.unique().numel())
+    return sum(counts) / max(len(counts), 1)

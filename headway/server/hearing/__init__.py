@@ -1,0 +1,1 @@
+"""Routes of models that hear: transcriptions and translations of uploaded recordings."""
