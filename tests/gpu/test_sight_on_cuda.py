@@ -1,0 +1,37 @@
+"""Decoders with sight on a GPU: the tokens of transformers on the CPU, without a host wait, beside rows that decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.config import Thresholds
+from headway.engine.boot import build_engine
+from tests.engine.harness import run
+from tests.multimodal.test_engine import prompts
+from tests.multimodal.tiny_sight import FAMILIES, arguments, hf_greedy, request, sighted
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_tokens_are_those_of_transformers(name: str, eager: bool) -> None:
+    """In float32; steps with pictures run without graphs, the others with them."""
+    one = sighted(name)
+    options: dict[str, Any] = {
+        "device": "cuda", "count_host_waits": True, "enforce_eager": eager, "block_size": 16,
+        "max_num_batched_tokens": 80 if name == "paligemma" else 48,
+    }  # fmt: skip
+    core = build_engine(arguments(one.folder, **options), progress=False, thresholds=Thresholds(encoder_cache_rows=64))
+    info = core.info.vision
+    assert info is not None
+    batch = [request(info, f"{i}", prompts(name)[i % 5], max_tokens=8) for i in range(10)]
+    answers = run(core, batch)
+    for i, each in enumerate(batch):
+        assert answers[each.request_id].token_ids == hf_greedy(one, info, prompts(name)[i % 5], 8), i
+    assert not any((core.stats().host_waits or {}).values()), core.stats().host_waits
+    core.check_integrity()
+    core.shutdown()
