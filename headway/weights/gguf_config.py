@@ -186,9 +186,8 @@ def _searched_factors(header: GgufHeader, rotary_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor_name in (("short_factor", SHORT_FACTORS), ("long_factor", LONG_FACTORS)):
         if tensor_name in records:
-            found[name] = (
-                read_tensor(header, records[tensor_name]).double().flatten().tolist()
-            )  # host: a CPU tensor, at load time
+            factors = read_tensor(header, records[tensor_name]).double().flatten()
+            found[name] = factors.tolist()  # host: a CPU tensor, at load time
     if not found:
         return {}
     if len(found) != 2 or any(len(each) != rotary_dim // 2 for each in found.values()):
