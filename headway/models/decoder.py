@@ -208,8 +208,7 @@ class DecoderModel(nn.Module):
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
         batch.masks.clear()
-        if caches.state_storage is not None:
-            load_states(batch, caches.state_storage)
+        load_states(batch, caches)
         x, batch = self._inputs(batch, caches)
         num_tokens = x.shape[0]
         forms = self._forms.of(num_tokens, batch.num_decode_rows == num_tokens)
@@ -239,8 +238,7 @@ class DecoderModel(nn.Module):
                 stream = self._add_behind(i, stream, batch, caches, forms)
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
-        if caches.state_storage is not None:
-            save_states(batch_of_all, caches.state_storage)
+        save_states(batch_of_all, caches)
         if not self._ends:
             assert self.config.stage is not None
             self.config.stage.send(stream.residual)
