@@ -1,10 +1,11 @@
 """Triton kernels of ``gated_delta``.
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
-registers, behind those that the stored state has not seen: short rows, and those of any length where decays are per channel.
-``chunks`` takes the longer rows where decays are per head, 16 tokens at a time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly
-lower triangular, and the inverse of I + A is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16
-tokens its powers stay small enough for float32 whatever the keys are; of 64 they would not.
+registers, behind those that the stored state has not seen: short rows, and those of any length where decays are by channel.
+``chunks`` takes the longer rows where decays are by head, 16 tokens at a time: with g's running sum G,
+(I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A is
+(I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32 whatever
+the keys are; of 64 they would not.
 """
 
 from __future__ import annotations
