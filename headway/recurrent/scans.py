@@ -61,9 +61,9 @@ def scan_heads(
     return cast(torch.Tensor, ssd_scan(x, dt, dt_bias, a, b, c, d, *limits, own[0], *rows, *replay_of(batch, own)))
 
 
-def head_inputs(heads: int, width: int, groups: int, size: int) -> int:
-    """Of ``scan_heads``, in the model's dtype: x, b and dt."""
-    return heads * width + groups * size + heads
+def head_inputs(heads: int, width: int, groups: int, size: int, *, steps: bool = True) -> int:
+    """Of ``scan_heads``, in the model's dtype: x, b and, with ``steps``, dt."""
+    return heads * width + groups * size + (heads if steps else 0)
 
 
 def delta_rule(

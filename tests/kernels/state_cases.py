@@ -57,7 +57,7 @@ class Step:
         if stored is not None:
             self.storing = [slot for slot, (_, store) in zip(self.slots, stored, strict=True) if store >= 0]
             at = [*stored, *[(0, -1)] * pad]
-            self.rings: tuple[torch.Tensor, ...] = tuple(torch.tensor(at, dtype=torch.int32).unbind(1))
+            self.rings: tuple[torch.Tensor, ...] = tuple(torch.tensor(at, dtype=torch.int32).T.contiguous())
         longest = max(lens)
         slots = torch.tensor(self.slots + [-1] * pad, dtype=torch.int32)
         self.args: tuple[Any, ...] = (
@@ -77,9 +77,9 @@ DRAFTS = Step(
 REPLAYS = {
     "drafts": DRAFTS,
     "beside prompts": Step(
-        [(3, 8, 3), (3, 31, 7), (66, 0, 5), (2, 9, 2), (1, 0, 1), (20, 40, 0)],
+        [(3, 8, 3), (3, 31, 7), (9, 0, 5), (2, 9, 2), (1, 0, 1), (4, 40, 0)],
         short=3,
-        stored=[(3, 9), (24, -1), (0, 66), (9, 11), (0, 1), (40, 60)],
+        stored=[(3, 9), (24, -1), (0, 9), (9, 11), (0, 1), (40, 44)],
     ),
     "plain": Step([(1, 8, 3), (1, 12, 0), (1, 5, 2), (1, 9, 6)], (2,), stored=[(1, -1), (12, 13), (0, -1), (3, -1)]),
 }
@@ -223,7 +223,7 @@ def check_replays(case: str, step: str, form: str, device: str = "cpu") -> None:
 
 def rings_of(case: str, step: Step) -> torch.Tensor:
     """Inputs [S, PLACES, E] of the tokens that rows run again, all else not a number."""
-    size = {"selective": 2 * 11 + 5, "ssd": 4 * 6 + 2 * 5 + 4, "lightning": 2 * 20 + 2 * 18 + 2}.get(case)
+    size = {"selective": 2 * 11 + 5, "ssd": 4 * 6 + 2 * 5 + 4, "lightning": 2 * 20 + 2 * 18}.get(case)
     if size is None:
         size = 2 * 9 + 4 * 7 + 4 * (9 if case == "delta-by-channel" else 1)
     found = torch.full((S, PLACES, size), float("nan"))

@@ -10,7 +10,8 @@ ssd_scan(x, dt, dt_bias, a, b, c, d, dt_min, dt_max, state, query_start, row_slo
     dt_min, dt_max   limits of the time steps
     state      [S, H, P, N], written in place
     query_start, row_slots, seq_lens, packed, max_chunks, max_query_len, short   see ``causal_conv``
-    inputs     [S', M, H P + G N + H] in x's dtype: x, b and dt of tokens whose state is not stored; written in place
+    inputs     [S', M, H P + G N + H] in x's dtype, without the last H where there is no dt: x, b and dt of tokens whose state
+               is not stored; written in place
     stored_at, store_at   int32 [R], see ``kernels.state_rows``; None: there is no ring, every row stores its state
     y          [T, H, P] in x's dtype
 

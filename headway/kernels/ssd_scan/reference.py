@@ -68,10 +68,10 @@ def scan(
     (heads, width), (groups, size) = x.shape[1:], b.shape[1:]
     xs, bs, cs = (side_by_side(each, rows, longest).float() for each in (x, b, c))
     cs = cs.repeat_interleave(heads // groups, 2)
-    dts = xs[..., 0] if dt is None else side_by_side(dt, rows, longest).float()  # [R, longest, H]
+    dts = xs[..., :0, 0] if dt is None else side_by_side(dt, rows, longest).float()  # [R, longest, H or 0]
 
     def again(h: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        xi, bi, dti = given.split((heads * width, groups * size, heads), 1)
+        xi, bi, dti = given.split((heads * width, groups * size, dts.shape[2]), 1)
         xi, bi = xi.view(-1, heads, width), bi.view(-1, groups, 1, size).repeat_interleave(heads // groups, 1)
         s = time_steps(xi, None if dt is None else dti, dt_bias, dt_min, dt_max)[..., None, None]
         return torch.exp(s * a[:, None, None]) * h + s * xi[..., None] * bi

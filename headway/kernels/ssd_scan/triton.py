@@ -138,7 +138,9 @@ def ssd_walk_kernel(
             bias = tl.load(dt_bias_ptr + head).to(tl.float32)
         b_at = heads * P + head // share * N
         dt_at = heads * P + heads // share * N + head
-        per_token = heads * P + heads // share * N + heads
+        per_token = dt_at - head
+        if dt_ptr is not None:
+            per_token += heads
         own = inputs_ptr + slot * places * per_token
         for position in range(stored, start):
             given = own + (position % places) * per_token
