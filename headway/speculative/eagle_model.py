@@ -104,6 +104,7 @@ class EagleModel(nn.Module):
 
     Attributes:
         spec: what it declares.
+        auxiliary: layers of the target that it reads; () for EAGLE-1, which reads the last hidden states.
         target_ids: int64 [Vd], tokens of the target that the head's own tokens are; None: the same.
     """
 
@@ -120,6 +121,7 @@ class EagleModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
+        self.auxiliary = config.auxiliary
         decoder, hidden = config.decoder, config.decoder.hidden_size
         self._embed, self._logits = embed, logits
         self.embedding: Embedding | None = None
