@@ -1,4 +1,4 @@
-"""Layers for multi-token prediction: every draft is that of the layer over the whole text, and tokens are those of plain decoding."""
+"""Layers for multi-token prediction: every draft is that of the layer over the whole text, and tokens are plain decoding's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def requests(max_tokens: int = 10, *, greedy: bool = True) -> list[AddRequest]:
     prompt = [3 + (7 * i) % 90 for i in range(33)]
     prompts = [prompt, prompt[:24], [*prompt[:24], 50, 51], prompt[:25], [*prompt[:16], 9] * 2]
     return [
-        request(f"r{i}", each, seed=i, temperature=0.0 if greedy or i % 2 else 1.2, ignore_eos=True, max_tokens=max_tokens)
+        request(
+            f"r{i}", each, seed=i, temperature=0.0 if greedy or i % 2 else 1.2, ignore_eos=True, max_tokens=max_tokens
+        )
         for i, each in enumerate(prompts)
     ]
 
@@ -95,7 +97,12 @@ def test_drafts_are_those_of_the_layer_over_the_whole_text(name: str, number: in
 def test_on_the_simulated_device(name: str, number: int, depth: int, eager: bool) -> None:
     """Preempted, at depths, with drafts that come and go."""
     changes = arguments(
-        name, number, run_ahead=depth, enforce_eager=eager, kv_cache_memory_bytes=pool(name, 20), max_num_batched_tokens=24
+        name,
+        number,
+        run_ahead=depth,
+        enforce_eager=eager,
+        kv_cache_memory_bytes=pool(name, 20),
+        max_num_batched_tokens=24,
     )
     expected = truth(name, False)
     with simulated(3 + depth, **changes) as (core, _, _):

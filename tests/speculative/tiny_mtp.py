@@ -1,5 +1,5 @@
-"""Tiny random models whose checkpoints have a layer for multi-token prediction, and what it drafts, computed over whole texts with
-the decoder layers of transformers."""
+"""Tiny random models whose checkpoints have a layer for multi-token prediction, and what it drafts, computed over whole texts
+with the decoder layers of transformers."""
 
 from __future__ import annotations
 
