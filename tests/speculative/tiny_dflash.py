@@ -1,4 +1,4 @@
-"""Tiny drafters of blocks, DFlash and DSpark, of random weights, and what they guess, computed over whole texts in plain torch."""
+"""Tiny drafters of blocks, DFlash and DSpark, of random weights, and what they guess over whole texts, in plain torch."""
 
 from __future__ import annotations
 
