@@ -30,16 +30,15 @@ class DFlashDrafter(Drafter):
                 f"speculative_config: num_speculative_tokens={number} is more than the {model.config.most} tokens that the "
                 f"drafter was trained to guess at once (block_size={model.config.block_size}); lower it"
             )
-        self._model, self._number, self.auxiliary = model, number, model.config.auxiliary
-        self._width = number if model.config.from_anchor else number + 1
+        self._model, self.auxiliary = model, model.config.auxiliary
+        self._more = 0 if model.config.from_anchor else 1  # tokens of a block beside those that are guessed
         self._chain, self._block_size = Chain(house, model.spec.cache, -1), house.block_size
         device, hidden = house.arena.ints.device, model.spec.hidden_size
         # The halves of a step are graphs of their own: what passes between them has a place of its own.
         self._hidden = torch.zeros(house.max_tokens, hidden, dtype=model.dtype, device=device)
         self._nothing = torch.zeros(house.max_rows, dtype=torch.int32, device=device)
-        self._masks = torch.full((house.max_rows, self._width), model.config.mask, dtype=torch.int32, device=device)
-        self._offsets = torch.arange(self._width, dtype=torch.int32, device=device)
-        self._starts = torch.arange(house.max_rows + 1, dtype=torch.int32, device=device) * self._width
+        self._masks = torch.full((house.max_rows, number), model.config.mask, dtype=torch.int32, device=device)
+        self._count = torch.arange(max(house.max_rows, number) + 1, dtype=torch.int32, device=device)
 
     def observe(self, batch: StepBatch, forward: Forward) -> None:
         """Keep what keys and values are made from."""
@@ -51,30 +50,33 @@ class DFlashDrafter(Drafter):
         model.remember(self._hidden[: len(batch.input_ids)], chain.whole(batch), chain.caches)
         if batch.width == 1:
             return
-        block = self._block(chain.link(batch, self._nothing[:rows], 0))
-        out = model.forward(block, chain.caches).view(rows, self._width, -1)
-        hidden = out[:, self._width - self._number :].transpose(0, 1).contiguous()  # [K, R, C]
-        logits = model.vocabulary.own_logits(hidden.flatten(0, 1)).unflatten(0, (self._number, rows))  # [K, R, Vd]
-        tokens = block.input_ids[:: self._width]
-        for link in range(self._number):
+        number = batch.width - 1  # K of the next step, if it is like this one
+        width = number + self._more
+        block = self._block(chain.link(batch, self._nothing[:rows], 0), width)
+        out = model.forward(block, chain.caches).view(rows, width, -1)
+        hidden = out[:, self._more :].transpose(0, 1).contiguous()  # [K, R, C]
+        logits = model.vocabulary.own_logits(hidden.flatten(0, 1)).unflatten(0, (number, rows))  # [K, R, Vd]
+        tokens = block.input_ids[::width].contiguous()
+        for link in range(number):
             own = logits[link]
             if model.markov is not None:
                 own = own + model.markov.forward(tokens, hidden[link])
             tokens = chain.draw(model.vocabulary.spread(own), batch.row_slots, link, flags)
             chain.link(batch, tokens, link + 1)
 
-    def _block(self, first: StepBatch) -> StepBatch:
-        """The step of all rows' blocks: the token of ``first``, and masks. A row whose block has no place does not go on."""
+    def _block(self, first: StepBatch, width: int) -> StepBatch:
+        """The step of all rows' blocks of ``width`` tokens, W: the token of ``first``, and masks. A row whose block has no place
+        does not go on."""
         rows, (group,) = len(first.row_slots), first.groups
         tables, size = group.block_tables, self._block_size
-        positions = first.positions[:, None] + self._offsets  # [R, W]
+        positions = first.positions[:, None] + self._count[:width]  # [R, W]
         column = positions // size
         found = gather_rows(tables, first.row_slots.clamp(min=0)[:, None], column)
         live = ((first.seq_lens > 0) & (found[:, -1] > 0) & (column[:, -1] < tables.shape[1]))[:, None]
         kv_slots = torch.where(live, found * size + positions % size, -1).flatten()
-        ends = torch.where(live, first.seq_lens[:, None] + (self._width - 1), 0)  # [R, 1]
-        token_ids = torch.cat([first.input_ids[:, None], self._masks[:rows, 1:]], dim=1)
-        starts, lens = self._starts[: rows + 1], ends.flatten()
+        ends = torch.where(live, first.seq_lens[:, None] + (width - 1), 0)  # [R, 1]
+        token_ids = torch.cat([first.input_ids[:, None], self._masks[:rows, : width - 1]], dim=1)
+        starts, lens = self._count[: rows + 1] * width, ends.flatten()
         return StepBatch(
             input_ids=token_ids.flatten(),
             positions=torch.where(live, positions, 0).flatten(),
@@ -85,7 +87,7 @@ class DFlashDrafter(Drafter):
             groups=(GroupBatch(tables, kv_slots, lens),),
             arrivals=first.arrivals,
             num_decode_rows=0,
-            max_query_len=self._width,
+            max_query_len=width,
             max_seq_len_bound=first.max_seq_len_bound,
-            ends=ends.expand(rows, self._width).flatten(),
+            ends=ends.expand(rows, width).flatten(),
         )

@@ -40,20 +40,16 @@ def requests() -> list[Any]:
 
 
 def drafted_alike(make: Make, oracle: Any, number: int) -> None:
-    core, same, compared = make(0), 0, 0
+    core, compared = make(0), 0
     answers = {each.request_id: Answer() for each in requests()}
     for each in requests():
         core.add(each)
     while core.has_work():
         for update in core.step():
             answers[update.request_id].take(update)
-        try:
-            compared += compare_drafts(core, oracle, number)
-            same += 1
-        except AssertionError:  # a card's float32 may swap two tokens of random weights
-            compared += 1
+        compared += compare_drafts(core, oracle, number)
     core.shutdown()
-    assert compared > 10 and same > 0.9 * compared / 3
+    assert compared > 10
     deep = make(2)
     assert {key: each.token_ids for key, each in run(deep, requests()).items()} == {
         key: each.token_ids for key, each in answers.items()
