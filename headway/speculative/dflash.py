@@ -65,8 +65,8 @@ class DFlashDrafter(Drafter):
             chain.link(batch, tokens, link + 1)
 
     def _block(self, first: StepBatch, width: int) -> StepBatch:
-        """The step of all rows' blocks of ``width`` tokens, W: the token of ``first``, and masks. A row whose block has no place
-        does not go on."""
+        """The step of all rows' blocks of ``width`` tokens, W: the token of ``first``, and masks. A row without places for its
+        block does not go on."""
         rows, (group,) = len(first.row_slots), first.groups
         tables, size = group.block_tables, self._block_size
         positions = first.positions[:, None] + self._count[:width]  # [R, W]
