@@ -110,7 +110,7 @@ class CachePool:
         layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
             are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
-        states: per layer its state alone; empty without any.
+        states: per layer its state alone, and its ring; empty without any.
         replays: places of these rings; 0: there are none.
         state_storage: int32 [num_slots, E], which all of ``states`` are views of: a slot's states lie side by side, so that
             one operation copies them all. None without any.
@@ -148,9 +148,9 @@ class CachePool:
             assert states is not None, "a model with states needs to know how they are stored"
             self.replays = states.replays
             self.state_storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
-            self.states = states.views(layout, self.state_storage)
-            rings = states.rings(layout, device)
-            self.layers = [paged + own + ring for paged, own, ring in zip(self.layers, self.states, rings, strict=True)]
+            own = zip(states.views(layout, self.state_storage), states.rings(layout, device), strict=True)
+            self.states = [state + ring for state, ring in own]
+            self.layers = [paged + state for paged, state in zip(self.layers, self.states, strict=True)]
 
     def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:
         return tuple(self._part(part, dtype, device) for part in parts)

@@ -28,7 +28,6 @@ from tests.recurrent.test_engine import CPU, arguments, prompts
 from tests.recurrent.test_prefixes import conversation
 from tests.recurrent.tiny_hybrids import pair
 from tests.sim.harness import simulated
-from tests.sim.rounding import TOLERANCE
 from tests.speculative.tiny_eagle import save_eagle
 
 PATTERNS: tuple[Pattern, ...] = ("all", "none", "random")
@@ -36,6 +35,8 @@ KINDS = ("mamba", "mamba2", "falcon-h1", "qwen3-next", "lfm2")
 """Mamba-1, Mamba-2, the same beside attention, gated delta net, short convolutions."""
 BLOCK = 8
 ROWS = 4
+TOLERANCE = 1e-3
+"""Of log-probabilities. Plain decoding in other chunks differs as much as with drafts: 2e-4 at one token, 1e-5 at others."""
 
 
 def requests() -> list[AddRequest]:
@@ -120,7 +121,8 @@ def on_simulated_device(name: str, number: int, pattern: Pattern, depth: int, **
     [("mamba", 2, "random", 1), ("falcon-h1", 3, "random", 2), ("qwen3-next", 4, "all", 4), ("lfm2", 1, "none", 0)],
 )
 def test_on_the_simulated_device(name: str, number: int, pattern: Pattern, depth: int) -> None:
-    on_simulated_device(name, number, pattern, depth, kv_cache_memory_bytes=memory(name, 19, number))
+    small = {"kv_cache_memory_bytes": memory(name, 19, number), "enable_prefix_caching": False}
+    on_simulated_device(name, number, pattern, depth, **small)
 
 
 @pytest.mark.soak
