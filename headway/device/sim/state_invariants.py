@@ -80,7 +80,8 @@ class StateWatch:
                     continue
                 start, drafts = length - count, int(packed[at + 4 * row + 3]) > 1
                 need(0 <= stored <= start, f"replay_rows: row {row} runs tokens {stored} to {start} again")
-                need(length - stored <= args.places, f"replay_rows: row {row} has more tokens than its ring places")
+                fits = stored == start or length - stored <= args.places
+                need(fits, f"replay_rows: row {row} has more tokens than its ring has places")
                 certain = start + 1 if drafts else length
                 need(store < 0 or start < store <= certain, f"replay_rows: row {row} stores a state of drafts")
                 if store >= 0:
