@@ -188,7 +188,7 @@ def drafting(method: str, number: int = 3) -> dict[str, Any]:
 def test_drafters_and_prefixes(name: str, method: str, depth: int, monkeypatch: Any) -> None:
     """Prompts that share prefixes, twice, with few checkpoints: hits go on behind states that are certain."""
     monkeypatch.setattr("headway.engine.sizes.CHECKPOINTS_PER_SLOT", 0.75)
-    asked = conversation()
+    asked = conversation()[:5]
     core = cpu_engine(name)
     expected = run(core, asked)
     core.shutdown()
