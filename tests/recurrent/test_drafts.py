@@ -122,7 +122,7 @@ def on_simulated_device(name: str, number: int, pattern: Pattern, depth: int, **
 )
 def test_on_the_simulated_device(name: str, number: int, pattern: Pattern, depth: int) -> None:
     small = {"kv_cache_memory_bytes": memory(name, 19, number), "enable_prefix_caching": False}
-    on_simulated_device(name, number, pattern, depth, **small)
+    on_simulated_device(name, number, pattern, depth, **small if name != "mamba" else {})
 
 
 @pytest.mark.soak
