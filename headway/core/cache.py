@@ -33,11 +33,16 @@ class Part:
         name: "k" and "v", "latent", "conv", ...
         shape: of one token, (heads, size) for keys and values; of one request where the kind is STATE.
         dtype: a torch dtype's name; "": the engine's cache dtype (``EngineArgs.kv_cache_dtype``), of a STATE the model's.
+        inputs: numbers that a token brings into a recurrent state, and from which it can be run again; 0: it cannot, or the
+            part is none.
+        inputs_dtype: of those, as ``dtype``.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str = ""
+    inputs: int = 0
+    inputs_dtype: str = ""
 
     @property
     def elements(self) -> int:
@@ -81,6 +86,8 @@ def keys_and_values(
     return CacheSpec(kind, parts, window or chunk, shared_with)
 
 
+CONV, SSM = "conv", "ssm"
+"""Parts of a STATE: the window of a convolution, [places, channels], and the recurrent state."""
 LATENT, INDEX_KEY = "latent", "index_k"
 """Parts of multi-head latent attention: one row a token, without heads."""
 
@@ -193,6 +200,11 @@ class CacheLayout:
     def has_states(self) -> bool:
         """Whether a layer has a state that belongs to a slot."""
         return bool(self.states)
+
+    @property
+    def recurrent(self) -> list[Part]:
+        """The recurrent states of all layers, without windows of convolutions."""
+        return [part for spec in self.states if spec is not None for part in spec.parts if part.name == SSM]
 
     def peak_blocks(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
         """Most blocks that a request of ``num_tokens`` holds at once, in steps of up to ``step_tokens``."""

@@ -20,6 +20,7 @@ from headway.core.speculative import SpeculativeConfig, read_speculative
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8
+MAX_REPLAYS = 64
 
 
 @refuse_unknown
@@ -39,6 +40,8 @@ class EngineArgs:
             longer. GPUs: from compute capability 8.9 on.
         mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, usually float32),
             "float32", "bfloat16" or "float16": half the bytes a decode step moves, at the price of rounding at every token.
+        replayssm_buffer_len: tokens for which recurrent states are not written back but made again from a ring of their inputs
+            (docs/hybrid.md), 1 to 64; 0: they are written at every step. None: 8 with drafts, which need a ring, else 0.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.
         max_model_len: longest prompt + output in tokens; None: the model's, cut to what the memory holds.
         max_num_seqs: most requests running at once.
@@ -91,6 +94,7 @@ class EngineArgs:
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
+    replayssm_buffer_len: int | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -203,6 +207,9 @@ class EngineArgs:
                 raise ConfigError(f"{name} must be a positive integer; got {value!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1]; got {self.gpu_memory_utilization!r}")
+        ring = self.replayssm_buffer_len
+        if ring is not None and (not _is_count(ring, 0) or ring > MAX_REPLAYS):
+            raise ConfigError(f"replayssm_buffer_len must be an integer from 0 to {MAX_REPLAYS}; got {ring!r}")
         size = self.block_size
         if size is not None and (not _is_count(size, 8) or size > 256 or size & (size - 1)):
             raise ConfigError(f"block_size must be a power of two from 8 to 256; got {size!r}")

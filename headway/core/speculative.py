@@ -16,7 +16,9 @@ MAX_LOOKUP = 64
 """Most tokens of a match: each is one more comparison per known token."""
 USUAL_LOOKUP = 5
 
-METHODS = ("ngram", "draft_model", "eagle", "eagle3")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark")
+MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "mimo_mtp")
+"""Older names of "mtp": which layer a model has is read from its own configuration."""
 REJECTION_METHODS = ("standard", "synthetic")
 
 
@@ -28,9 +30,10 @@ class SpeculativeConfig:
     Attributes:
         method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
             "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
-            trained on the model's hidden states.
+            trained on the model's hidden states. "mtp": what the layer for multi-token prediction says that the model's own
+            checkpoint has. "dflash", "dspark": what a drafter of whole blocks says that was trained on those states.
         num_speculative_tokens: K, tokens guessed for each step of each row.
-        model: of "draft_model", "eagle" and "eagle3": folder, GGUF file or hub name.
+        model: of all but "ngram": folder, GGUF file or hub name. Of "mtp" the engine's, or unset.
         revision: of ``model``, as for the engine's.
         prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
@@ -52,6 +55,8 @@ class SpeculativeConfig:
     adaptive: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.method in MTP_NAMES:
+            object.__setattr__(self, "method", "mtp")
         if self.method not in METHODS:
             raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {self.method!r}")
         self._check_count("num_speculative_tokens", MAX_DRAFTS)
@@ -76,7 +81,7 @@ class SpeculativeConfig:
 
     def _check_model(self) -> None:
         has_model = self.method != "ngram"
-        if has_model and not (isinstance(self.model, str) and self.model):
+        if self.method != "mtp" and has_model and not (isinstance(self.model, str) and self.model):
             raise ConfigError(f"speculative_config: method={self.method!r} needs model, a folder or a hub name")
         if not has_model and (self.model is not None or self.revision is not None):
             raise ConfigError(f"speculative_config: method={self.method!r} has no model; leave model and revision out")

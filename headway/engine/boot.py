@@ -40,6 +40,7 @@ from headway.engine.sizes import (
     upload_budget,
     with_states,
 )
+from headway.engine.states import state_storage
 from headway.engine.together import refuse_halves, refuse_together
 from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.engine.world import World
@@ -79,12 +80,12 @@ class Loaded:
     kv_dtype: torch.dtype
     model: Model
     extras: Extras
-    state_dtype: torch.dtype | None = None
+    storage: StateStorage
     draft_model: DraftModel | None = None
 
-    def states(self, num_slots: int) -> StateStorage:
-        """How the model's states are stored; ``state_dtype``: of recurrent ones, None for what the model says."""
-        return StateStorage(num_slots, self.dtype, self.state_dtype)
+    def states(self, requests: int, checkpoints: int = 0) -> StateStorage:
+        """How the model's states are stored, of so many."""
+        return replace(self.storage, num_slots=requests + checkpoints, checkpoints=checkpoints)
 
 
 def build_engine(
@@ -244,24 +245,13 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     if model.spec.pooling is not None and extras.pooling is None:
         extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
-    if model.spec.cache.has_states and extras.num_drafts:
-        raise ConfigError(
-            f"{model.spec.architecture} has recurrent states, which cannot be rolled back behind rejected drafts yet; "
-            "turn speculative decoding off"
-        )
-    named = args.mamba_ssm_cache_dtype
-    state_dtype = None if named == "auto" else _DTYPES[named]
-    if state_dtype is not None and not model.spec.cache.has_states:
-        raise ConfigError(
-            f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {model.spec.architecture} has none; "
-            "use mamba_ssm_cache_dtype='auto'"
-        )
+    storage = state_storage(args, model.spec, dtype, extras.num_drafts)
     check_drafts(model.spec, reads_prompts=extras.drafts is not None and extras.drafts.load is not None)
     draft_model = None
     if extras.drafts is not None and extras.drafts.load is not None:
         row = longest + extras.num_drafts + extras.lookahead
         draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
-    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, state_dtype, draft_model)
+    return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, storage, draft_model)
 
 
 def _resolve_dtype(name: str, config: dict[str, Any], device: Device, *, pools: bool) -> torch.dtype:
@@ -315,7 +305,7 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
     layout = loaded.model.spec.cache
-    sizes, taken = with_states(args, layout, loaded.states(1).bytes(layout), sizes, budget)
+    sizes, taken = with_states(args, layout, loaded.storage, sizes, budget)
     budget = loaded.extras.world.least((budget - taken) // max(block_bytes, 1)) * max(block_bytes, 1)
     sizes = fit_context(sizes, layout, block_bytes, budget, explicit=args.max_model_len is not None)
     if layout.is_empty:
@@ -362,7 +352,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         block_size=sizes.block_size,
         dtype=loaded.kv_dtype,
         device=device.torch_device,
-        states=loaded.states(sizes.max_num_seqs + sizes.num_checkpoints),
+        states=loaded.states(sizes.max_num_seqs, sizes.num_checkpoints),
         features=features(loaded.model.spec, sizes, loaded.dtype),
     )
     config = RunnerConfig(

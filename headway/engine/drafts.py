@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from headway.core.config import EngineArgs
+from headway.core.errors import ConfigError
 from headway.core.log import logger
 from headway.core.speculative import SpeculativeConfig
 from headway.models.interface import Model
 from headway.models.load import load_model
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
+from headway.speculative.dflash import DFlashDrafter
+from headway.speculative.dflash_load import load_dflash
+from headway.speculative.dflash_model import DFlashModel
 from headway.speculative.draft_model import ModelDrafter
 from headway.speculative.eagle import EagleDrafter
 from headway.speculative.eagle_load import load_eagle
 from headway.speculative.eagle_model import EagleModel
+from headway.speculative.mtp_load import load_mtp
+from headway.speculative.mtp_model import MTPModel
 from headway.speculative.ngram import NgramDrafter
 from headway.speculative.synthetic import SyntheticDrafter
 from headway.weights import open_checkpoint
@@ -69,6 +75,10 @@ class Drafts:
             found = cls(number, lambda house: NgramDrafter(house.arena, number, *config.lookup))
         elif config.method in ("eagle", "eagle3"):
             found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
+        elif config.method == "mtp":
+            found = cls(number, EagleDrafter, lambda loading: _load_mtp(config, loading), number, True)
+        elif config.method in ("dflash", "dspark"):
+            found = cls(number, DFlashDrafter, lambda loading: _load_dflash(config, loading), number + 1)
         else:
             found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
         found = replace(found, adaptive=config.is_adaptive)
@@ -103,6 +113,36 @@ def _load_eagle(config: SpeculativeConfig, loading: Loading) -> EagleModel:
         dtype=loading.dtype,
         max_len=loading.longest,
         seed=loading.args.seed,
+    )
+
+
+def _load_mtp(config: SpeculativeConfig, loading: Loading) -> MTPModel:
+    args = loading.args
+    if config.model not in (None, args.model) or config.revision not in (None, args.revision):
+        raise ConfigError(
+            f'speculative_config: method="mtp" drafts with a layer of the model\'s own checkpoint, {args.model}; leave model '
+            "and revision out"
+        )
+    return load_mtp(
+        open_checkpoint(args.model, revision=args.revision, load_format=args.load_format),
+        target=loading.target,
+        dtype=loading.dtype,
+        max_len=loading.longest,
+        seed=args.seed,
+    )
+
+
+def _load_dflash(config: SpeculativeConfig, loading: Loading) -> DFlashModel:
+    args = loading.args
+    assert config.model is not None
+    logger.info("%s drafter %s", config.method, config.model)
+    return load_dflash(
+        open_checkpoint(config.model, revision=config.revision, load_format=args.load_format, integers=True),
+        spark=config.method == "dspark",
+        target=loading.target,
+        dtype=loading.dtype,
+        max_len=loading.longest,
+        seed=args.seed,
     )
 
 

@@ -22,6 +22,7 @@ from headway.core.log import logger
 from headway.device.base import Device
 from headway.models.interface import ModelSpec
 from headway.runner.admission import max_upload_ints
+from headway.state.cache_pool import StateStorage
 
 CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * 2**30
 STEP_TOKENS = 8192
@@ -175,25 +176,28 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
     return replace(sizes, num_blocks=num_blocks, max_model_len=tokens)
 
 
-def with_states(args: EngineArgs, layout: CacheLayout, each: int, sizes: Sizes, budget: int) -> tuple[Sizes, int]:
+def with_states(
+    args: EngineArgs, layout: CacheLayout, storage: StateStorage, sizes: Sizes, budget: int
+) -> tuple[Sizes, int]:
     """The sizes with the number of checkpoints of states, and the bytes of all states.
 
     Args:
-        each: bytes of one request's states.
+        storage: how they are stored.
 
     Raises:
         OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
     """
     if not layout.has_states:
         return sizes, 0
-    slots = sizes.max_num_seqs
-    if each * slots > budget:
+    slots, each = sizes.max_num_seqs, 4 * storage.words(layout)
+    request = each + storage.ring_bytes(layout)
+    if request * slots > budget:
         raise OutOfMemoryError(
-            f"the states of max_num_seqs={slots} requests take {each * slots / 2**20:.1f} MiB and there are "
-            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // each}; lower max_num_seqs or raise "
-            "kv_cache_memory_bytes or gpu_memory_utilization"
+            f"the states of max_num_seqs={slots} requests take {request * slots / 2**20:.1f} MiB and there are "
+            f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // request}; lower max_num_seqs or "
+            "raise kv_cache_memory_bytes or gpu_memory_utilization"
         )
-    checkpoints = min(int((budget - each * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    checkpoints = min(int((budget - request * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
     if not args.enable_prefix_caching:
         checkpoints = 0
     elif not checkpoints:
@@ -201,7 +205,9 @@ def with_states(args: EngineArgs, layout: CacheLayout, each: int, sizes: Sizes, 
             "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
         )
     logger.info("states: %d requests and %d checkpoints, %.2f MiB each", slots, checkpoints, each / 2**20)
-    return replace(sizes, num_checkpoints=checkpoints), each * (slots + checkpoints)
+    if storage.replays:
+        logger.info("rings of inputs: %d places, %.2f MiB a request", storage.replays, (request - each) / 2**20)
+    return replace(sizes, num_checkpoints=checkpoints), request * slots + each * checkpoints
 
 
 def upload_budget(sizes: Sizes, vocab_size: int, layout: CacheLayout) -> int:

@@ -5,11 +5,18 @@ zombies and padding), as ``StepBatch`` has them. A row whose tokens begin at pos
 holds is never read. A row that is not live (zombie, padding, a slot outside the table, no token) writes no state, and
 its outputs are finite but mean nothing.
 
+With a ring of inputs the stored state is older than the row: ``inputs`` [S', M, E], S' <= S, ``stored_at`` and ``store_at``
+int32 [R] (as ``replay_rows`` gives them). The state of a row's slot has seen ``stored_at`` tokens. The inputs of those from
+there to the row's first lie in the ring, that of the token at position p at place p % M; they are run again before the row's
+own tokens. The state is stored when it has seen ``store_at`` tokens, one of the row's among them, or not at all (-1). Inputs
+of tokens behind that go into the ring, those of drafts that will be rejected included: the next row writes over them.
+
 Nothing here reads a device value on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -69,15 +76,91 @@ def in_line(y: torch.Tensor, rows: Rows, num_tokens: int) -> torch.Tensor:
     return torch.where(real.view(-1, *[1] * (found.dim() - 1)), found, 0)
 
 
-def load_states(states: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """float32 [R, ...]: the state with which each row begins, zeros for rows that begin at position 0."""
-    kept = rows.live & (rows.starts > 0)
-    found = states[rows.slots].float()
-    return torch.where(kept.view(-1, *[1] * (found.dim() - 1)), found, 0)
+class Replay(NamedTuple):
+    """A ring of inputs; see above.
+
+    Attributes:
+        inputs: [S, M, E].
+        stored_at, store_at: int [R].
+        most: >= tokens that any row runs again; at most M.
+    """
+
+    inputs: torch.Tensor
+    stored_at: torch.Tensor
+    store_at: torch.Tensor
+    most: int
 
 
-def store_states(states: torch.Tensor, rows: Rows, new: torch.Tensor) -> None:
-    """Write ``new`` [R, ...] to the slots of live rows; all other slots keep what they have."""
-    mine = rows.live & (rows.slots == torch.arange(len(states), device=states.device)[:, None])  # [S, R]
+def replay_of(
+    inputs: torch.Tensor | None, stored_at: torch.Tensor | None, store_at: torch.Tensor | None
+) -> Replay | None:
+    """Of an operation's last arguments, which come together or not at all."""
+    if inputs is None or stored_at is None or store_at is None:
+        return None
+    return Replay(inputs, stored_at, store_at, inputs.shape[1])
+
+
+Token = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Again = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def walk(
+    state: torch.Tensor, rows: Rows, longest: int, token: Token, again: Again, replay: Replay | None
+) -> torch.Tensor:
+    """Run a recurrence over the rows, token by token; gives [R, longest, ...].
+
+    Args:
+        state: [S, ...], written.
+        token: of the n-th token of each row and states f32 [R, ...]: new states, outputs [R, ...], inputs [R, E].
+        again: of states and inputs f32 [R, E]: new states.
+    """
+    stored_at = rows.starts if replay is None else replay.stored_at.long()
+    ends = rows.starts + rows.lens if replay is None else replay.store_at.long()
+    h = load_states(state, rows, stored_at)
+    for i in range(0 if replay is None else replay.most):
+        assert replay is not None
+        position = stored_at + i
+        found = replay.inputs[rows.slots, position % replay.inputs.shape[1]].float()
+        h = _where(rows.live & (position < rows.starts), again(h, found), h)
+    stored, outs, given = h, [], []
+    for i in range(longest):
+        here = rows.live & (i < rows.lens)
+        new, out, inputs = token(i, h)
+        h = _where(here, new, h)
+        stored = _where(here & (rows.starts + i + 1 == ends), h, stored)
+        outs.append(out)
+        given.append(inputs)
+    store_states(state, rows, stored, ends >= 0)
+    if replay is not None:
+        for i, inputs in enumerate(given):
+            position = rows.starts + i
+            _store_inputs(replay.inputs, rows, inputs, position, (i < rows.lens) & (position >= ends))
+    return torch.stack(outs, 1)
+
+
+def _store_inputs(
+    ring: torch.Tensor, rows: Rows, inputs: torch.Tensor, position: torch.Tensor, wanted: torch.Tensor
+) -> None:
+    """Write ``inputs`` [R, E] of the tokens at ``position`` to their places, for live rows that are ``wanted``."""
+    slot = torch.arange(len(ring), device=ring.device)
+    mine = rows.live & wanted & (rows.slots == slot[:, None])  # [S, R]
+    row = mine.int().argmax(1)
+    place = position[row] % ring.shape[1]
+    ring[slot, place] = torch.where(mine.any(1)[:, None], inputs[row].to(ring.dtype), ring[slot, place])
+
+
+def _where(condition: torch.Tensor, this: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """By rows."""
+    return torch.where(condition.view(-1, *[1] * (this.dim() - 1)), this, other)
+
+
+def load_states(states: torch.Tensor, rows: Rows, stored_at: torch.Tensor) -> torch.Tensor:
+    """float32 [R, ...]: the states of each row's slot, zeros where these have seen no token."""
+    return _where(rows.live & (stored_at > 0), states[rows.slots].float(), torch.zeros((), device=states.device))
+
+
+def store_states(states: torch.Tensor, rows: Rows, new: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Write ``new`` [R, ...] to the slots of live rows that are ``wanted``; all other slots keep what they have."""
+    mine = rows.live & wanted & (rows.slots == torch.arange(len(states), device=states.device)[:, None])  # [S, R]
     found = new[mine.int().argmax(1)].to(states.dtype)
-    states.copy_(torch.where(mine.any(1).view(-1, *[1] * (found.dim() - 1)), found, states))
+    states.copy_(_where(mine.any(1), found, states))

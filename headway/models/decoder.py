@@ -25,6 +25,7 @@ from headway.models.layers.mixer import StateMixer
 from headway.models.layers.mlp import MLP
 from headway.models.layers.moe import Mixture
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
+from headway.models.mtp import MTPSpec
 from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
@@ -69,6 +70,7 @@ class DecoderConfig:
         unused: beginnings of checkpoint names that are not needed, behind the first word of ``names``.
         vocabulary: of embedding and logits this rank has this part; None: all.
         stage: of the blocks this rank has those of a stage; None: all.
+        mtp: the checkpoint's layer that drafts tokens, which the model itself leaves out; None: it has none.
     """
 
     architecture: str
@@ -91,6 +93,7 @@ class DecoderConfig:
     respelled: tuple[tuple[str, str], ...] = ()
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
+    mtp: MTPSpec | None = None
 
     @property
     def own(self) -> range:
@@ -136,7 +139,7 @@ class DecoderModel(nn.Module):
                 return None
             key = attention.rope, attention.head_dim
             if key not in tables:
-                tables[key] = _rotation(*key, max_model_len, device)
+                tables[key] = rotation(*key, max_model_len, device)
             return tables[key]
 
         part, stage = config.vocabulary, config.stage
@@ -208,8 +211,7 @@ class DecoderModel(nn.Module):
     def forward(self, batch: StepBatch, caches: CachePool, want: Want) -> Forward:
         """One step. Writes the step's keys and values into ``caches``; never waits for the device."""
         batch.masks.clear()
-        if caches.state_storage is not None:
-            load_states(batch, caches.state_storage)
+        load_states(batch, caches)
         x, batch = self._inputs(batch, caches)
         num_tokens = x.shape[0]
         forms = self._forms.of(num_tokens, batch.num_decode_rows == num_tokens)
@@ -239,8 +241,7 @@ class DecoderModel(nn.Module):
                 stream = self._add_behind(i, stream, batch, caches, forms)
             if i in want.auxiliary:
                 auxiliary.append(stream.residual.clone())
-        if caches.state_storage is not None:
-            save_states(batch_of_all, caches.state_storage)
+        save_states(batch_of_all, caches)
         if not self._ends:
             assert self.config.stage is not None
             self.config.stage.send(stream.residual)
@@ -340,9 +341,7 @@ class DecoderModel(nn.Module):
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
-        for module in self.modules():
-            if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer):
-                module.finalize()
+        finalize_parts(self)
         if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)
         if self.outputs is not None:
@@ -363,5 +362,13 @@ class DecoderModel(nn.Module):
         self._forms = FormTable(products, head, rules)
 
 
-def _rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
+def rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
+    """float32 [max_len, Drot]: the table of layers with ``rope``."""
     return no_rotation(head_dim, max_len, device) if rope is None else cos_sin_table(rope, max_len, device)
+
+
+def finalize_parts(model: nn.Module) -> None:
+    """Let each part of ``model`` whose weights are in place make its last changes to them."""
+    for module in model.modules():
+        if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer):
+            module.finalize()

@@ -14,6 +14,7 @@ from headway.models.layers.indexer import IndexSpec
 from headway.models.layers.mla import MLASpec
 from headway.models.layers.moe import RouterSpec
 from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
+from headway.models.mtp import behind_last, next_layers
 
 SPARSE, DENSE = "sparse", "dense"
 EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -44,18 +45,14 @@ def feed_forward_kinds(fields: Fields) -> tuple[str, ...]:
 def read_latent(
     fields: Fields, router: RouterSpec | None, *, interleaved: bool, mlp_bias: bool = False
 ) -> DecoderConfig:
-    """A decoder of DeepSeek's kind; see ``latent_like``. Layers behind the last one, which predict further tokens, are left
-    out.
+    """A decoder of DeepSeek's kind; see ``latent_like``. Layers behind the last one predict further
+    tokens (``models.mtp``).
 
     Args:
         router: of its mixtures; None: DeepSeek-V3's.
     """
     config = latent_like(fields, interleaved=interleaved, mlp_bias=mlp_bias)
-    layers = len(config.blocks)
-    extra = fields.get("num_nextn_predict_layers") or fields.get("num_mtp_layers") or 0
-    if extra:
-        behind = tuple(f"layers.{layer}." for layer in range(layers, layers + extra))
-        config = replace(config, unused=behind)
+    config = behind_last(config, next_layers(fields))
     sparse = [layer for layer, kind in enumerate(feed_forward_kinds(fields)) if kind == SPARSE]
     if not sparse:
         return config

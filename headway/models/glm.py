@@ -11,6 +11,7 @@ from headway.models.config import llama_like, map_blocks, read_sizes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
+from headway.models.mtp import behind_last, next_layers
 from headway.models.rope import read_rope
 
 
@@ -55,8 +56,7 @@ class Glm4MoeForCausalLM(DecoderModel):
         first, layers = int(fields.number("first_k_dense_replace", least=0)), len(config.blocks)
         shared = fields.count("n_shared_experts") * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
-        # Behind the layers the checkpoint has one that drafts tokens.
-        config = replace(config, unused=(f"layers.{layers}.",))
+        config = behind_last(config, next_layers(fields.with_defaults(num_nextn_predict_layers=1)))
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))
 
 

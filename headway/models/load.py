@@ -6,7 +6,7 @@ The peak of host memory is one tensor; the peak of device memory is the model it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,21 @@ DUMMY_STD = 0.02
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LISTED = 8
+
+
+class Fillable(Protocol):
+    """What weights go into: a model, or a layer beside it."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it declares."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of its weights."""
+
+    def weights(self) -> WeightMap:
+        """Where each tensor of a checkpoint goes."""
 
 
 def load_model(
@@ -56,10 +71,10 @@ def load_model(
     config = config or read_config(checkpoint.config)
     model = _allocate(config, dtype, device, max_model_len)
     if checkpoint.is_dummy:
-        _fill_randomly(model, seed)
+        fill_randomly(model, seed)
     else:
         keeper = BlockKeeper(model) if keep_blocks else None
-        _fill(model, _with_progress(checkpoint, BLOCK_TYPES if keep_blocks else (), show=progress), keeper)
+        fill(model, _with_progress(checkpoint, BLOCK_TYPES if keep_blocks else (), show=progress), keeper)
         if keeper is not None:
             logger.info("%s", told(*keeper.finish(), checkpoint.quantized))
     model.finalize()
@@ -94,7 +109,9 @@ def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, max
 
 
 @torch.no_grad()
-def _fill(model: Model, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]], keeper: BlockKeeper | None) -> None:
+def fill(
+    model: Fillable, tensors: Iterable[tuple[str, torch.Tensor | BlockTensor]], keeper: BlockKeeper | None = None
+) -> None:
     """Copy every tensor into the rows it belongs to; complain about all names at once at the end."""
     weights = model.weights()
     waiting = set(weights.targets)
@@ -147,7 +164,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @torch.no_grad()
-def _fill_randomly(model: Model, seed: int) -> None:
+def fill_randomly(model: Fillable, seed: int) -> None:
     """Normal weights, unit norms; made on the device, the same for the same seed and kind of device."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, target in model.weights().targets.items():

@@ -1,10 +1,13 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; optionally a sliding window on the upper layers."""
+"""Qwen2, Qwen2.5 and MiMo: biases on queries, keys and values; optionally a sliding window on the upper layers."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from headway.models.config import layer_windows, llama_like, upper_layers_slide
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
+from headway.models.mtp import MTPSpec, next_layers
 
 
 class Qwen2ForCausalLM(DecoderModel):
@@ -18,3 +21,22 @@ class Qwen2ForCausalLM(DecoderModel):
         fields.get("attention_bias")  # old exporters wrote it; it has no effect
         windows = layer_windows(fields, switch=switch, otherwise=upper_layers_slide(fields, switch))
         return llama_like(fields, qkv_bias=True, windows=windows)
+
+
+class MiMoForCausalLM(DecoderModel):
+    """MiMo-7B: Qwen2 with a layer for multi-token prediction."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        config, number, own = Qwen2ForCausalLM.read(fields), next_layers(fields), "model.mtp_layers.0"
+        spec = MTPSpec(
+            block=own,
+            token_norm=f"{own}.token_layernorm",
+            hidden_norm=f"{own}.hidden_layernorm",
+            projection=f"{own}.input_proj",
+            norm=f"{own}.final_layernorm",
+            layers=number,
+            hidden_first=True,
+        )
+        return replace(config, unused=("mtp_layers.",), mtp=spec if number else None)

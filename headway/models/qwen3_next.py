@@ -15,6 +15,7 @@ from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.delta_net import DeltaNetSpec
 from headway.models.mixtures import expert_count, sparse_layers, with_mixture
+from headway.models.mtp import MTPSpec
 from headway.models.qwen2_moe import gated_shared_mixture
 
 
@@ -53,7 +54,22 @@ def _read(fields: Fields, layout: Literal["grouped", "joined"]) -> DecoderConfig
             return replace(block, mixer=delta, names=BlockNames(mixer="linear_attn"))
         return replace(block, mixer=replace(block.mixer, gated=True))
 
-    return replace(map_blocks(config, change), norm=replace(config.norm, plus_one=True))
+    config = replace(map_blocks(config, change), norm=replace(config.norm, plus_one=True))
+    attending = [layer for layer, kind in enumerate(kinds) if kind != STATE]
+    return with_mtp(config, attending[-1]) if attending else config
+
+
+def with_mtp(config: DecoderConfig, like: int) -> DecoderConfig:
+    """``config`` of a checkpoint with a layer for multi-token prediction, whose block is as that of layer ``like``."""
+    spec = MTPSpec(
+        block="mtp.layers.0",
+        token_norm="mtp.pre_fc_norm_embedding",
+        hidden_norm="mtp.pre_fc_norm_hidden",
+        projection="mtp.fc",
+        norm="mtp.norm",
+        like=like,
+    )
+    return replace(config, unused=("mtp.",), mtp=spec)
 
 
 class Qwen3NextForCausalLM(DecoderModel):
@@ -71,7 +87,7 @@ class Qwen3NextForCausalLM(DecoderModel):
         if not sparse:
             return config
         mixture = gated_shared_mixture(fields, experts, renormalise=fields.flag("norm_topk_prob"))
-        return with_mixture(replace(config, unused=("mtp.",)), sparse, mixture)
+        return with_mixture(config, sparse, mixture)
 
 
 class Qwen3_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has
@@ -98,4 +114,4 @@ class Qwen3_5MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that config.
             raise fields.refuse("num_experts", "must be a positive integer")
         config = _read(fields.with_defaults(intermediate_size=fields.count("moe_intermediate_size")), "joined")
         mixture = gated_shared_mixture(fields, experts, renormalise=True)
-        return with_mixture(replace(config, unused=("mtp.",)), range(len(config.blocks)), mixture)
+        return with_mixture(config, range(len(config.blocks)), mixture)

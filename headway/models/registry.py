@@ -58,6 +58,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "MBartForConditionalGeneration": "headway.models.bart:MBartForConditionalGeneration",
         "MT5ForConditionalGeneration": "headway.models.t5:MT5ForConditionalGeneration",
         "MambaForCausalLM": "headway.models.mamba:MambaForCausalLM",
+        "MiMoForCausalLM": "headway.models.qwen2:MiMoForCausalLM",
         "MiniCPM3ForCausalLM": "headway.models.minicpm3:MiniCPM3ForCausalLM",
         "MinistralForCausalLM": "headway.models.mistral:MinistralForCausalLM",
         "Mistral3ForConditionalGeneration": "headway.models.sighted:Mistral3ForConditionalGeneration",

@@ -1,10 +1,13 @@
-"""The recurrences themselves, each over the rows of a step and the states of their slots.
+"""The recurrences themselves, each over the rows of a step and the states of their slots. ``own`` is what a layer's cache
+has behind its window: the state, and the ring of its inputs where there are rings. ``*_inputs`` say how many numbers a token
+has in that.
 
 Shapes: T tokens of the step, S slots, D channels, H heads, G groups of heads, P, K, V, N sizes of heads and states.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -12,7 +15,7 @@ import torch
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.selective_scan import selective_scan
 from headway.kernels.ssd_scan import ssd_scan
-from headway.recurrent.base import rows_of
+from headway.recurrent.base import replay_of, rows_of
 from headway.state.batch import StepBatch
 
 LONGEST_STEP = float("inf")
@@ -28,10 +31,16 @@ def scan_channels(
     d: torch.Tensor,
     gate: torch.Tensor,
     batch: StepBatch,
-    state: torch.Tensor,
+    own: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Mamba-1: x, dt, gate [T, D], b, c [T, N]; a [D, N], d, dt_bias [D]; state [S, D, N] is written. Gives [T, D]."""
-    return cast(torch.Tensor, selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, *rows_of(batch)))
+    rows = rows_of(batch)
+    return cast(torch.Tensor, selective_scan(x, dt, dt_bias, a, b, c, d, gate, own[0], *rows, *replay_of(batch, own)))
+
+
+def channel_inputs(channels: int, size: int) -> int:
+    """Of ``scan_channels``, in the model's dtype: x, dt and b."""
+    return 2 * channels + size
 
 
 def scan_heads(
@@ -43,12 +52,18 @@ def scan_heads(
     c: torch.Tensor,
     d: torch.Tensor | None,
     batch: StepBatch,
-    state: torch.Tensor,
+    own: Sequence[torch.Tensor],
     limits: tuple[float, float] = (0.0, LONGEST_STEP),
 ) -> torch.Tensor:
     """Mamba-2: x [T, H, P], dt [T, H], b, c [T, G, N]; a, d, dt_bias [H]; state [S, H, P, N] is written. Gives [T, H,
     P]."""
-    return cast(torch.Tensor, ssd_scan(x, dt, dt_bias, a, b, c, d, *limits, state, *rows_of(batch)))
+    rows = rows_of(batch)
+    return cast(torch.Tensor, ssd_scan(x, dt, dt_bias, a, b, c, d, *limits, own[0], *rows, *replay_of(batch, own)))
+
+
+def head_inputs(heads: int, width: int, groups: int, size: int, *, steps: bool = True) -> int:
+    """Of ``scan_heads``, in the model's dtype: x, b and, with ``steps``, dt."""
+    return heads * width + groups * size + (heads if steps else 0)
 
 
 def delta_rule(
@@ -60,7 +75,7 @@ def delta_rule(
     dt_bias: torch.Tensor,
     beta: torch.Tensor,
     batch: StepBatch,
-    state: torch.Tensor,
+    own: Sequence[torch.Tensor],
     *,
     beta_scale: float = 1.0,
 ) -> torch.Tensor:
@@ -69,5 +84,12 @@ def delta_rule(
     scale = q.shape[-1] ** -0.5
     return cast(
         torch.Tensor,
-        gated_delta(q, k, v, decay, a_log, dt_bias, beta, beta_scale, scale, state, *rows_of(batch)),
+        gated_delta(
+            q, k, v, decay, a_log, dt_bias, beta, beta_scale, scale, own[0], *rows_of(batch), *replay_of(batch, own)
+        ),
     )
+
+
+def delta_inputs(key_heads: int, heads: int, key_dim: int, value_dim: int, *, by_channel: bool = False) -> int:
+    """Of ``delta_rule``, in float32: normalised keys, what was added to their values, and log decays."""
+    return key_heads * key_dim + heads * value_dim + heads * (key_dim if by_channel else 1)

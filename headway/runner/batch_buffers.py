@@ -18,6 +18,10 @@ class BatchBuffers:
     """Buffers of a ``StepBatch`` of up to ``max_tokens`` tokens and ``max_rows`` rows.
 
     One set is enough: steps run in order on one stream, and only the device reads them.
+
+    Args:
+        width: most tokens of a decode row, drafts included.
+        replays: recurrent states have rings of inputs.
     """
 
     def __init__(
@@ -28,8 +32,14 @@ class BatchBuffers:
         block_size: int,
         layout: CacheLayout,
         width: int = 1,
+        replays: bool = False,
     ) -> None:
         device = arena.ints.device
+        self._width = width
+        self._stored: tuple[torch.Tensor, torch.Tensor] | None = None
+        if replays:
+            stored_at, store_at = torch.zeros(2, round_up(max_rows, 4), dtype=torch.int32, device=device).unbind()
+            self._stored = stored_at, store_at
         cross = layout.cross
         # A model without caches has a block table all the same; the last one is that of cross-attention, which writes by jobs.
         self._num_groups = max(len(layout.groups) - (cross is not None), 1)
@@ -75,6 +85,7 @@ class BatchBuffers:
         max_seq_len_bound: int,
         counted: bool = True,
         width: int = 1,
+        max_prompts: int = 0,
     ) -> StepBatch:
         """Expand the packed step (int32 [P] on the device) into a batch of ``num_tokens`` x ``num_rows``, padding included.
 
@@ -82,6 +93,7 @@ class BatchBuffers:
             num_decode_rows: ``num_rows``, or a bound with room for all but ``num_rows - num_decode_rows`` rows of the step.
             counted: attention reads the true number of decode rows from the packed step; if not, ``num_decode_rows`` is it.
             width: outcomes that rows can have; above 1, drafts follow the known tokens of rows that continue.
+            max_prompts: >= the rows that do not continue a generation.
         """
         seq_lens, kv_slots = self._rows[0, :num_rows], self._tokens[2:, :num_tokens]
         groups = zip(self._tables_of, kv_slots.unbind(), strict=True)
@@ -99,8 +111,11 @@ class BatchBuffers:
             max_seq_len_bound=max_seq_len_bound,
             width=width,
             chunks=packed if self._has_states else None,
-            max_chunks=most_chunks(num_tokens, num_rows, max_query_len) if self._has_states else 0,
-            max_copies=num_rows - num_decode_rows if self._has_states else 0,
+            max_chunks=most_chunks(num_tokens, num_rows, max_query_len, self._width) if self._has_states else 0,
+            max_copies=max_prompts if self._has_states else 0,
+            short=self._width,
+            stored_at=None if self._stored is None else self._stored[0][:num_rows],
+            store_at=None if self._stored is None else self._stored[1][:num_rows],
             decode_rows=packed[DECODE_ROWS_AT : DECODE_ROWS_AT + 1] if counted and num_decode_rows < num_rows else None,
         )
         step_unpack(

@@ -73,7 +73,7 @@ class Packer:
         for slot, words in plan.masks:
             packed.write(self._arena.position("allowed_bits", slot), words)
         if self._config.has_states and not only_decode:
-            packed.chunks(plan.query_lens)
+            packed.chunks(plan.query_lens, self._config.width)
             packed.copies(plan.state_loads, plan.state_saves)
         prompt = None if only_decode else self._prompt_positions(packed, plan)
         if changed:

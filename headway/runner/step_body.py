@@ -80,7 +80,9 @@ class StepBody:
         )
         # What is learned later goes into records that nobody reads: those of its step may be on their way to the host.
         self._unread = torch.zeros_like(self.results) if self._relay is not None else self.results
-        self._buffers = BatchBuffers(arena, tokens, rows, config.block_size, model.spec.cache, config.width)
+        self._buffers = BatchBuffers(
+            arena, tokens, rows, config.block_size, model.spec.cache, config.width, caches.replays > 0
+        )
         self.pools = pooler is not None
         self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
         self._has_types = model.spec.num_token_types > 1
@@ -125,6 +127,7 @@ class StepBody:
             max_seq_len_bound=max_seq_len_bound,
             counted=counted,
             width=shape.width,
+            max_prompts=shape.rows - shape.decode_rows,
         )
         if self._has_types:
             batch.token_types = token_types(batch, self._arena.view(TOKEN_TYPES))

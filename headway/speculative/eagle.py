@@ -1,15 +1,39 @@
-"""The EAGLE drafter: a head over the target's hidden states, chained K times."""
+"""The drafter of EAGLE heads and of layers for multi-token prediction: over the target's hidden states, chained K times."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, cast
 
 import torch
 
 from headway.kernels.masked_write import gather_rows
 from headway.models.interface import Forward
-from headway.speculative.base import Drafter, DraftHouse
+from headway.speculative.base import Drafter, DraftHouse, DraftModel
 from headway.speculative.chain import Chain
-from headway.speculative.eagle_model import EagleModel
 from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
+
+
+class HiddenHead(DraftModel, Protocol):
+    """A head over hidden states: ``EagleModel``, ``MTPModel``."""
+
+    dtype: torch.dtype
+
+    @property
+    def auxiliary(self) -> tuple[int, ...]:
+        """Layers of the target whose output it reads, rising; (): it reads the last hidden states."""
+
+    def combine(self, states: Iterable[torch.Tensor]) -> torch.Tensor:
+        """What of the target's states [T, C] goes in: [T, C of the head]."""
+
+    def forward(
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, batch: StepBatch, caches: CachePool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass, see ``EagleModel.forward``."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, C] -> [N, V] over the target's vocabulary."""
 
 
 class EagleDrafter(Drafter):
@@ -21,14 +45,13 @@ class EagleDrafter(Drafter):
     """
 
     def __init__(self, house: DraftHouse) -> None:
-        assert isinstance(house.model, EagleModel)
-        model = self._model = house.model
-        self.auxiliary, self.reads_hidden = model.config.auxiliary, not model.config.third
+        model = self._model = cast(HiddenHead, house.model)
+        self.auxiliary, self.reads_hidden = model.auxiliary, not model.auxiliary
         view, device = house.arena.view, house.arena.ints.device
         self._history, self._num_tokens = view("history"), view("num_tokens")
         self._num_computed = view("num_computed")
         self._number, self._chain = house.number, Chain(house, model.spec.cache, -2)
-        size, dtype = model.config.decoder.hidden_size, model.dtype
+        size, dtype = model.spec.hidden_size, model.dtype
         # The halves of a step are graphs of their own: what passes between them has a place of its own.
         self._hidden = torch.zeros(house.max_tokens, size, dtype=dtype, device=device)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from headway.core.errors import ConfigError, WeightsError
 from headway.models.decoder import DecoderModel
-from headway.models.interface import Model
+from headway.models.interface import Model, Target
+from headway.speculative.draft_vocabulary import DraftVocabulary
 from headway.speculative.eagle_config import read_eagle
 from headway.speculative.eagle_model import EagleModel
 from headway.weights import Checkpoint
@@ -64,22 +65,45 @@ def load_eagle(
         max_len=max_len,
     )
     if checkpoint.is_dummy:
-        generator = torch.Generator(target.device).manual_seed(seed)
-        for name, (tensor, *_) in model.destinations().items():
-            tensor.fill_(1.0) if "norm" in name else tensor.normal_(0.0, DUMMY_STD, generator=generator)
+        fill_randomly(model, seed)
     else:
-        _fill(model, checkpoint)
+        fill_head(model, checkpoint)
     model.finalize()
     return model
 
 
-def _fill(model: EagleModel, checkpoint: Checkpoint) -> None:
+class Head(Protocol):
+    """A head with uninitialised weights."""
+
+    vocabulary: DraftVocabulary
+    device: torch.device
+
+    def destinations(self) -> dict[str, Target]:
+        """Where each tensor of a checkpoint goes, under the names of ``plain_name``."""
+
+
+def fill_randomly(model: Head, seed: int) -> None:
+    """Weights for a dummy checkpoint."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for name, (tensor, *_) in model.destinations().items():
+        tensor.fill_(1.0) if "norm" in name else tensor.normal_(0.0, DUMMY_STD, generator=generator)
+
+
+def fill_head(model: Head, checkpoint: Checkpoint, unused: tuple[str, ...] = ()) -> None:
+    """Copy every tensor of ``checkpoint`` to where it goes.
+
+    Args:
+        unused: beginnings of names, see ``plain_name``, that are not needed.
+
+    Raises:
+        WeightsError: tensors are missing, unexpected or of the wrong shape.
+    """
     targets = model.destinations()
     waiting, unexpected = set(targets), []
     for stored, tensor in checkpoint.tensors():
         name = plain_name(stored)
-        if name == "d2t" and model.target_ids is not None:
-            model.map_vocabulary(tensor)
+        if name == "d2t" and model.vocabulary.target_ids is not None:
+            model.vocabulary.map(tensor)
         elif name in targets:
             if tensor.shape != targets[name].tensor.shape or not tensor.is_floating_point():
                 raise WeightsError(
@@ -88,9 +112,9 @@ def _fill(model: EagleModel, checkpoint: Checkpoint) -> None:
                 )
             targets[name].fill(tensor)
             waiting.discard(name)
-        elif name != "d2t" and not name.endswith(_IGNORED):
+        elif name != "d2t" and not name.endswith(_IGNORED) and not name.startswith(unused):
             unexpected.append(stored)
     if waiting or unexpected:
         raise WeightsError(
-            f"the EAGLE checkpoint does not fit: {sorted(waiting)[:8]} missing, {sorted(unexpected)[:8]} not expected"
+            f"the head's checkpoint does not fit: {sorted(waiting)[:8]} missing, {sorted(unexpected)[:8]} not expected"
         )

@@ -10,14 +10,13 @@ Shapes: T tokens, C hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheLayout
-from headway.core.errors import WeightsError
 from headway.models.blocks import BlockSpec
 from headway.models.interface import ModelSpec, Target
 from headway.models.layers.embedding import Embedding
@@ -25,11 +24,10 @@ from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.rope import cos_sin_table
+from headway.speculative.draft_vocabulary import DraftVocabulary, Rows
 from headway.speculative.eagle_config import EagleConfig
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool, LayerCache
-
-Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 class EagleLayer(nn.Module):
@@ -104,7 +102,8 @@ class EagleModel(nn.Module):
 
     Attributes:
         spec: what it declares.
-        target_ids: int64 [Vd], tokens of the target that the head's own tokens are; None: the same.
+        auxiliary: layers of the target that it reads; () for EAGLE-1, which reads the last hidden states.
+        vocabulary: the tokens it guesses.
     """
 
     def __init__(
@@ -120,8 +119,9 @@ class EagleModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
+        self.auxiliary = config.auxiliary
         decoder, hidden = config.decoder, config.decoder.hidden_size
-        self._embed, self._logits = embed, logits
+        self._embed = embed
         self.embedding: Embedding | None = None
         if "embed_tokens.weight" in names:
             self.embedding = Embedding(decoder.vocab_size, hidden, dtype=dtype, device=device)
@@ -136,12 +136,10 @@ class EagleModel(nn.Module):
             for i, spec in enumerate(decoder.blocks)
         )  # fmt: skip
         self.norm: Norm | None = decoder.norm.make(hidden, dtype=dtype, device=device) if config.third else None
-        self.head: Linear | None = None
-        self.target_ids: torch.Tensor | None = None
-        if config.third and ("lm_head.weight" in names or config.draft_vocab != decoder.vocab_size):
-            self.head = Linear(hidden, {"lm_head": config.draft_vocab}, bias=False, dtype=dtype, device=device)
-        if config.draft_vocab != decoder.vocab_size:
-            self.target_ids = torch.arange(config.draft_vocab, device=device)
+        own = config.third and ("lm_head.weight" in names or config.draft_vocab != decoder.vocab_size)
+        self.vocabulary = DraftVocabulary(
+            hidden, config.draft_vocab, decoder.vocab_size, logits, own=own, dtype=dtype, device=device
+        )
         layout = CacheLayout.of([spec.attention.cache for spec in decoder.blocks], max_len)
         self.spec = ModelSpec(
             architecture="EAGLE-3" if config.third else "EAGLE-1",
@@ -197,13 +195,7 @@ class EagleModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, V] over the target's vocabulary; -inf for tokens that the head cannot guess."""
-        if self.head is None:
-            return self._logits(hidden)
-        logits = self.head.forward(hidden)
-        if self.target_ids is None:
-            return logits
-        whole = logits.new_full((len(logits), self.spec.vocab_size), float("-inf"))
-        return whole.index_copy_(1, self.target_ids, logits)
+        return self.vocabulary.spread(self.vocabulary.own_logits(hidden))
 
     def destinations(self) -> dict[str, Target]:
         """Where each tensor of a checkpoint goes, under the names of ``eagle_load``."""
@@ -215,21 +207,7 @@ class EagleModel(nn.Module):
             found |= self.embedding.destinations("embed_tokens.")
         if self.norm is not None:
             found |= self.norm.destinations("norm.")
-        if self.head is not None:
-            found |= self.head.destinations("")
-        return found
-
-    def map_vocabulary(self, offsets: torch.Tensor) -> None:
-        """Take ``d2t``, int [Vd]: by how much more a token of the target is than the head's.
-
-        Raises:
-            WeightsError: it maps outside the vocabulary, or two tokens to one.
-        """
-        ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
-        inside = bool((ids >= 0).all() and (ids < self.spec.vocab_size).all())  # host: a checkpoint's tensor
-        if self.target_ids is None or len(ids) != len(self.target_ids) or not inside or len(ids.unique()) != len(ids):
-            raise WeightsError(f"d2t does not map {self.config.draft_vocab} tokens into the vocabulary")
-        self.target_ids.copy_(ids)
+        return found | self.vocabulary.destinations()
 
     @torch.no_grad()
     def finalize(self) -> None:

@@ -82,6 +82,8 @@ class StepBatch:
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
         chunks: the packed step, in which kernels of states find the chunk table; None for models without states.
         max_chunks: >= the table's entries; sizes grids only.
+        short: rows of so many tokens or fewer are in no chunk: W, also in steps without drafts.
+        stored_at, store_at: [R], see ``replay_rows``; None: recurrent states are written by every row.
         reads_this_step: rows that look like decode rows may have keys of this very step, see ``paged_attention``.
         masks: what rules of models say of the step's decode rows, kept by whoever asked first (``attention.flex``).
         prefix_bound: >= the tokens before this step of all rows that make keys and values of cached latents (``core.latents``).
@@ -110,6 +112,9 @@ class StepBatch:
     cos_sin: torch.Tensor | None = None
     chunks: torch.Tensor | None = None
     max_chunks: int = 0
+    short: int = 1
+    stored_at: torch.Tensor | None = None
+    store_at: torch.Tensor | None = None
     max_copies: int = 0
     reads_this_step: bool = False
     masks: dict[Hashable, torch.Tensor] = field(default_factory=dict)

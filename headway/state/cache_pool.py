@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
-from headway.core.cache import CacheLayout, Part
+from headway.core.cache import CONV, CacheLayout, Part
 from headway.core.ints import cdiv, round_up
 
 LayerCache = tuple[torch.Tensor, ...]
-"""A layer's parts, each [num_blocks, block_size, *part.shape]; behind them its state's, each [num_slots, *part.shape]."""
+"""A layer's parts, each [num_blocks, block_size, *part.shape]; behind them its state's, each [num_slots, *part.shape], and the
+ring of its recurrent state's inputs, where there are rings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +20,20 @@ class StateStorage:
     """How states are stored.
 
     Attributes:
-        num_slots: requests that have one.
+        num_slots: requests and checkpoints that have one.
         dtype: of parts that name none: the model's.
         recurrent: in place of the dtype that a part names (``EngineArgs.mamba_ssm_cache_dtype``); None: as named.
+        checkpoints: of the slots the last ones: they have no rings.
+        drafts: windows have so many places more: what rejected drafts leave in them is overwritten before it is read.
+        replays: places of the rings of inputs that recurrent states have; 0: they have none.
     """
 
     num_slots: int
     dtype: torch.dtype
     recurrent: torch.dtype | None = None
+    checkpoints: int = 0
+    drafts: int = 0
+    replays: int = 0
 
     def part_dtype(self, part: Part) -> torch.dtype:
         if part.dtype and self.recurrent is not None:
@@ -33,25 +41,54 @@ class StateStorage:
         return part_dtype(part, self.dtype)
 
     def words(self, layout: CacheLayout) -> int:
-        """int32 values that a slot's states take; each part begins at a multiple of 16 bytes."""
-        return sum(self._part_words(part) for spec in layout.states if spec is not None for part in spec.parts)
+        """int32 values that a slot's states take; each part begins at a multiple of 16 bytes. With rings the first says how
+        many tokens the recurrent states have seen."""
+        parts = sum(self._part_words(part) for spec in layout.states if spec is not None for part in spec.parts)
+        return parts + self._first
+
+    @property
+    def _first(self) -> int:
+        return 4 if self.replays else 0
+
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        return (part.shape[0] + self.drafts, *part.shape[1:]) if part.name == CONV else part.shape
 
     def _part_words(self, part: Part) -> int:
-        return round_up(cdiv(part.elements * self.part_dtype(part).itemsize, 4), 4)
+        return round_up(cdiv(prod(self._shape(part)) * self.part_dtype(part).itemsize, 4), 4)
 
     def bytes(self, layout: CacheLayout) -> int:
-        """What all states take."""
-        return 4 * self.num_slots * self.words(layout)
+        """What all states take, their rings included."""
+        return 4 * self.num_slots * self.words(layout) + (self.num_slots - self.checkpoints) * self.ring_bytes(layout)
+
+    def ring_bytes(self, layout: CacheLayout) -> int:
+        """What the rings of a request take."""
+        return self.replays * sum(part.inputs * self._inputs_dtype(part).itemsize for part in layout.recurrent)
+
+    def _inputs_dtype(self, part: Part) -> torch.dtype:
+        return getattr(torch, part.inputs_dtype) if part.inputs_dtype else self.dtype
+
+    def rings(self, layout: CacheLayout, device: torch.device) -> list[LayerCache]:
+        """Per layer the ring of inputs [requests, replays, inputs] of its recurrent state; () for layers without one."""
+        shape = self.num_slots - self.checkpoints, self.replays
+        return [
+            tuple(
+                torch.zeros(*shape, part.inputs, dtype=self._inputs_dtype(part), device=device)
+                for part in (spec.parts if spec is not None and self.replays else ())
+                if part.inputs
+            )
+            for spec in layout.states
+        ]
 
     def views(self, layout: CacheLayout, storage: torch.Tensor) -> list[LayerCache]:
         """Per layer its parts, [num_slots, *part.shape] each, within ``storage``, int32 [num_slots, ``words``]."""
-        first, found = 0, []
+        first, found = self._first, []
         for spec in layout.states:
             parts = []
             for part in spec.parts if spec is not None else ():
                 end = first + self._part_words(part)
                 typed = storage[:, first:end].view(self.part_dtype(part))
-                parts.append(typed[:, : part.elements].unflatten(1, part.shape))
+                shape = self._shape(part)
+                parts.append(typed[:, : prod(shape)].unflatten(1, shape))
                 first = end
             found.append(tuple(parts))
         return found
@@ -73,7 +110,8 @@ class CachePool:
         layers: per layer its parts; () for layers that cache nothing. Block 0 is never written. On CUDA the heads of a block
             lie one after the other in memory (the views are strided): the tokens that a program of decode attention reads
             are then contiguous. States begin as zeros; they mean nothing until their row has started at position 0.
-        states: per layer its state alone; empty without any.
+        states: per layer its state alone, and its ring; empty without any.
+        replays: places of these rings; 0: there are none.
         state_storage: int32 [num_slots, E], which all of ``states`` are views of: a slot's states lie side by side, so that
             one operation copies them all. None without any.
     """
@@ -105,11 +143,14 @@ class CachePool:
             self.features = torch.zeros(features[0], features[1], dtype=features[2], device=device)
         self.states: list[LayerCache] = []
         self.state_storage: torch.Tensor | None = None
+        self.replays = 0
         if layout.has_states:
             assert states is not None, "a model with states needs to know how they are stored"
+            self.replays = states.replays
             self.state_storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
-            self.states = states.views(layout, self.state_storage)
-            self.layers = [paged + own for paged, own in zip(self.layers, self.states, strict=True)]
+            own = zip(states.views(layout, self.state_storage), states.rings(layout, device), strict=True)
+            self.states = [state + ring for state, ring in own]
+            self.layers = [paged + state for paged, state in zip(self.layers, self.states, strict=True)]
 
     def _storage(self, parts: tuple[Part, ...], dtype: torch.dtype, device: torch.device) -> LayerCache:
         return tuple(self._part(part, dtype, device) for part in parts)

@@ -101,9 +101,9 @@ class PackedStep:
         self._ints[start : self._end] = values
         return start
 
-    def chunks(self, query_lens: Int32s) -> None:
+    def chunks(self, query_lens: Int32s, short: int) -> None:
         """Append the chunk table of rows of these lengths, and say in the header where it is."""
-        table = chunk_table(query_lens)
+        table = chunk_table(query_lens, short)
         self._ints[CHUNKS_AT], self._ints[CHUNKS_AT + 1] = self.list_at(table), len(table) // 2
 
     def copies(self, loads: list[tuple[int, int]], saves: list[tuple[int, int]]) -> None:

@@ -21,25 +21,42 @@ from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
+from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
-from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel
+from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
 
-INTS = ("query_start_ptr", "row_slots_ptr", "seq_lens_ptr", "packed_ptr")
+INTS = (
+    "query_start_ptr",
+    "row_slots_ptr",
+    "seq_lens_ptr",
+    "packed_ptr",
+    "stored_at_ptr",
+    "store_at_ptr",
+    "storage_ptr",
+)
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
 CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
+RING = ("inputs_ptr",)
+ALONE: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
-    ("selective", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
+    ("selective", selective_scan_kernel, ALONE | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("selective ring", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
+    ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
-    ("delta walk", delta_walk_kernel, DELTA | {"BY_CHANNEL": False, "BLOCK_V": 32}, (), 4),
-    ("delta walk by channel", delta_walk_kernel, DELTA | {"BY_CHANNEL": True, "BLOCK_V": 32}, (), 4),
+    ("delta walk", delta_walk_kernel, DELTA | ALONE | {"BY_CHANNEL": False, "BLOCK_V": 32}, (), 4),
+    ("delta walk by channel", delta_walk_kernel, DELTA | ALONE | {"BY_CHANNEL": True, "BLOCK_V": 32}, (), 4),
+    ("delta ring", delta_walk_kernel, DELTA | {"BY_CHANNEL": False, "BLOCK_V": 32}, RING, 4),
+    ("delta ring by channel", delta_walk_kernel, DELTA | {"BY_CHANNEL": True, "BLOCK_V": 32}, RING, 4),
     ("delta chunks", delta_chunks_kernel, DELTA | {"BLOCK_V": 64, "L": TOKENS}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
 ]  # fmt: skip

@@ -4,6 +4,7 @@ references, which read nothing on the host."""
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from headway.core.chunks import CHUNKS_AT, chunk_table, most_chunks
 from headway.kernels.causal_conv import causal_conv
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.registry import Op
+from headway.kernels.replay_rows import replay_rows
 from headway.kernels.selective_scan import selective_scan
 from headway.kernels.ssd_scan import ssd_scan
 from headway.kernels.testing import interpreter_loops
@@ -23,15 +25,27 @@ S = 8
 
 class Step:
     """Rows of (tokens, position of the first, slot): decode rows, a fresh row of one token, chunks that go on, a zombie (its
-    length is 0), and padding."""
+    length is 0), and padding.
 
-    def __init__(self, rows: list[tuple[int, int, int]], zombies: tuple[int, ...] = (), pad: int = 1) -> None:
+    Args:
+        short: rows of so many tokens or fewer are in no chunk.
+        stored: rows have rings; of each row the tokens that its stored state has seen, and when it is stored.
+    """
+
+    def __init__(
+        self,
+        rows: list[tuple[int, int, int]],
+        zombies: tuple[int, ...] = (),
+        pad: int = 1,
+        short: int = 1,
+        stored: list[tuple[int, int]] | None = None,
+    ) -> None:
         lens = [count for count, _, _ in rows]
         starts = np.cumsum([0, *lens, *[0] * pad]).astype(np.int32)
         self.tokens = int(starts[-1]) + 2 * pad
         self.slots = [slot for _, _, slot in rows]
         ends = [0 if i in zombies else count + start for i, (count, start, _) in enumerate(rows)]
-        table = chunk_table(np.array([*lens, *[0] * pad], np.int32))
+        table = chunk_table(np.array([*lens, *[0] * pad], np.int32), short)
         packed = np.zeros(20 + len(table), np.int32)
         packed[CHUNKS_AT : CHUNKS_AT + 2] = 20, len(table) // 2
         packed[20:] = table
@@ -39,17 +53,37 @@ class Step:
         for i in range(len(rows)):
             self.live[starts[i] : starts[i + 1]] = i not in zombies
         self.written = [slot for i, slot in enumerate(self.slots) if i not in zombies]
+        self.stored = stored
+        if stored is not None:
+            self.storing = [slot for slot, (_, store) in zip(self.slots, stored, strict=True) if store >= 0]
+            at = [*stored, *[(0, -1)] * pad]
+            self.rings: tuple[torch.Tensor, ...] = tuple(torch.tensor(at, dtype=torch.int32).T.contiguous())
         longest = max(lens)
         slots = torch.tensor(self.slots + [-1] * pad, dtype=torch.int32)
         self.args: tuple[Any, ...] = (
             torch.from_numpy(starts), slots, torch.tensor(ends + [0] * pad, dtype=torch.int32), torch.from_numpy(packed),
-            most_chunks(self.tokens, len(rows) + pad, longest), longest,
+            most_chunks(self.tokens, len(rows) + pad, longest, short), longest, short,
         )  # fmt: skip
 
 
 MIXED = Step([(1, 4, 3), (1, 0, 0), (5, 7, 1), (1, 9, 5), (66, 70, 2), (3, 0, 4), (2, 1, 6)], zombies=(3,))
 DECODE = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,))
 STEPS = {"mixed": MIXED, "decode": DECODE, "alone": Step([(67, 0, 1)], pad=0)}
+PLACES = 11
+"""Of the rings."""
+DRAFTS = Step(
+    [(4, 4, 3), (4, 17, 5), (4, 33, 2), (4, 12, 0)], (2,), short=4, stored=[(2, -1), (10, 18), (0, -1), (12, -1)]
+)
+REPLAYS = {
+    "drafts": DRAFTS,
+    "beside prompts": Step(
+        [(3, 8, 3), (3, 31, 7), (9, 0, 5), (2, 9, 2), (1, 0, 1), (4, 40, 0)],
+        short=3,
+        stored=[(3, 9), (24, -1), (0, 9), (9, 11), (0, 1), (40, 44)],
+    ),
+    "plain": Step([(1, 8, 3), (1, 12, 0), (1, 5, 2), (1, 9, 6)], (2,), stored=[(1, -1), (12, 13), (0, -1), (3, -1)]),
+}
+"""Rows of drafts, of which some store their states, beside prompts; and rings where there are no drafts."""
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -150,13 +184,88 @@ def compare(
 
 def check_cpu(case: str, step: str) -> None:
     op, state_at, make = CASES[case]
-    compare(op, op.implementation("cpu"), state_at, STEPS[step], make(STEPS[step], torch.float32))
+    chosen = (STEPS | REPLAYS)[step]
+    compare(op, op.implementation("cpu"), state_at, chosen, make(chosen, torch.float32))
 
 
 def check_kernel(case: str, step: str, dtype: torch.dtype, device: str) -> None:
     op, state_at, make = CASES[case]
     with interpreter_loops():
-        compare(op, op.implementation("cuda"), state_at, STEPS[step], make(STEPS[step], dtype), device)
+        chosen = (STEPS | REPLAYS)[step]
+        compare(op, op.implementation("cuda"), state_at, chosen, make(chosen, dtype), device)
+
+
+def check_replays(case: str, step: str, form: str, device: str = "cpu") -> None:
+    """As ``compare``, with rings: also these are the same, and places that no row writes untouched. What may not be read is not
+    a number."""
+    op, state_at, make = CASES[case]
+    chosen = REPLAYS[step]
+    args, inputs = list(make(chosen, torch.float32)), rings_of(case, chosen)
+    for slot in {*range(S)} - {*chosen.written}:
+        args[state_at][slot] = float("nan")
+
+    def run(function: Callable[..., torch.Tensor], to: str) -> tuple[torch.Tensor, ...]:
+        given = [each.to(to) if isinstance(each, torch.Tensor) else each for each in args]
+        given[state_at], ring = args[state_at].clone().to(to), inputs.clone().to(to)
+        with interpreter_loops():
+            y = function(*given, ring, *(each.to(to) for each in chosen.rings))
+        return y.cpu()[chosen.live], given[state_at].cpu(), ring.cpu()
+
+    wanted, states_wanted, rings_wanted = run(op.reference, "cpu")
+    found, states_found, rings_found = run(op.implementation(form), device)
+    scale = max(1.0, float(wanted.abs().max()))
+    torch.testing.assert_close(found, wanted, atol=3e-4 * scale, rtol=3e-4)
+    torch.testing.assert_close(states_found, states_wanted, atol=3e-4, rtol=3e-4, equal_nan=True)
+    torch.testing.assert_close(rings_found, rings_wanted, atol=3e-4, rtol=3e-4, equal_nan=True)
+    rest = [slot for slot in range(S) if slot not in chosen.storing]
+    torch.testing.assert_close(states_found[rest], args[state_at][rest], rtol=0, atol=0, equal_nan=True)
+
+
+def rings_of(case: str, step: Step) -> torch.Tensor:
+    """Inputs [S, PLACES, E] of the tokens that rows run again, all else not a number."""
+    size = {"selective": 2 * 11 + 5, "ssd": 4 * 6 + 2 * 5 + 4, "lightning": 2 * 20 + 2 * 18}.get(case)
+    if size is None:
+        size = 2 * 9 + 4 * 7 + 4 * (9 if case == "delta-by-channel" else 1)
+    found = torch.full((S, PLACES, size), float("nan"))
+    assert step.stored is not None
+    starts, lens = step.args[0].tolist(), step.args[2].tolist()
+    for row, (slot, (stored, _)) in enumerate(zip(step.slots, step.stored, strict=True)):
+        for position in range(stored, lens[row] - starts[row + 1] + starts[row]):
+            values = rand(size, position + 1)[:, 0] * 0.3
+            found[slot, position % PLACES] = -values.abs() if case.startswith("delta") else values
+    return found
+
+
+def check_walk(case: str) -> None:
+    """Rows of drafts that are rejected at random give, token by token, what rows of one token without a ring give."""
+    op, state_at, make = CASES[case]
+    width, total, slot = 3, 40, 1
+    whole = list(make(Step([(total, 0, slot)], pad=0), torch.float32))
+    tokens = [i for i, each in enumerate(whole) if isinstance(each, torch.Tensor) and len(each) == total]
+    wanted = op.reference(*[each.clone() if isinstance(each, torch.Tensor) else each for each in whole])
+    state = torch.full_like(whole[state_at], float("nan"))
+    storage, rng = torch.zeros(S, 4, dtype=torch.int32), random.Random(7)
+    ring = torch.full_like(rings_of(case, DRAFTS), float("nan"))
+    at, stores = 0, 0
+    while at < total:
+        count, drafts = (min(5, total), False) if at == 0 else (min(width, total - at), True)
+        step = Step([(count, at, slot)], pad=0, short=width, stored=[(0, 0)])
+        step.args[3][2], step.args[3][4], step.args[3][6] = 1, 12, int(count == 1 and drafts)
+        step.args[3][12:16] = torch.tensor([slot, count, 0, count if drafts else 1])
+        stored_at, store_at = torch.zeros(2, 1, dtype=torch.int32)
+        replay_rows.reference(storage, step.args[3], *step.args[:3], stored_at, store_at, PLACES, width)
+        accepted = rng.randrange(1, count + 1) if drafts else count
+        given = list(whole)
+        for i in tokens:
+            own = whole[i][at : at + count].clone()
+            own[accepted:] += 1.0  # another token was drafted
+            given[i] = own
+        given[state_at], given[state_at + 1 :] = state, step.args
+        found = op.reference(*given, ring, stored_at, store_at)
+        torch.testing.assert_close(found[:accepted], wanted[at : at + accepted], atol=1e-5, rtol=1e-5)
+        stores += int(store_at) >= 0
+        at += accepted
+    assert 4 <= stores < 10, "states are stored once in several rows"
 
 
 def check_meta(case: str) -> None:

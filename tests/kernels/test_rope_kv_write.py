@@ -40,6 +40,7 @@ CASES = [
     Case(heads=16, kv_heads=2, size=80, rotary=80, block_size=8, norm=True),
     Case(heads=6, kv_heads=3, size=80, rotary=32, block_size=16, norm=True),
     Case(heads=20, kv_heads=20, size=20, rotary=10, block_size=8, norm=False),
+    Case(heads=0, kv_heads=2, size=16, rotary=16, block_size=8, norm=False),
 ]
 
 

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from headway.kernels.ssd_scan import ssd_scan
-from tests.kernels.state_cases import CASES, STEPS, check_cpu, check_kernel, check_meta, check_rounding
+from tests.kernels.state_cases import (
+    CASES,
+    REPLAYS,
+    STEPS,
+    check_cpu,
+    check_kernel,
+    check_meta,
+    check_replays,
+    check_rounding,
+    check_walk,
+)
 
 cases = pytest.mark.parametrize("case", ["ssd", "lightning"])
 
@@ -37,3 +47,15 @@ def test_reference_reads_nothing_on_the_host(case: str) -> None:
 @cases
 def test_state_in_half_precision_is_rounded_once_a_step(case: str) -> None:
     check_rounding(case)
+
+
+@cases
+@pytest.mark.parametrize("step", REPLAYS)
+@pytest.mark.parametrize("form", ["cpu", "cuda"])
+def test_rings_of_inputs(case: str, step: str, form: str, device: str) -> None:
+    check_replays(case, step, form, device if form == "cuda" else "cpu")
+
+
+@cases
+def test_rows_of_rejected_drafts_give_what_rows_of_one_token_give(case: str) -> None:
+    check_walk(case)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.core.chunks import ring_places
 from headway.core.config import Thresholds
 from headway.core.messages import AddRequest
 from headway.state.cache_pool import StateStorage, bytes_per_block
@@ -33,14 +34,16 @@ def scene(rng: random.Random) -> list[AddRequest]:
     return found
 
 
-def memory(name: str, rows: int, checkpoints: int, blocks: int) -> int:
+def memory(name: str, rows: int, checkpoints: int, blocks: int, rings: dict[str, int]) -> int:
     """Bytes for exactly so many."""
     layout = pair(name).model.spec.cache
-    states = StateStorage(rows + checkpoints, torch.float32).bytes(layout)
+    states = StateStorage(rows + checkpoints, torch.float32, checkpoints=checkpoints, **rings).bytes(layout)
     return states + blocks * bytes_per_block(layout, BLOCK, torch.float32)
 
 
-def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...] = (1, 3, 4)) -> int:
+def play(
+    name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...] = (1, 3, 4), *, drafting: bool = False
+) -> int:
     """Returns the number of preemptions."""
     rng = random.Random(seed)
     rows, checkpoints, blocks = rng.choice(slots), rng.choice([0, 1, 3]), rng.choice([17, 20])
@@ -52,8 +55,17 @@ def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...]
     core.shutdown()
     changes = arguments(
         name, run_ahead=rng.choice([0, 1, 2, 4]), max_num_seqs=rows, max_num_batched_tokens=rng.choice([8, 24, 64]),
-        enforce_eager=rng.random() < 0.5, kv_cache_memory_bytes=memory(name, rows, checkpoints, blocks), block_size=BLOCK,
+        enforce_eager=rng.random() < 0.5, block_size=BLOCK,
     )  # fmt: skip
+    rings: dict[str, int] = {}
+    if drafting:
+        number, write_back = rng.randrange(1, 5), rng.choice([1, 3, 8])
+        recurrent = pair(name).model.spec.cache.recurrent
+        rings = {"drafts": number, "replays": ring_places(write_back, number + 1) if recurrent else 0}
+        changes["replayssm_buffer_len"] = write_back if recurrent else None
+        changes["speculative_config"] = {"method": "ngram", "num_speculative_tokens": number, "prompt_lookup_min": 1}
+        changes["max_num_batched_tokens"] = max(changes["max_num_batched_tokens"], rows * (number + 1))
+    changes["kv_cache_memory_bytes"] = memory(name, rows, checkpoints, blocks + drafting, rings)
     answers = {each.request_id: Answer() for each in asked}
     aborted: set[str] = set()
     with simulated(seed, thresholds=Thresholds(checkpoint_every=16), **changes) as (core, _, _):
@@ -80,8 +92,13 @@ def test_right_tokens_with_tiny_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play("falcon-h1", 2, monkeypatch, slots=(4,)), "no request is preempted: the pools are too large"
 
 
+def test_right_tokens_with_drafts_and_tiny_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    play("qwen3-next", 5, monkeypatch, drafting=True)
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize("name", ["falcon-h1", "jamba", "qwen3-next", "lfm2", "mamba2", "nemotron-h"])
-def test_right_tokens_with_tiny_pools_for_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_tokens_with_tiny_pools_for_long(name: str, drafting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(1000, 1060):
-        play(name, seed, monkeypatch)
+        play(name, seed, monkeypatch, drafting=drafting)

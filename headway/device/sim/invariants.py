@@ -42,7 +42,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     checks += [("store_rows", media.check_store), ("place_rows", media.check_place)]
     watch = StateWatch()
     checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
-    checks.append(("copy_states", watch.check_copies))
+    checks += [("copy_states", watch.check_copies), ("replay_rows", watch.check_replays)]
     keys = KeyWatch()
     checks += [(name, keys.begin) for name in ("step_unpack", "chain_unpack", "embed")]
     checks += [(name, keys.note) for name in ("rope_kv_write", "decode_attention")]

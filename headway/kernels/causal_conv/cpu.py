@@ -22,14 +22,26 @@ def causal_conv(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
     silu: bool,
 ) -> torch.Tensor:
     y = torch.zeros_like(x)
-    for part in parts_of(query_start, row_slots, seq_lens, len(ring)):
+    for part in parts_of(query_start, row_slots, seq_lens, len(ring), short):
         mine, own = x[part.tokens], ring[part.slots]
-        if part.longest == 1:
+        if part.longest <= short:
             y[part.tokens] = reference.causal_conv(
-                mine, weight, bias, own, part.query_start, part.row_slots, part.seq_lens, packed, 0, 1, silu
+                mine,
+                weight,
+                bias,
+                own,
+                part.query_start,
+                part.row_slots,
+                part.seq_lens,
+                packed,
+                0,
+                part.longest,
+                short,
+                silu,
             )
         else:
             y[part.tokens] = _long(mine, weight, bias, own[0], int(part.seq_lens) - part.longest, silu)

@@ -19,6 +19,7 @@ def causal_conv(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
     silu: bool,
 ) -> torch.Tensor:
     length, taps = ring.shape[1], weight.shape[1]

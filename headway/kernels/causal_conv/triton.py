@@ -1,4 +1,4 @@
-"""Triton kernel of ``causal_conv``: a program for each row of one token, and for each chunk of the others, by blocks
+"""Triton kernel of ``causal_conv``: a program for each short row, and for each chunk of the others, by blocks
 of channels."""
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def causal_conv_kernel(
     channels,
     num_rows,
     num_slots,
+    short,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     SILU: tl.constexpr,
@@ -46,7 +47,7 @@ def causal_conv_kernel(
     chunk = tl.load(at + 1, mask=found, other=0)
     row = tl.where(listed, row, program)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    live = live & tl.where(listed, found & (count > 1), count == 1)
+    live = live & tl.where(listed, found & (count > short), count <= short)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c = c < channels
     ring = ring_ptr + slot * ring_stride + c[None, :]
@@ -98,6 +99,7 @@ def causal_conv(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
     silu: bool,
 ) -> torch.Tensor:
     (slots, length, channels), taps, rows = ring.shape, weight.shape[1], len(seq_lens)
@@ -105,11 +107,11 @@ def causal_conv(
         "channels lie side by side; the ring holds the window"
     )
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    several = max_query_len > 1
-    block_c = min(128 if several else 256, max(16, next_power_of_2(channels)))
-    causal_conv_kernel[(rows + (max_chunks if several else 0), cdiv(channels, block_c))](
+    block_t = min(16, next_power_of_2(max_query_len))
+    block_c = min(256 if block_t <= 4 else 128, max(16, next_power_of_2(channels)))
+    causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](
         x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
-        LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
-        BLOCK_T=16 if several else 1, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), num_warps=4,
+        short, LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), num_warps=4,
     )  # fmt: skip
     return y

@@ -1,4 +1,4 @@
-"""``gated_delta`` on CPUs: rows of one token by the reference, longer ones in chunks, by products and triangular
+"""``gated_delta`` on CPUs: short rows by the reference, longer ones in chunks, by products and triangular
 solves.
 
 Within a chunk whose first state is h, with G the running sum of g: (I + A) U = beta (V - exp(G) K h), where A is
@@ -12,7 +12,8 @@ import torch
 
 from headway.kernels.gated_delta import reference
 from headway.kernels.gated_delta.reference import log_decay, unit
-from headway.kernels.state_parts import available, parts_of
+from headway.kernels.state_parts import OwnReplay, available, parts_of
+from headway.kernels.state_rows import replay_of
 
 __all__ = ["available", "gated_delta"]
 CHUNK, CHUNK_OF_CHANNELS = 64, 32
@@ -35,15 +36,22 @@ def gated_delta(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    replay = replay_of(inputs, stored_at, store_at)
     o = torch.zeros(v.shape, dtype=v.dtype)
-    for part in parts_of(query_start, row_slots, seq_lens, len(state)):
+    for part in parts_of(query_start, row_slots, seq_lens, len(state), short):
         at, own = part.tokens, state[part.slots]
-        if part.longest == 1:
-            o[at] = reference.gated_delta(
+        if part.longest <= short:
+            rings = OwnReplay(part, replay)
+            o[at] = reference.scan(
                 q[at], k[at], v[at], a[at], a_log, dt_bias, b[at], beta_scale, scale, own,
-                part.query_start, part.row_slots, part.seq_lens, packed, 0, 1,
+                part.query_start, part.row_slots, part.seq_lens, part.longest, rings.own,
             )  # fmt: skip
+            rings.write_back()
         else:
             h = torch.zeros(own.shape[1:]) if part.fresh else own[0].float()
             share = v.shape[1] // k.shape[1]

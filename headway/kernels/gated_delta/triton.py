@@ -1,10 +1,11 @@
 """Triton kernels of ``gated_delta``.
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
-registers: decode updates, and rows of any length where decays are per channel. ``chunks`` takes the longer rows where
-decays are per head, 16 tokens at a time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly
-lower triangular, and the inverse of I + A is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16
-tokens its powers stay small enough for float32 whatever the keys are; of 64 they would not.
+registers, behind those that the stored state has not seen: short rows, and those of any length where decays are by channel.
+``chunks`` takes the longer rows where decays are by head, 16 tokens at a time: with g's running sum G,
+(I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A is
+(I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32 whatever
+the keys are; of 64 they would not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def delta_walk_kernel(
     dt_bias_ptr,  # f32 [H] or [H, K]
     b_ptr,  # [T, H]
     state_ptr,  # [S, H, K, V]
+    inputs_ptr,  # f32 [S', places, HK K + H V + H (or H K)], or None
+    stored_at_ptr,
+    store_at_ptr,
     query_start_ptr,
     row_slots_ptr,
     seq_lens_ptr,
@@ -46,6 +50,7 @@ def delta_walk_kernel(
     a_head,
     b_stride,
     state_stride,
+    places,
     heads,
     share,  # value heads of a key head
     num_slots,
@@ -67,8 +72,26 @@ def delta_walk_kernel(
     both = in_k[:, None] & in_v[None, :]
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
-        h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
+        stored = start
+        if inputs_ptr is not None:
+            stored = tl.load(stored_at_ptr + tl.program_id(0))
+            store = tl.load(store_at_ptr + tl.program_id(0))
+            u_at = heads // share * K + head * V
+            g_at = heads // share * K + heads * V + head * (K if BY_CHANNEL else 1)
+            per_token = heads // share * K + heads * V + heads * (K if BY_CHANNEL else 1)
+            own = inputs_ptr + slot * places * per_token
+        h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)  # [K, V]
         rate = tl.exp(tl.load(a_log_ptr + head))
+        if inputs_ptr is not None:
+            for p in range(stored, start):
+                given = own + (p % places) * per_token
+                key = tl.load(given + head // share * K + k, mask=in_k, other=0.0)
+                u = tl.load(given + u_at + v, mask=in_v, other=0.0)
+                if BY_CHANNEL:
+                    h = h * tl.exp(tl.load(given + g_at + k, mask=in_k, other=0.0))[:, None]
+                else:
+                    h = h * tl.exp(tl.load(given + g_at))
+                h = h + key[:, None] * u[None, :]
         for t in range(0, count):
             token = (first + t).to(tl.int64)
             query = tl.load(q_ptr + token * q_stride + head // share * q_head + k, mask=in_k, other=0.0).to(tl.float32)
@@ -76,19 +99,34 @@ def delta_walk_kernel(
             value = tl.load(v_ptr + token * v_stride + head * v_head + v, mask=in_v, other=0.0).to(tl.float32)
             query = query * (scale * tl.rsqrt(tl.sum(query * query, 0) + SMALL))
             key = key * tl.rsqrt(tl.sum(key * key, 0) + SMALL)
+            if inputs_ptr is not None:
+                given = own + ((start + t) % places) * per_token
+                kept = start + t >= store
+                leads = kept & (tl.program_id(2) == 0)
+                tl.store(given + head // share * K + k, key, mask=in_k & leads & (head % share == 0))
             if BY_CHANNEL:
                 raw = tl.load(a_ptr + token * a_stride + head * a_head + k, mask=in_k, other=0.0).to(tl.float32)
                 raw += tl.load(dt_bias_ptr + head * K + k, mask=in_k, other=0.0)
-                h = h * tl.exp(-rate * softplus(raw))[:, None]
+                g = -rate * softplus(raw)
+                if inputs_ptr is not None:
+                    tl.store(given + g_at + k, g, mask=in_k & leads)
+                h = h * tl.exp(g)[:, None]
             else:
                 raw = tl.load(a_ptr + token * a_stride + head).to(tl.float32) + tl.load(dt_bias_ptr + head)
-                h = h * tl.exp(-rate * softplus(raw))
+                g = -rate * softplus(raw)
+                if inputs_ptr is not None:
+                    tl.store(given + g_at, g, mask=leads)
+                h = h * tl.exp(g)
             beta = beta_scale / (1.0 + tl.exp(-tl.load(b_ptr + token * b_stride + head).to(tl.float32)))
             u = beta * (value - tl.sum(key[:, None] * h, 0))
             h = h + key[:, None] * u[None, :]
+            if inputs_ptr is not None:
+                tl.store(given + u_at + v, u, mask=in_v & kept)
+                tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both & (start + t + 1 == store))
             out = tl.sum(query[:, None] * h, 0)
             tl.store(o_ptr + (token * heads + head) * V + v, out.to(o_ptr.dtype.element_ty), mask=in_v)
-        tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
+        if inputs_ptr is None:
+            tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
 @triton.jit
@@ -203,25 +241,55 @@ def gated_delta(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
     slots, heads, keys, values = state.shape
     by_channel = a.dim() == 3
     assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
     o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    args: tuple[Any, ...] = (
-        q, k, v, a, a_log, dt_bias, b, state, query_start, row_slots, seq_lens, o,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), a.stride(0), a.stride(1), b.stride(0),
-        state.stride(0), heads, heads // k.shape[1], slots, beta_scale, scale,
+    assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
+    tokens: tuple[Any, ...] = (q, k, v, a, a_log, dt_bias, b, state)
+    rows_of_step: tuple[Any, ...] = (
+        query_start, row_slots, seq_lens, o, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        a.stride(0), a.stride(1), b.stride(0), state.stride(0),
     )  # fmt: skip
+    sizes = heads, heads // k.shape[1], slots, beta_scale, scale
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
     block_v = max(4, min(next_power_of_2(values), 4096 // block_k))
-    most = max_query_len if by_channel else 1
+    most = max_query_len if by_channel else short
+    ring = inputs, stored_at, store_at
+    places = 0 if inputs is None else inputs.shape[1]
     delta_walk_kernel[(rows, heads, cdiv(values, block_v))](
-        *args, most, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4
+        *tokens,
+        *ring,
+        *rows_of_step,
+        places,
+        *sizes,
+        most,
+        K=keys,
+        V=values,
+        BY_CHANNEL=by_channel,
+        SMALL=EPS,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        num_warps=4,
     )
     if max_query_len > most:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
         delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
-            *args, most, K=keys, V=values, SMALL=EPS, BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, num_warps=4
+            *tokens,
+            *rows_of_step,
+            *sizes,
+            most,
+            K=keys,
+            V=values,
+            SMALL=EPS,
+            BLOCK_K=block_k,
+            BLOCK_V=block_v,
+            L=TOKENS,
+            num_warps=4,
         )
     return o

@@ -1,7 +1,8 @@
 """Everything between the QKV projection and attention, in one launch: q/k norm, rotary embedding, KV cache write.
 
 rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q
-    qkv        [T, (H + 2 * KH) * D] activations, row = (q heads, k heads, v heads), last dimension contiguous
+    qkv        [T, (H + 2 * KH) * D] activations, row = (q heads, k heads, v heads), last dimension contiguous; H is 0 where
+               there are keys and values alone
     positions  int32 [T]; a position outside the table is clamped to it
     cos_sin    f32 [L, Drot], row = (cos [Drot / 2], sin [Drot / 2]); Drot even, <= D
     q_norm, k_norm  [D] weights of a per-head RMS norm before the rotation (Qwen3), rounded as in ``rms_norm``; or None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.selective_scan import reference
-from headway.kernels.state_parts import available, parts_of
+from headway.kernels.state_parts import OwnReplay, available, parts_of
+from headway.kernels.state_rows import replay_of
 
 __all__ = ["available", "selective_scan"]
 
@@ -26,15 +27,22 @@ def selective_scan(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    replay = replay_of(inputs, stored_at, store_at)
     y = torch.zeros_like(x)
-    for part in parts_of(query_start, row_slots, seq_lens, len(state)):
+    for part in parts_of(query_start, row_slots, seq_lens, len(state), short):
         own = state[part.slots]
         at = part.tokens
         gate = None if z is None else z[at]
-        y[at] = reference.selective_scan(
+        rings = OwnReplay(part, replay)
+        y[at] = reference.scan(
             x[at], dt[at], dt_bias, a, b[at], c[at], d, gate, own,
-            part.query_start, part.row_slots, part.seq_lens, packed, 0, part.longest,
+            part.query_start, part.row_slots, part.seq_lens, part.longest, rings.own,
         )  # fmt: skip
+        rings.write_back()
         state[part.slots] = own
     return y

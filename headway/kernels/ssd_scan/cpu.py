@@ -1,11 +1,12 @@
-"""``ssd_scan`` on CPUs: rows of one token by the reference, longer ones in chunks, by products of matrices."""
+"""``ssd_scan`` on CPUs: short rows by the reference, longer ones in chunks, by products of matrices."""
 
 from __future__ import annotations
 
 import torch
 
 from headway.kernels.ssd_scan import reference
-from headway.kernels.state_parts import available, parts_of
+from headway.kernels.state_parts import OwnReplay, available, parts_of
+from headway.kernels.state_rows import replay_of
 
 __all__ = ["available", "ssd_scan"]
 CHUNK = 64
@@ -28,16 +29,23 @@ def ssd_scan(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    replay = replay_of(inputs, stored_at, store_at)
     y = torch.zeros(x.shape, dtype=x.dtype)
-    for part in parts_of(query_start, row_slots, seq_lens, len(state)):
+    for part in parts_of(query_start, row_slots, seq_lens, len(state), short):
         at, own = part.tokens, state[part.slots]
         steps = None if dt is None else dt[at]
-        if part.longest == 1:
-            y[at] = reference.ssd_scan(
+        if part.longest <= short:
+            rings = OwnReplay(part, replay)
+            y[at] = reference.scan(
                 x[at], steps, dt_bias, a, b[at], c[at], d, dt_min, dt_max, own,
-                part.query_start, part.row_slots, part.seq_lens, packed, 0, 1,
+                part.query_start, part.row_slots, part.seq_lens, part.longest, rings.own,
             )  # fmt: skip
+            rings.write_back()
         else:
             s = reference.time_steps(x[at], steps, dt_bias, dt_min, dt_max)
             h = torch.zeros(own.shape[1:]) if part.fresh else own[0].float()

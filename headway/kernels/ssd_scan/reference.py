@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.state_rows import in_line, load_states, rows_of, side_by_side, store_states, within
+from headway.kernels.state_rows import Replay, in_line, replay_of, rows_of, side_by_side, walk
 
 
 def time_steps(
     x: torch.Tensor, dt: torch.Tensor | None, dt_bias: torch.Tensor | None, dt_min: float, dt_max: float
 ) -> torch.Tensor:
-    """f32 [T, H]."""
+    """f32 [T, H], of x [T, H, P] and dt [T, H]."""
     if dt is None:
         return torch.ones(x.shape[:2], dtype=torch.float32, device=x.device)
     raw = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
@@ -35,20 +35,51 @@ def ssd_scan(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    replay = replay_of(inputs, stored_at, store_at)
+    return scan(
+        x, dt, dt_bias, a, b, c, d, dt_min, dt_max, state, query_start, row_slots, seq_lens, max_query_len, replay
+    )
+
+
+def scan(
+    x: torch.Tensor,
+    dt: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    dt_min: float,
+    dt_max: float,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    row_slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    longest: int,
+    replay: Replay | None,
+) -> torch.Tensor:
+    """The same, told how many tokens rows have and run again at most."""
     rows = rows_of(query_start, row_slots, seq_lens, len(state))
-    inside = within(rows, max_query_len)[..., None, None, None]
-    heads, groups = x.shape[1], b.shape[1]
-    steps = side_by_side(time_steps(x, dt, dt_bias, dt_min, dt_max), rows, max_query_len)
-    xs, bs, cs = (side_by_side(each, rows, max_query_len).float() for each in (x, b, c))
-    bs, cs = (each.repeat_interleave(heads // groups, 2) for each in (bs, cs))
-    h = load_states(state, rows)  # [R, H, P, N]
-    ys = []
-    for i in range(max_query_len):
-        s = steps[:, i, :, None, None]
-        new = torch.exp(s * a[:, None, None]) * h + s * xs[:, i, :, :, None] * bs[:, i, :, None]
-        h = torch.where(inside[:, i], new, h)
-        ys.append((h * cs[:, i, :, None]).sum(-1))
-    store_states(state, rows, h)
-    y = in_line(torch.stack(ys, 1), rows, len(x))
+    (heads, width), (groups, size) = x.shape[1:], b.shape[1:]
+    xs, bs, cs = (side_by_side(each, rows, longest).float() for each in (x, b, c))
+    cs = cs.repeat_interleave(heads // groups, 2)
+    dts = xs[..., :0, 0] if dt is None else side_by_side(dt, rows, longest).float()  # [R, longest, H or 0]
+
+    def again(h: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        xi, bi, dti = given.split((heads * width, groups * size, dts.shape[2]), 1)
+        xi, bi = xi.view(-1, heads, width), bi.view(-1, groups, 1, size).repeat_interleave(heads // groups, 1)
+        s = time_steps(xi, None if dt is None else dti, dt_bias, dt_min, dt_max)[..., None, None]
+        return torch.exp(s * a[:, None, None]) * h + s * xi[..., None] * bi
+
+    def token(i: int, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        given = torch.cat((xs[:, i].flatten(1), bs[:, i].flatten(1), dts[:, i]), 1)
+        new = again(h, given)
+        return new, (new * cs[:, i, :, None]).sum(-1), given
+
+    y = in_line(walk(state, rows, longest, token, again, replay), rows, len(x))
     return (y if d is None else y + d.float()[:, None] * x.float()).to(x.dtype)

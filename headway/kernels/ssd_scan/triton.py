@@ -3,6 +3,8 @@
 ``update`` has a program for each row of one token, head and block of channels: state in, state out, once. ``scan`` has one for
 each longer row, head and block of channels; it walks the row in chunks, by products of matrices, and keeps the state in
 registers, so that states between chunks never reach memory. A step of decode rows alone launches ``update`` only.
+``walk`` stands in for it where there are rings: of a short row it runs again what the stored state has not seen, then the
+row's own tokens, with the state in registers, and stores it where that is due.
 """
 
 from __future__ import annotations
@@ -82,6 +84,99 @@ def ssd_update_kernel(
 
 
 @triton.jit
+def ssd_walk_kernel(
+    x_ptr,
+    dt_ptr,
+    dt_bias_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    d_ptr,
+    state_ptr,
+    query_start_ptr,
+    row_slots_ptr,
+    seq_lens_ptr,
+    y_ptr,
+    x_stride,
+    x_head,
+    dt_stride,
+    b_stride,
+    b_group,
+    c_stride,
+    c_group,
+    state_stride,
+    heads,
+    share,
+    num_slots,
+    dt_min,
+    dt_max,
+    inputs_ptr,  # [S', places, H P + G N + H]
+    stored_at_ptr,
+    store_at_ptr,
+    places,
+    short,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0)
+    first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    head = tl.program_id(1)
+    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    one = tl.arange(0, 1)
+    in_p, in_n = p < P, n < N
+    both = in_p[:, None] & in_n[None, :]
+    if live & (count <= short):
+        stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
+        at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
+        h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)
+        a = tl.load(a_ptr + head)
+        bias = 0.0
+        if dt_bias_ptr is not None:
+            bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+        b_at = heads * P + head // share * N
+        dt_at = heads * P + heads // share * N + head
+        per_token = dt_at - head
+        if dt_ptr is not None:
+            per_token += heads
+        own = inputs_ptr + slot * places * per_token
+        for position in range(stored, start):
+            given = own + (position % places) * per_token
+            x = tl.load(given + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+            b = tl.load(given + b_at + n, mask=in_n, other=0.0).to(tl.float32)
+            step = tl.full((1,), 1.0, tl.float32)
+            if dt_ptr is not None:
+                raw = tl.load(given + dt_at + one).to(tl.float32) + bias
+                step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
+            h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
+        for t in range(0, count):
+            token = (first + t).to(tl.int64)
+            position = start + t
+            kept = position >= store
+            given = own + (position % places) * per_token
+            kind = inputs_ptr.dtype.element_ty
+            x = tl.load(x_ptr + token * x_stride + head * x_head + p, mask=in_p, other=0.0).to(tl.float32)
+            b = tl.load(b_ptr + token * b_stride + head // share * b_group + n, mask=in_n, other=0.0).to(tl.float32)
+            c = tl.load(c_ptr + token * c_stride + head // share * c_group + n, mask=in_n, other=0.0).to(tl.float32)
+            tl.store(given + head * P + p, x.to(kind), mask=in_p & kept)
+            leads = kept & (tl.program_id(2) == 0)
+            tl.store(given + b_at + n, b.to(kind), mask=in_n & leads & (head % share == 0))
+            step = tl.full((1,), 1.0, tl.float32)
+            if dt_ptr is not None:
+                raw = tl.load(dt_ptr + token * dt_stride + head + one).to(tl.float32)
+                tl.store(given + dt_at + one, raw.to(kind), mask=(one == 0) & leads)
+                step = tl.minimum(tl.maximum(softplus(raw + bias), dt_min), dt_max)
+            h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
+            tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both & (position + 1 == store))
+            y = tl.sum(h * c[None, :], 1)
+            if d_ptr is not None:
+                y += tl.load(d_ptr + head).to(tl.float32) * x
+            tl.store(y_ptr + (token * heads + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
+
+
+@triton.jit
 def ssd_scan_kernel(
     x_ptr,
     dt_ptr,
@@ -108,6 +203,7 @@ def ssd_scan_kernel(
     num_slots,
     dt_min,
     dt_max,
+    short,  # rows of so many tokens or fewer are not taken
     P: tl.constexpr,
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -122,7 +218,7 @@ def ssd_scan_kernel(
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
     kind = x_ptr.dtype.element_ty
-    if live & (count > 1):
+    if live & (count > short):
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [P, N]
         a = tl.load(a_ptr + head)
@@ -179,6 +275,10 @@ def ssd_scan(
     packed: torch.Tensor,
     max_chunks: int,
     max_query_len: int,
+    short: int,
+    inputs: torch.Tensor | None = None,
+    stored_at: torch.Tensor | None = None,
+    store_at: torch.Tensor | None = None,
 ) -> torch.Tensor:
     slots, heads, width, size = state.shape
     assert x.stride(2) == b.stride(2) == c.stride(2) == 1 and (dt is None or dt.stride(1) == 1)
@@ -190,13 +290,28 @@ def ssd_scan(
     )  # fmt: skip
     rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
     block = max(4, min(next_power_of_2(width), 4096 // block_n))
-    ssd_update_kernel[(rows, heads, cdiv(width, block))](
-        *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4
-    )
-    if max_query_len > 1:
+    if inputs is None:
+        assert short == 1, "rows of drafts need a ring"
+        ssd_update_kernel[(rows, heads, cdiv(width, block))](
+            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4
+        )
+    else:
+        assert inputs.is_contiguous(), "rings lie in memory of their own"
+        ssd_walk_kernel[(rows, heads, cdiv(width, block))](
+            *args, inputs, stored_at, store_at, inputs.shape[1], short,
+            P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4,
+        )  # fmt: skip
+    if max_query_len > short:
         block = max(16, min(next_power_of_2(width), 8192 // block_n))
         tokens = CHUNK if block_n <= 128 else SMALL_CHUNK
         ssd_scan_kernel[(rows, heads, cdiv(width, block))](
-            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=tokens, num_warps=8 if block_n > 64 else 4
+            *args,
+            short,
+            P=width,
+            N=size,
+            BLOCK_P=block,
+            BLOCK_N=block_n,
+            TOKENS=tokens,
+            num_warps=8 if block_n > 64 else 4,
         )
     return y

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from headway.attention.dense import DenseAttention
@@ -13,6 +14,7 @@ from headway.attention.flex import FlexRule
 from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheSpec, keys_and_values
 from headway.kernels.rms_norm import rms_norm
+from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.wide_linear import wide_qkv
 from headway.kernels.wide_linear.tiles import HEAD_SIZE
 from headway.models.interface import Target
@@ -247,6 +249,17 @@ class Attention(nn.Module):
                 gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
                 return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
+
+    def write_context(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> None:
+        """Write the keys and values of x [T, C], normalised already, at the step's places; there are no queries."""
+        assert not self._gate_rows and self.factors is None and self.spec.qk_norm != "all", "have not met"
+        dense, bias = self.qkv.dense, self.qkv.bias
+        if dense is None:
+            kv = self.qkv.forward(x)[:, self._q_rows :].contiguous()
+        else:
+            kv = F.linear(x, dense[self._q_rows :], None if bias is None else bias[self._q_rows :])
+        table, _, norm, eps = self._rotation(batch)
+        rope_kv_write(kv, batch.positions, table, None, norm, eps, batch.groups[self.group].kv_slots, *cache, 0)
 
     def both_ways(self, qkv: torch.Tensor, batch: StepBatch, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Rotate and attend within each row's text: projections [T, (H + 2 KH) * D], which are overwritten -> [T, H * D]."""

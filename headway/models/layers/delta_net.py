@@ -17,7 +17,7 @@ from headway.models.interface import Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
-from headway.recurrent.scans import delta_rule
+from headway.recurrent.scans import delta_inputs, delta_rule
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -54,7 +54,9 @@ class DeltaNetSpec(StateSpec):
 
     @property
     def state(self) -> CacheSpec:
-        return state_of(window(sum(self.sizes), self.taps), recurrent(self.num_heads, self.key_dim, self.value_dim))
+        shape = self.num_heads, self.key_dim, self.value_dim
+        inputs = delta_inputs(self.num_key_heads, *shape)
+        return state_of(window(sum(self.sizes), self.taps), recurrent(*shape, inputs=inputs, inputs_dtype="float32"))
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -98,14 +100,14 @@ class DeltaNet(StateMixer):
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Queries, keys, values, gates, beta, decays side by side -> [T, H V]."""
         spec = self.spec
-        ring, state = cache
+        ring, *own = cache
         q, k, v = spec.sizes
         qkv, gate, beta, decay = x.split((q + k + v, v, spec.num_heads, spec.num_heads), dim=1)
         queries, keys, values = self.conv.forward(qkv, batch, ring).split((q, k, v), dim=1)
         heads = (spec.num_key_heads, spec.key_dim)
         o = delta_rule(
             queries.unflatten(1, heads), keys.unflatten(1, heads), values.unflatten(1, (spec.num_heads, spec.value_dim)),
-            decay, self.a_log, self.dt_bias, beta, batch, state, beta_scale=spec.beta_scale,
+            decay, self.a_log, self.dt_bias, beta, batch, own, beta_scale=spec.beta_scale,
         ).flatten(1)  # fmt: skip
         normed = gated_rms_norm(o, gate, self.norm, spec.norm_eps, spec.value_dim, False, False)
         return cast(torch.Tensor, normed)

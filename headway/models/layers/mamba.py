@@ -19,7 +19,7 @@ from headway.models.interface import Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
-from headway.recurrent.scans import LONGEST_STEP, scan_channels, scan_heads
+from headway.recurrent.scans import LONGEST_STEP, channel_inputs, head_inputs, scan_channels, scan_heads
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -46,7 +46,8 @@ class MambaSpec(StateSpec):
 
     @property
     def state(self) -> CacheSpec:
-        return state_of(window(self.inner, self.taps), recurrent(self.inner, self.state_size))
+        inputs = channel_inputs(self.inner, self.state_size)
+        return state_of(window(self.inner, self.taps), recurrent(self.inner, self.state_size, inputs=inputs))
 
     def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return Mamba(self, hidden, dtype=dtype, device=device)
@@ -72,7 +73,7 @@ class Mamba(StateMixer):
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, 2 D] -> [T, D]."""
         spec = self.spec
-        ring, state = cache
+        ring, *own = cache
         inputs, gate = x.split((spec.inner, spec.inner), dim=1)
         inputs = self.conv.forward(inputs, batch, ring)
         dt, b, c = self.x_proj.forward(inputs).split((spec.rank, spec.state_size, spec.state_size), dim=1)
@@ -82,7 +83,7 @@ class Mamba(StateMixer):
                 for each, weight in zip((dt, b, c), self.norms, strict=True)
             )
         steps = self.dt_proj.forward(dt)
-        return scan_channels(inputs, steps, self.dt_bias, self.a, b, c, self.d, gate, batch, state)
+        return scan_channels(inputs, steps, self.dt_bias, self.a, b, c, self.d, gate, batch, own)
 
     def finalize(self) -> None:
         """The checkpoint has log(-a)."""
@@ -142,7 +143,8 @@ class Mamba2Spec(StateSpec):
 
     @property
     def state(self) -> CacheSpec:
-        matrices = recurrent(self.num_heads, self.head_dim, self.state_size)
+        inputs = head_inputs(self.num_heads, self.head_dim, self.num_groups, self.state_size)
+        matrices = recurrent(self.num_heads, self.head_dim, self.state_size, inputs=inputs)
         return state_of(window(self.convolved, self.taps), matrices)
 
     def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
@@ -166,14 +168,14 @@ class Mamba2(StateMixer):
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, D + convolved + H] -> [T, D]."""
         spec = self.spec
-        ring, state = cache
+        ring, *own = cache
         gate, convolved, dt = x.split((spec.inner, spec.convolved, spec.num_heads), dim=1)
         groups = spec.num_groups * spec.state_size
         inputs, b, c = self.conv.forward(convolved, batch, ring).split((spec.inner, groups, groups), dim=1)
         shape = (spec.num_groups, spec.state_size)
         y = scan_heads(
             inputs.unflatten(1, (spec.num_heads, spec.head_dim)), dt, self.dt_bias, self.a,
-            b.unflatten(1, shape), c.unflatten(1, shape), self.d, batch, state, spec.limits,
+            b.unflatten(1, shape), c.unflatten(1, shape), self.d, batch, own, spec.limits,
         ).flatten(1)  # fmt: skip
         if self.norm is None:
             return silu_mul(torch.cat([gate, y], dim=1))

@@ -78,7 +78,9 @@ class KVManager:
         self.states: StateCheckpoints | None = None
         if config.has_states and self.caching:
             every = max(config.checkpoint_every // config.block_size, 1) * config.block_size
-            self.states = StateCheckpoints(config.num_checkpoints, config.max_num_seqs, config.block_size, every)
+            self.states = StateCheckpoints(
+                config.num_checkpoints, config.max_num_seqs, config.block_size, every, config.forgets_last_hit
+            )
 
     @property
     def usage(self) -> float:

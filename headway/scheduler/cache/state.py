@@ -24,10 +24,12 @@ class StateCheckpoints:
         count: checkpoints.
         first_slot: in the pool of states, behind those of requests.
         every: tokens between the checkpoints of a long prompt, a multiple of ``block_size``.
+        forgotten: blocks at the end of a prefix that are never hit (``SchedulerConfig.forgets_last_hit``).
     """
 
-    def __init__(self, count: int, first_slot: int, block_size: int, every: int) -> None:
+    def __init__(self, count: int, first_slot: int, block_size: int, every: int, forgotten: int = 0) -> None:
         self._count, self._first, self._block_size, self._every = count, first_slot, block_size, every
+        self._forgotten = forgotten
         self._free = list(range(first_slot + count - 1, first_slot - 1, -1))
         self._named: OrderedDict[bytes, int] = OrderedDict()
         self._written: list[tuple[bytes, int]] = []  # by the step that is being planned; nobody may read them in it
@@ -51,7 +53,7 @@ class StateCheckpoints:
             junction: where the request leaves a cached prefix that has no checkpoint behind it; 0: nowhere.
         """
         size = self._block_size
-        places = ((known - 1) // size * size, junction, (start // self._every + 1) * self._every)
+        places = (((known - 1) // size - self._forgotten) * size, junction, (start // self._every + 1) * self._every)
         wanted = [place for place in places if max(start, LEAST_BLOCKS * size - 1) < place < known]
         return Exact(min(wanted)) if wanted else None
 
