@@ -26,10 +26,14 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "DeepseekV2ForCausalLM": "headway.models.deepseek:DeepseekV2ForCausalLM",
         "DeepseekV32ForCausalLM": "headway.models.deepseek:DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM": "headway.models.deepseek:DeepseekV3ForCausalLM",
+        "Dots1ForCausalLM": "headway.models.dots:Dots1ForCausalLM",
+        "Ernie4_5ForCausalLM": "headway.models.ernie:Ernie4_5ForCausalLM",
+        "Ernie4_5_MoeForCausalLM": "headway.models.ernie:Ernie4_5_MoeForCausalLM",
         "Exaone4ForCausalLM": "headway.models.exaone4:Exaone4ForCausalLM",
         "FalconForCausalLM": "headway.models.bloom:FalconForCausalLM",
         "FalconH1ForCausalLM": "headway.models.falcon_h1:FalconH1ForCausalLM",
         "FalconMambaForCausalLM": "headway.models.mamba:FalconMambaForCausalLM",
+        "FlexOlmoForCausalLM": "headway.models.olmo:FlexOlmoForCausalLM",
         "GPTJForCausalLM": "headway.models.gpt_neox:GPTJForCausalLM",
         "GPTNeoXForCausalLM": "headway.models.gpt_neox:GPTNeoXForCausalLM",
         "Gemma2ForCausalLM": "headway.models.gemma:Gemma2ForCausalLM",
@@ -47,18 +51,26 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteForCausalLM": "headway.models.granite:GraniteForCausalLM",
         "GraniteMoeForCausalLM": "headway.models.granite:GraniteMoeForCausalLM",
         "GraniteMoeHybridForCausalLM": "headway.models.granite:GraniteMoeHybridForCausalLM",
+        "GraniteMoeSharedForCausalLM": "headway.models.granite:GraniteMoeSharedForCausalLM",
         "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",
         "JambaForCausalLM": "headway.models.jamba:JambaForCausalLM",
+        "KimiLinearForCausalLM": "headway.models.kimi_linear:KimiLinearForCausalLM",
         "Lfm2ForCausalLM": "headway.models.lfm2:Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM": "headway.models.lfm2:Lfm2MoeForCausalLM",
         "Llama4ForCausalLM": "headway.models.llama4:Llama4ForCausalLM",
         "LlavaForConditionalGeneration": "headway.models.sighted:LlavaForConditionalGeneration",
         "LlamaForCausalLM": "headway.models.llama:LlamaForCausalLM",
+        "LongcatFlashForCausalLM": "headway.models.longcat:LongcatFlashForCausalLM",
         "Mamba2ForCausalLM": "headway.models.mamba:Mamba2ForCausalLM",
         "MBartForConditionalGeneration": "headway.models.bart:MBartForConditionalGeneration",
         "MT5ForConditionalGeneration": "headway.models.t5:MT5ForConditionalGeneration",
         "MambaForCausalLM": "headway.models.mamba:MambaForCausalLM",
         "MiniCPM3ForCausalLM": "headway.models.minicpm3:MiniCPM3ForCausalLM",
+        "MiniMaxForCausalLM": "headway.models.minimax:MiniMaxForCausalLM",
+        "MiniMaxM1ForCausalLM": "headway.models.minimax:MiniMaxForCausalLM",
+        "MiniMaxM2ForCausalLM": "headway.models.minimax:MiniMaxM2ForCausalLM",
+        "MiniMaxText01ForCausalLM": "headway.models.minimax:MiniMaxForCausalLM",
         "MinistralForCausalLM": "headway.models.mistral:MinistralForCausalLM",
         "Mistral3ForConditionalGeneration": "headway.models.sighted:Mistral3ForConditionalGeneration",
         "MistralForCausalLM": "headway.models.mistral:MistralForCausalLM",
@@ -72,6 +84,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "PaliGemmaForConditionalGeneration": "headway.models.sighted:PaliGemmaForConditionalGeneration",
         "Phi3ForCausalLM": "headway.models.phi3:Phi3ForCausalLM",
         "PhiForCausalLM": "headway.models.gpt_neox:PhiForCausalLM",
+        "PhiMoEForCausalLM": "headway.models.phimoe:PhimoeForCausalLM",
+        "PhimoeForCausalLM": "headway.models.phimoe:PhimoeForCausalLM",
         "Qwen2ForCausalLM": "headway.models.qwen2:Qwen2ForCausalLM",
         "Qwen2MoeForCausalLM": "headway.models.qwen2_moe:Qwen2MoeForCausalLM",
         "Qwen3_5ForCausalLM": "headway.models.qwen3_next:Qwen3_5ForCausalLM",
@@ -89,6 +103,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Starcoder2ForCausalLM": "headway.models.gpt_neox:Starcoder2ForCausalLM",
         "T5ForConditionalGeneration": "headway.models.t5:T5ForConditionalGeneration",
         "WhisperForConditionalGeneration": "headway.models.whisper:WhisperForConditionalGeneration",
+        "Zamba2ForCausalLM": "headway.models.zamba2:Zamba2ForCausalLM",
     }
 )
 
@@ -118,8 +133,6 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
         "here have one for each token",
-        "LongcatFlashForCausalLM": "its mixtures are added behind the next attention, and blocks here hand on the residual "
-        "alone",
     }
 )
 """Architectures that people will try, and what stands in their way."""

@@ -187,6 +187,37 @@ TINY: dict[str, Tiny] = {
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False}
         | {"first_k_dense_replace": 0},
     ),
+    "dots1": Tiny(
+        "Dots1",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
+    ),
+    "ernie": Tiny("Ernie4_5", {"use_bias": True}),
+    "ernie-moe": Tiny(
+        "Ernie4_5_Moe",
+        _WHOLE | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    "flex-olmo": Tiny("FlexOlmo", _WHOLE | {"num_experts": 5, "num_experts_per_tok": 2, "pad_token_id": 0}),
+    "granite-moe-shared": Tiny(
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "head_dim": 10, "attention_multiplier": 0.21, "shared_intermediate_size": 24},
+    ),
+    "minimax-m2": Tiny(
+        "MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3} | _rope("default", partial_rotary_factor=0.5)
+    ),
+    "phimoe": Tiny(
+        "Phimoe",
+        _WHOLE | {"num_local_experts": 7, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}
+        | {"sliding_window": 9},
+    ),
+    "phimoe-longrope": Tiny(
+        "Phimoe",
+        _WHOLE
+        | _rope(
+            "longrope", short_factor=[1.0 + 0.1 * i for i in range(5)], long_factor=[2.0] * 5, short_mscale=1.2,
+            long_mscale=1.3, original_max_position_embeddings=40,
+        ),
+    ),
     "gemma": Tiny("Gemma"),
     "gemma2": Tiny("Gemma2", {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7}),
     "gemma2-no-caps": Tiny("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -213,6 +244,13 @@ TINY: dict[str, Tiny] = {
     "gemma4-keys-are-values": Tiny(
         "Gemma4Text",
         _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+        model="Gemma4",
+    ),
+    "gemma4-moe": Tiny(
+        "Gemma4Text",
+        _GEMMA4
+        | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True}
+        | {"num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24, "hidden_size_per_layer_input": 8},
         model="Gemma4",
     ),
     "gemma3n": Tiny("Gemma3nText", _GEMMA3N, model="Gemma3n"),
