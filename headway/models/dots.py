@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.models.config import FULL, SLIDING, layer_windows, llama_like
-from headway.models.deepseek import EXPERTS
 from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.deepseek import EXPERTS
 from headway.models.fields import Fields
 from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
 

@@ -1,4 +1,4 @@
-"""The blocks of Gemma 4: a per-layer input and a scalar behind each; in some models a mixture beside the dense feed-forward part.
+"""The blocks of Gemma 4: a per-layer input and a scalar behind each, in some models a mixture beside the dense part.
 
 With a mixture, r being the residual behind attention, each part reads r behind a norm of its own and has one behind it:
 
@@ -199,6 +199,7 @@ def read_routed(fields: Fields, act: str) -> MixtureSpec:
     Raises:
         UnsupportedModelError: sizes are missing, or do not fit together.
     """
-    router, experts = RouterSpec(top_k=fields.count("top_k_experts"), name="router.proj"), expert_count(fields, "num_experts")
+    experts = expert_count(fields, "num_experts")
+    router = RouterSpec(top_k=fields.count("top_k_experts"), name="router.proj")
     check_router(fields, experts, router)
     return MixtureSpec(num_experts=experts, size=fields.count("moe_intermediate_size"), router=router, activation=act)

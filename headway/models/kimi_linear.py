@@ -1,4 +1,4 @@
-"""Kimi Linear (48B-A3B): Kimi delta attention, latent attention without positions every fourth layer, and DeepSeek-V3's mixtures."""
+"""Kimi Linear (48B-A3B): Kimi delta attention, every fourth layer latent attention without positions, DeepSeek-V3's mixtures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from headway.models.blocks import BlockSpec
 from headway.models.config import map_blocks
-from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.fields import Fields
 from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.latent import latent_like

@@ -16,7 +16,7 @@ from headway.models.layers.short_conv import ShortConvSpec
 from headway.models.mixtral import NAMES
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
 
-NAMES = BlockNames(before_mixer="operator_norm", before_ffn="ffn_norm", ffn="feed_forward")
+_NAMES = BlockNames(before_mixer="operator_norm", before_ffn="ffn_norm", ffn="feed_forward")
 
 
 class Lfm2ForCausalLM(DecoderModel):
@@ -34,7 +34,7 @@ class Lfm2ForCausalLM(DecoderModel):
         full = fields.get("full_attn_idxs")
         attends = range(layers) if full is None else full
         kinds = kinds_of(fields, [ATTENTION if i in attends else STATE for i in range(layers)], "layer_types")
-        config = llama_like(fields, qk_norm="head", names=NAMES, eps="norm_eps")
+        config = llama_like(fields, qk_norm="head", names=_NAMES, eps="norm_eps")
         conv = ShortConvSpec(size=config.hidden_size, taps=fields.count("conv_L_cache"), bias=fields.flag("conv_bias"))
         inner = _inner(fields)
 
@@ -42,7 +42,7 @@ class Lfm2ForCausalLM(DecoderModel):
             assert isinstance(block.mixer, AttentionSpec) and isinstance(block.ffn, MLPSpec)
             block = replace(block, ffn=replace(block.ffn, size=inner, names=(("w1", "w3"), "w2")))
             if kinds[layer] == STATE:
-                return replace(block, mixer=conv, names=replace(NAMES, mixer="conv"))
+                return replace(block, mixer=conv, names=replace(_NAMES, mixer="conv"))
             projections = ("q_proj", "k_proj", "v_proj")
             return replace(
                 block,

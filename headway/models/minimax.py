@@ -27,8 +27,8 @@ _FACTORS = (
     ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
     ("mlp_{}_factor", "layernorm_mlp_{}"),
 )
-"""Fields of weights of the two terms of a sum, behind full attention, lightning attention and mixtures: transformers' name, and the
-released configurations'."""
+"""Fields of weights of the two terms of a sum, behind full attention, lightning attention and mixtures: transformers' name, and
+that of released configurations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,5 @@
-"""Zamba2 (1.2B, 2.7B, 7B): Mamba-2 layers, some of which also read what one of a few shared transformer blocks makes of the residual
-and of the embeddings (Glorioso et al. 2024, arXiv:2411.15242)."""
+"""Zamba2 (1.2B, 2.7B, 7B): Mamba-2 layers, some of which also read what one of a few shared transformer blocks makes of the
+residual and of the embeddings (Glorioso et al. 2024, arXiv:2411.15242)."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ class Zamba2ForCausalLM(DecoderModel):
         return block.enter(x, forms)._replace(beside=x.clone())
 
     def weights(self) -> WeightMap:
-        """See ``DecoderModel``: a shared block's tensors have the name of the first layer that uses it; others may repeat them."""
+        """See ``DecoderModel``: tensors of a shared block are named by the first layer that uses it; others may repeat them."""
         found, own = super().weights(), {}
         first = self._users[: len(self.shared)]
-        for number, (layer, block) in enumerate(self._users):
+        for number, (_, block) in enumerate(self._users):
             prefix = f"model.layers.{first[number % len(first)][0]}.shared_transformer."
             own |= block.use.shared_destinations(prefix)
             if number < len(first):
@@ -169,7 +169,7 @@ class Zamba2ForCausalLM(DecoderModel):
         named = next((fields[name] for name in names if fields.get(name)), None)
         kinds = tuple(_KINDS.get(kind, kind) for kind in named or ())
         if len(kinds) != fields.count("num_hidden_layers") or not set(kinds) <= {STATE, HYBRID} or HYBRID not in kinds:
-            raise fields.refuse(names[0], f"must say 'mamba' or 'hybrid' for each layer, and 'hybrid' for one")
+            raise fields.refuse(names[0], "must say 'mamba' or 'hybrid' for each layer, and 'hybrid' for one")
         config = llama_like(fields.replaced(head_dim=2 * hidden // heads))
         bias = fields.flag("add_bias_linear")
         attention = config.blocks[0].attention

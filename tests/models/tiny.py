@@ -207,15 +207,20 @@ TINY: dict[str, Tiny] = {
     ),
     "phimoe": Tiny(
         "Phimoe",
-        _WHOLE | {"num_local_experts": 7, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}
+        _WHOLE
+        | {"num_local_experts": 7, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}
         | {"sliding_window": 9},
     ),
     "phimoe-longrope": Tiny(
         "Phimoe",
         _WHOLE
         | _rope(
-            "longrope", short_factor=[1.0 + 0.1 * i for i in range(5)], long_factor=[2.0] * 5, short_mscale=1.2,
-            long_mscale=1.3, original_max_position_embeddings=40,
+            "longrope",
+            short_factor=[1.0 + 0.1 * i for i in range(5)],
+            long_factor=[2.0] * 5,
+            short_mscale=1.2,
+            long_mscale=1.3,
+            original_max_position_embeddings=40,
         ),
     ),
     "gemma": Tiny("Gemma"),

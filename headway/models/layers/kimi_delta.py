@@ -1,7 +1,7 @@
 """Kimi delta attention (Kimi team 2025, arXiv:2510.26692): the gated delta rule with a decay for each channel of the keys.
 
-Decays and gates are low-rank products of the hidden states, through as many numbers as a head has; the gate's sigmoid multiplies the
-normalised result. The rest is the gated delta net's (``layers.delta_net``), and the rule is the same kernel.
+Decays and gates are low-rank products of the hidden states, through as many numbers as a head has; the gate's sigmoid
+multiplies the normalised result. The rest is the gated delta net's (``layers.delta_net``), and the rule is the same kernel.
 
 Shapes: T tokens of the step, H heads of D.
 """
@@ -58,7 +58,8 @@ class KimiDelta(StateMixer):
     def __init__(self, spec: KimiDeltaSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec, inner, size = spec, spec.inner, spec.head_dim
-        parts = {f"{name}_proj": inner for name in "qkv"} | {"f_a_proj": size, "g_a_proj": size, "b_proj": spec.num_heads}
+        parts = {"q_proj": inner, "k_proj": inner, "v_proj": inner, "f_a_proj": size, "g_a_proj": size}
+        parts["b_proj"] = spec.num_heads
         self._sizes = (3 * inner, size, size, spec.num_heads)
         self.into = Linear(hidden, parts, bias=False, dtype=dtype, device=device)
         self.conv = Convolution(3 * inner, spec.taps, bias=False, dtype=dtype, device=device)
@@ -85,7 +86,8 @@ class KimiDelta(StateMixer):
         found: dict[str, Target] = {}
         for product in (self.into, self.decays, self.gates, self.out):
             found |= product.destinations(prefix)
-        found |= {f"{prefix}A_log": Target(self.a_log.view(1, 1, -1, 1)), f"{prefix}dt_bias": Target(self.dt_bias.flatten())}
+        found[f"{prefix}A_log"] = Target(self.a_log.view(1, 1, -1, 1))
+        found[f"{prefix}dt_bias"] = Target(self.dt_bias.flatten())
         found[f"{prefix}o_norm.weight"] = Target(self.norm)
         parts = self.conv.weight.split(self.spec.inner)
         return found | {f"{prefix}{n}_conv1d.weight": Target(w[:, None]) for n, w in zip("qkv", parts, strict=True)}

@@ -1,4 +1,4 @@
-"""Lightning attention (Qin et al. 2024, arXiv:2401.04658): linear attention whose state decays, by head, at a rate that nothing changes.
+"""Lightning attention (Qin et al. 2024, arXiv:2401.04658): linear attention whose state decays at a fixed rate, by head.
 
 The state is S = exp(-slope) S + k v^T, the result q S: ``ssd_scan`` without time steps, values being its inputs.
 

@@ -172,7 +172,8 @@ class Mixture(nn.Module):
         spec, router = self.spec, self.spec.router
         groups = router.groups or (1, 1, 1)
         ids, weights = route_experts(
-            x if routed_by is None else routed_by, self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
+            x if routed_by is None else routed_by,
+            self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
             router.scale, *groups, router.margin,
         )  # fmt: skip
         inputs = x if self.latent_in is None else self.latent_in.forward(x)

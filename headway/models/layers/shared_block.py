@@ -4,8 +4,8 @@ A use reads the residual x and the embeddings e that the model began with, and g
 
     n = norm([x, e]);  h = attention(n);  y = feed_forward(norm(h));  linear(y)           x += mamba(norm(x + linear(y)))
 
-Nothing is added to the residual in between. Products of queries, keys, values, gates and ups are the block's plus up(down(n)) of the
-use's adapters (Glorioso et al. 2024, arXiv:2411.15242). Weights of a block lie in memory once.
+Nothing is added to the residual in between. Products of queries, keys, values, gates and ups are the block's plus up(down(n))
+of the use's adapters (Glorioso et al. 2024, arXiv:2411.15242). Weights of a block lie in memory once.
 
 Shapes: T tokens of the step, C hidden size, r rank of the adapters.
 """
