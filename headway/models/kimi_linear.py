@@ -1,4 +1,4 @@
-"""Kimi Linear (48B-A3B): Kimi delta attention, every fourth layer latent attention without positions, DeepSeek-V3's mixtures."""
+"""Kimi Linear (48B-A3B): Kimi delta attention, every fourth layer latent attention without positions, mixtures like V3's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LongCat-Flash (Meituan 2025, arXiv:2509.01322): a layer is two blocks of latent attention and a dense part, and a mixture that
+"""LongCat-Flash (arXiv:2509.01322): a layer is two blocks of latent attention and a dense part, and a mixture that
 reads what the first block's dense part does and is added behind the second. Some of its experts give back what goes in."""
 
 from __future__ import annotations

@@ -291,6 +291,18 @@ TINY: dict[str, Tiny] = {
         "GPTNeoX", _WHOLE | {"use_parallel_residual": False} | _rope("default", partial_rotary_factor=1.0)
     ),
     "gptj": Tiny("GPTJ", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 6}),
+    "gpt2": Tiny("GPT2", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+    "gpt2-by-layer": Tiny(
+        "GPT2",
+        _WHOLE
+        | {"n_embd": 40, "n_head": 5, "n_layer": 2, "n_positions": 64, "n_inner": 72}
+        | {"scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt-bigcode": Tiny("GPTBigCode", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+    "gpt-bigcode-heads": Tiny(
+        "GPTBigCode", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64, "multi_query": False}
+    ),
+    "opt": Tiny("OPT", _WHOLE | {"ffn_dim": 72, "word_embed_proj_dim": 40, "pad_token_id": 0}),
     "phi": Tiny("Phi", _WHOLE | _rope("default", partial_rotary_factor=0.4)),
     "stablelm": Tiny("StableLm", _WHOLE | {"use_qkv_bias": True} | _rope("default", partial_rotary_factor=0.4)),
     "stablelm-parallel": Tiny(
@@ -373,7 +385,9 @@ def hf_model(case: Tiny) -> Any:
     sizes = {name: value for name, value in (_SIZES | case.config).items() if value != ABSENT}
     config = getattr(transformers, f"{case.family}Config")(**sizes)
     config._attn_implementation = case.attention
-    model = getattr(transformers, f"{case.model or case.family}ForCausalLM")(config).eval()
+    family = case.model or case.family
+    named = next(each for each in (f"{family}ForCausalLM", f"{family}LMHeadModel") if hasattr(transformers, each))
+    model = getattr(transformers, named)(config).eval()
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name else 0.0
