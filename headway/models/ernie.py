@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama with rotated pairs side by side, dense or with mixtures beside a shared block."""
+"""Llama with rotated pairs side by side: ERNIE 4.5, dense or with mixtures beside a shared block, and Helium."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ _CORRECTION = "moe_statics.e_score_correction_bias"
 _RESPELLED = ((".mlp.gate.moe_statics.", ".mlp.moe_statics."),)
 
 
+def _side_by_side(config: DecoderConfig) -> DecoderConfig:
+    def change(_layer: int, block: BlockSpec) -> BlockSpec:
+        attention = block.attention
+        assert attention.rope is not None
+        return replace(block, mixer=replace(attention, rope=replace(attention.rope, interleaved=True)))
+
+    return map_blocks(config, change)
+
+
 class Ernie4_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has
     """The 0.3B model."""
 
@@ -26,14 +35,18 @@ class Ernie4_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.js
             rms_norm_eps=1e-5, rope_theta=5e5, max_position_embeddings=131072, tie_word_embeddings=True
         )
         bias = fields.flag("use_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+        return _side_by_side(llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=bias))
 
-        def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            attention = block.attention
-            assert attention.rope is not None
-            return replace(block, mixer=replace(attention, rope=replace(attention.rope, interleaved=True)))
 
-        return map_blocks(config, change)
+class HeliumForCausalLM(DecoderModel):
+    """Helium 1."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(rms_norm_eps=1e-8, rope_theta=1e5, max_position_embeddings=4096)
+        bias = fields.flag("attention_bias")
+        return _side_by_side(llama_like(fields, qkv_bias=bias, mlp_bias=fields.flag("mlp_bias")))
 
 
 class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has

@@ -30,6 +30,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Ernie4_5ForCausalLM": "headway.models.ernie:Ernie4_5ForCausalLM",
         "Ernie4_5_MoeForCausalLM": "headway.models.ernie:Ernie4_5_MoeForCausalLM",
         "Exaone4ForCausalLM": "headway.models.exaone4:Exaone4ForCausalLM",
+        "ExaoneMoeForCausalLM": "headway.models.exaone4:ExaoneMoeForCausalLM",
         "FalconForCausalLM": "headway.models.bloom:FalconForCausalLM",
         "FalconH1ForCausalLM": "headway.models.falcon_h1:FalconH1ForCausalLM",
         "FalconMambaForCausalLM": "headway.models.mamba:FalconMambaForCausalLM",
@@ -54,6 +55,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeForCausalLM": "headway.models.granite:GraniteMoeForCausalLM",
         "GraniteMoeHybridForCausalLM": "headway.models.granite:GraniteMoeHybridForCausalLM",
         "GraniteMoeSharedForCausalLM": "headway.models.granite:GraniteMoeSharedForCausalLM",
+        "HeliumForCausalLM": "headway.models.ernie:HeliumForCausalLM",
         "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",
         "JambaForCausalLM": "headway.models.jamba:JambaForCausalLM",
@@ -102,10 +104,12 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "SeedOssForCausalLM": "headway.models.llama:SeedOssForCausalLM",
         "SmolVLMForConditionalGeneration": "headway.models.sighted:SmolVLMForConditionalGeneration",
         "SmolLM3ForCausalLM": "headway.models.smollm3:SmolLM3ForCausalLM",
+        "SolarOpenForCausalLM": "headway.models.glm:SolarOpenForCausalLM",
         "StableLmForCausalLM": "headway.models.gpt_neox:StableLmForCausalLM",
         "Starcoder2ForCausalLM": "headway.models.gpt_neox:Starcoder2ForCausalLM",
         "T5ForConditionalGeneration": "headway.models.t5:T5ForConditionalGeneration",
         "WhisperForConditionalGeneration": "headway.models.whisper:WhisperForConditionalGeneration",
+        "YoutuForCausalLM": "headway.models.deepseek:YoutuForCausalLM",
         "Zamba2ForCausalLM": "headway.models.zamba2:Zamba2ForCausalLM",
     }
 )

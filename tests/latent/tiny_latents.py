@@ -107,6 +107,7 @@ LATENTS: dict[str, Tiny] = {
         {"num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 16, "moe_topk": 4}
         | {"n_routed_experts": 5, "zero_expert_num": 3, "q_lora_rank": 16, "head_dim": 8, "routed_scaling_factor": 1.5},
     ),
+    "youtu": Tiny("Youtu", {"q_lora_rank": 24}),
     "minicpm3": Tiny("MiniCPM3", {"q_lora_rank": 24, "scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24}),
 }  # fmt: skip
 

@@ -197,6 +197,21 @@ TINY: dict[str, Tiny] = {
         "Ernie4_5_Moe",
         _WHOLE | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
     ),
+    "exaone-moe": Tiny(
+        "ExaoneMoe",
+        {
+            "head_dim": 10,
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        }
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "helium": Tiny("Helium", {"head_dim": 10, "pad_token_id": 0}),
+    "solar-open": Tiny(
+        "SolarOpen",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": ABSENT},
+    ),
     "flex-olmo": Tiny("FlexOlmo", _WHOLE | {"num_experts": 5, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "granite-moe-shared": Tiny(
         "GraniteMoeShared",
