@@ -8,8 +8,8 @@ from dataclasses import replace
 from headway.core.errors import UnsupportedModelError
 from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import FULL, SLIDING, layer_windows, llama_like, map_blocks
-from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.fields import Fields
 from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
 from headway.models.olmo import NORMS_AFTER

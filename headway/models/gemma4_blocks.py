@@ -45,18 +45,10 @@ class PerLayerBlockSpec(BlockSpec):
     side_act: str
     scaled: bool = True
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        return PerLayerBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return PerLayerBlock
 
 
 class PerLayerBlock(Block):
@@ -64,18 +56,9 @@ class PerLayerBlock(Block):
 
     spec: PerLayerBlockSpec
 
-    def __init__(
-        self,
-        spec: PerLayerBlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super()._build(norm, hidden, dtype=dtype, device=device)
+        spec = self.spec
         self.gate = None
         if spec.side:
             self.gate = PerLayerGate(spec.side, spec.side_act, norm, hidden, dtype=dtype, device=device)
@@ -114,18 +97,10 @@ class MixtureBlockSpec(PerLayerBlockSpec):
 
     mixture: MixtureSpec
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        return MixtureBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return MixtureBlock
 
 
 class MixtureBlock(PerLayerBlock):
@@ -133,18 +108,9 @@ class MixtureBlock(PerLayerBlock):
 
     spec: MixtureBlockSpec
 
-    def __init__(
-        self,
-        spec: MixtureBlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super()._build(norm, hidden, dtype=dtype, device=device)
+        spec = self.spec
         self.mixture = spec.mixture.make(hidden, dtype=dtype, device=device)
         self.router_norm = RMSNorm(hidden, norm.eps, dtype=dtype, device=device)
         self.expert_scale = parameter(spec.mixture.num_experts, dtype=dtype, device=device)

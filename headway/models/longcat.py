@@ -34,18 +34,10 @@ class ShortcutBlockSpec(BlockSpec):
 
     mixture: MixtureSpec | None = None
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        return ShortcutBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return ShortcutBlock
 
 
 class ShortcutBlock(Block):
@@ -53,18 +45,9 @@ class ShortcutBlock(Block):
 
     spec: ShortcutBlockSpec
 
-    def __init__(
-        self,
-        spec: ShortcutBlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super()._build(norm, hidden, dtype=dtype, device=device)
+        spec = self.spec
         self.shortcut = None if spec.mixture is None else spec.mixture.make(hidden, dtype=dtype, device=device)
 
     def link(self, next_norm: Norm | None) -> None:

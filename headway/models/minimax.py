@@ -15,7 +15,6 @@ from headway.models.layers.forms import LayerForms, LayerProducts
 from headway.models.layers.junction import Stream
 from headway.models.layers.lightning import LightningSpec
 from headway.models.layers.moe import Mixture, RouterSpec
-from headway.models.layers.norm import NormSpec
 from headway.models.mixtral import NAMES, RESPELLED
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
 from headway.models.position_bias import alibi_slopes
@@ -42,18 +41,10 @@ class WeighedBlockSpec(BlockSpec):
     mixed: tuple[float, float]
     fed: tuple[float, float]
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        return WeighedBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return WeighedBlock
 
 
 class WeighedBlock(Block):

@@ -34,19 +34,10 @@ _HYBRID_NAMES = BlockNames(before_mixer="mamba_decoder.input_layernorm", mixer="
 class ZambaBlockSpec(BlockSpec):
     """A layer of Zamba2: it hands on the embeddings beside the residual."""
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        kind = HybridBlock if isinstance(self.mixer, SharedUseSpec) else ZambaBlock
-        return kind(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return HybridBlock if isinstance(self.mixer, SharedUseSpec) else ZambaBlock
 
 
 class ZambaBlock(Block):
@@ -62,18 +53,8 @@ class HybridBlock(ZambaBlock):
 
     shared: SharedBlock | None = None
 
-    def __init__(
-        self,
-        spec: BlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super()._build(norm, hidden, dtype=dtype, device=device)
         self.first_norm = None  # what the shared block gives is added first
 
     @property
