@@ -17,6 +17,7 @@ from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
 from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Stack, Target, Want, WeightMap
+from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding, ShardedEmbedding
 from headway.models.layers.forms import FormTable, LayerForms, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
@@ -341,7 +342,7 @@ class DecoderModel(nn.Module):
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer):
+            if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer | Attention):
                 module.finalize()
         if self.head is not None and self.head.tied:
             self.embedding.share(self.head.packed)

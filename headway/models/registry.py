@@ -55,6 +55,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeForCausalLM": "headway.models.granite:GraniteMoeForCausalLM",
         "GraniteMoeHybridForCausalLM": "headway.models.granite:GraniteMoeHybridForCausalLM",
         "GraniteMoeSharedForCausalLM": "headway.models.granite:GraniteMoeSharedForCausalLM",
+        "HunYuanDenseV1ForCausalLM": "headway.models.hunyuan:HunYuanDenseV1ForCausalLM",
+        "HunYuanMoEV1ForCausalLM": "headway.models.hunyuan:HunYuanMoEV1ForCausalLM",
         "HeliumForCausalLM": "headway.models.ernie:HeliumForCausalLM",
         "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",
@@ -139,7 +141,8 @@ ENCODERS: Mapping[str, str] = MappingProxyType(
 WHY_NOT: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
-        "here have one for each token",
+        "here have one for each token; besides, its experts are chosen by hashes and its residual is four streams. Take a "
+        "DeepseekV32ForCausalLM",
     }
 )
 """Architectures that people will try, and what stands in their way."""

@@ -212,6 +212,11 @@ TINY: dict[str, Tiny] = {
         "SolarOpen",
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": ABSENT},
     ),
+    "hunyuan": Tiny(
+        "HunYuanDenseV1",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-moe": Tiny("HunYuanMoEV1", {"num_experts": 5, "moe_topk": 2}),
     "flex-olmo": Tiny("FlexOlmo", _WHOLE | {"num_experts": 5, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "granite-moe-shared": Tiny(
         "GraniteMoeShared",
