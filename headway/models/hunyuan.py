@@ -23,11 +23,8 @@ def _rope(fields: Fields) -> RopeConfig:
         known |= {"rope_type": "default", "type": "default"}
         for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             known.pop(name, None)  # written, but of another kind
-    rope = read_rope(
-        {**fields, "rope_scaling": None, "rope_parameters": known},
-        head_dim=sizes.head_dim,
-        max_position=sizes.max_position,
-    )
+    outer = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    rope = read_rope(outer | {"rope_parameters": known}, head_dim=sizes.head_dim, max_position=sizes.max_position)
     if not alpha:
         return rope
     stretch = Fields({"alpha": alpha}).number("alpha", least=1) ** (rope.rotary_dim / (rope.rotary_dim - 2))
