@@ -44,7 +44,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "longcat": (
         "LongcatFlash",
-        {"num_layers": 2, "ffn_hidden_size": 192, "expert_ffn_hidden_size": 96, "moe_topk": 4, "n_routed_experts": 12}
+        {
+            "num_layers": 2,
+            "num_hidden_layers": 4,
+            "ffn_hidden_size": 192,
+            "expert_ffn_hidden_size": 96,
+            "moe_topk": 4,
+            "n_routed_experts": 12,
+        }
         | {"zero_expert_num": 4, "q_lora_rank": 128, "kv_lora_rank": 512, "num_key_value_heads": 8},
     ),
     "zamba2": (
