@@ -11,6 +11,7 @@ from headway.models.config import llama_like, map_blocks, read_sizes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.interface import WeightMap
 from headway.models.layers.forms import LayerForms, LayerProducts
 from headway.models.layers.junction import Stream
 from headway.models.layers.lightning import LightningSpec
@@ -91,6 +92,11 @@ def _factors(fields: Fields, names: tuple[str, str]) -> tuple[float, float]:
 
 class MiniMaxForCausalLM(DecoderModel):
     """Text-01 and M1."""
+
+    def weights(self) -> WeightMap:
+        """See ``DecoderModel``; transformers writes what follows from the slopes."""
+        found = super().weights()
+        return replace(found, computed=(*found.computed, "slope_rate", "query_decay", "key_decay", "diagonal_decay"))
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:

@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_mamba_heads": 8,
             "adapter_rank": 16,
             "num_key_value_heads": 8,
-            "time_step_min": 0.0,
+            "time_step_min": 1e-9,
         },
     ),
 }

@@ -69,6 +69,7 @@ REFUSED = [
     ("LongcatFlashForCausalLM", {"zero_expert_type": "constant"}, "zero_expert_type"),
     ("LongcatFlashForCausalLM", {"mla_scale_q_lora": False}, "mla_scale_q_lora"),
     ("PhiMoEForCausalLM", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ("Zamba2ForCausalLM", {"tie_word_embeddings": False}, "tie_word_embeddings"),
     ("Zamba2ForCausalLM", {"use_long_context": True}, "use_long_context"),
     ("Zamba2ForCausalLM", {"layers_block_type": ["mamba"] * 4}, "layers_block_type"),
 ]

@@ -57,8 +57,8 @@ _DELTA: dict[str, Any] = _ATTENTION | {
     "linear_value_head_dim": 12,
 }
 _ZAMBA: dict[str, Any] = _ATTENTION | {
-    "num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"], "adapter_rank": 5,
-    "n_mamba_heads": 8, "mamba_d_state": 6, "chunk_size": 16, "time_step_min": 0.0,
+    "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"], "adapter_rank": 5,
+    "n_mamba_heads": 8, "mamba_d_state": 6, "chunk_size": 16, "time_step_min": 1e-9,
 }  # fmt: skip
 HYBRIDS: dict[str, Tiny] = {
     "mamba": Tiny("Mamba", {"state_size": 5, "conv_kernel": 4}),
@@ -183,9 +183,9 @@ HYBRIDS: dict[str, Tiny] = {
     ),
     "zamba2": Tiny(
         "Zamba2",
-        _ZAMBA | {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 2},
+        _ZAMBA | {"num_key_value_heads": 4, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 2},
     ),
-    "zamba2-one-block": Tiny("Zamba2", _ZAMBA | {"add_bias_linear": True, "tie_word_embeddings": False}),
+    "zamba2-one-block": Tiny("Zamba2", _ZAMBA | {"add_bias_linear": True}),
     "minimax": Tiny(
         "MiniMax",
         _ATTENTION
