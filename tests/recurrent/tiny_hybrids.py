@@ -183,7 +183,14 @@ HYBRIDS: dict[str, Tiny] = {
     ),
     "zamba2": Tiny(
         "Zamba2",
-        _ZAMBA | {"num_key_value_heads": 4, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 2},
+        _ZAMBA
+        | {
+            "num_key_value_heads": 4,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "mamba_ngroups": 2,
+        },
     ),
     "zamba2-one-block": Tiny("Zamba2", _ZAMBA | {"add_bias_linear": True}),
     "minimax": Tiny(
