@@ -124,7 +124,8 @@ class Zamba2ForCausalLM(DecoderModel):
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``: tensors of a shared block are named by the first layer that uses it; others may repeat them."""
-        found, own = super().weights(), {}
+        found = super().weights()
+        own: dict[str, Target] = {}
         first = self._users[: len(self.shared)]
         for number, (_, block) in enumerate(self._users):
             prefix = f"model.layers.{first[number % len(first)][0]}.shared_transformer."
