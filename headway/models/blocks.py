@@ -106,7 +106,12 @@ class BlockSpec:
         device: torch.device,
     ) -> Block:
         """The module; arguments as of ``Block``."""
-        return Block(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return self.block(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+
+    @property
+    def block(self) -> type[Block]:
+        """The kind of block that ``make`` makes."""
+        return Block
 
 
 class Block(nn.Module):
@@ -151,6 +156,10 @@ class Block(nn.Module):
         self.before_ffn = made(names.before_ffn) if own else self.before_mixer if spec.parallel else None
         self.after_ffn = made(names.after_ffn) if ffn is not None else None
         self.first_norm = self.before_ffn if mixer is None else self.before_mixer
+        self._build(norm, hidden, dtype=dtype, device=device)
+
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Make what a kind of block has besides; arguments as of ``Block``."""
 
     def link(self, next_norm: Norm | None) -> None:
         """Make the junctions; ``next_norm``: of the next block, or the model's last. Once weights are in place."""

@@ -17,6 +17,7 @@ from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block, BlockSpec
 from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Stack, Target, Want, WeightMap
+from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding, ShardedEmbedding
 from headway.models.layers.forms import FormTable, LayerForms, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
@@ -370,5 +371,5 @@ def rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch
 def finalize_parts(model: nn.Module) -> None:
     """Let each part of ``model`` whose weights are in place make its last changes to them."""
     for module in model.modules():
-        if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer):
+        if isinstance(module, Linear | RMSNorm | MLP | Mixture | StateMixer | Attention):
             module.finalize()

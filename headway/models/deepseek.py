@@ -112,6 +112,19 @@ class DeepseekV3ForCausalLM(DecoderModel):
         return read_latent(fields, None, interleaved=fields.flag("rope_interleave"))
 
 
+class YoutuForCausalLM(DecoderModel):
+    """Youtu-LLM: the same attention, dense throughout."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            max_position_embeddings=131072, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
+            v_head_dim=128, rope_interleave=True, rope_theta=1e4, tie_word_embeddings=True,
+        )  # fmt: skip
+        return latent_like(fields, interleaved=fields.flag("rope_interleave"))
+
+
 class Glm4MoeLiteForCausalLM(DecoderModel):
     """GLM-4.7-Flash."""
 

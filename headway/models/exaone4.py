@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.core.errors import UnsupportedModelError
-from headway.models.blocks import BlockSpec
+from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import FULL, SLIDING, layer_windows, llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.fields import Fields
+from headway.models.mixtures import corrected_router, expert_count, read_mixture, with_mixture
 from headway.models.olmo import NORMS_AFTER
 
 
@@ -35,6 +37,26 @@ class Exaone4ForCausalLM(DecoderModel):
             return block if rotated else replace(block, mixer=replace(block.attention, rope=None))
 
         return map_blocks(config, change)
+
+
+class ExaoneMoeForCausalLM(DecoderModel):
+    """K-EXAONE: the same attention with norms before both parts, and DeepSeek-V3's mixtures behind the first layers."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            first_k_dense_replace=1, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, num_shared_experts=1,
+            norm_topk_prob=True, routed_scaling_factor=2.5, n_group=1, topk_group=1,
+        )  # fmt: skip
+        config = map_blocks(Exaone4ForCausalLM.read(fields), lambda _, block: replace(block, names=BlockNames()))
+        experts = expert_count(fields, "num_experts")
+        shared = int(fields.number("num_shared_experts", 0, least=0)) * fields.count("moe_intermediate_size")
+        mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
+        sparse = [layer for layer, kind in enumerate(feed_forward_kinds(fields)) if kind == SPARSE]
+        config = with_mixture(config, sparse, replace(mixture, shared_name="shared_experts"))
+        respelled = ((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),)
+        return replace(config, respelled=respelled, unused=("mtp.",))
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:

@@ -71,18 +71,10 @@ class AltUpBlockSpec(BlockSpec):
     altup: AltUpSpec
     sparsity: float = 0.0
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
+    @property
+    def block(self) -> type[Block]:
         """See ``BlockSpec``."""
-        return AltUpBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return AltUpBlock
 
 
 class AltUpBlock(Block):
@@ -95,18 +87,9 @@ class AltUpBlock(Block):
     after_ffn: Norm
     ffn: MLP
 
-    def __init__(
-        self,
-        spec: AltUpBlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super()._build(norm, hidden, dtype=dtype, device=device)
+        spec = self.spec
         streams, rank = spec.altup.streams, spec.altup.laurel_rank
 
         def linear(inputs: int, name: str, outputs: int) -> Linear:

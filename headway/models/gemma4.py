@@ -14,95 +14,14 @@ from headway.models.config import FULL, SLIDING, layer_kinds, layer_windows, lla
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.gemma import SANDWICH
-from headway.models.interface import Target, WeightMap
+from headway.models.gemma4_blocks import MixtureBlockSpec, PerLayerBlockSpec, read_routed
+from headway.models.interface import WeightMap
 from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import LayerForms
 from headway.models.layers.junction import Stream
-from headway.models.layers.mixer import parameter
-from headway.models.layers.norm import Norm, NormSpec
-from headway.models.layers.per_layer import PerLayerGate, PerLayerInputs, PerLayerSpec
+from headway.models.layers.per_layer import PerLayerInputs, PerLayerSpec
 from headway.state.batch import StepBatch
-from headway.state.cache_pool import LayerCache
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PerLayerBlockSpec(BlockSpec):
-    """A block behind which a gated per-layer input is added.
-
-    Attributes:
-        layer: its index.
-        side: size of its input; 0: it has none.
-        side_act: of the gate.
-        scaled: the result is multiplied by a learned scalar.
-    """
-
-    layer: int
-    side: int
-    side_act: str
-    scaled: bool = True
-
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
-        """See ``BlockSpec``."""
-        return PerLayerBlock(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
-
-
-class PerLayerBlock(Block):
-    """x = (block(x) + gate(block(x), input)) * scalar."""
-
-    spec: PerLayerBlockSpec
-
-    def __init__(
-        self,
-        spec: PerLayerBlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(spec, norm, hidden, cos_sin, group, dtype=dtype, device=device)
-        self.gate = None
-        if spec.side:
-            self.gate = PerLayerGate(spec.side, spec.side_act, norm, hidden, dtype=dtype, device=device)
-        self.scalar = parameter(1, dtype=dtype, device=device)
-
-    def link(self, next_norm: Norm | None) -> None:
-        """What follows changes the residual, so no norm can be done with the last product."""
-        super().link(None)
-
-    def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
-        """See ``Block``."""
-        entered = self.enter(stream.residual, forms)
-        return self._side(super().forward(entered, batch, cache, forms).residual, stream.beside)
-
-    def forward_last(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
-        """See ``Block``."""
-        beside = None if stream.beside is None else stream.beside.index_select(0, batch.logit_indices)
-        entered = self.enter(stream.residual, forms)
-        return self._side(super().forward_last(entered, batch, cache, forms).residual, beside)
-
-    def _side(self, x: torch.Tensor, beside: torch.Tensor | None) -> Stream:
-        if self.gate is not None:
-            assert beside is not None
-            x = x.add_(self.gate.forward(x, beside[:, self.spec.layer]))
-        return Stream(x.mul_(self.scalar), beside=beside)
-
-    def destinations(self, prefix: str) -> dict[str, Target]:
-        """See ``Block``."""
-        found = super().destinations(prefix) | {f"{prefix}layer_scalar": Target(self.scalar)}
-        return found if self.gate is None else found | self.gate.destinations(prefix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +41,7 @@ class PerLayerConfig(DecoderConfig):
 
 
 class Gemma4ForCausalLM(DecoderModel):
-    """The dense ones."""
+    """Dense ones, and those whose layers have a mixture beside the dense part (``gemma4_blocks``)."""
 
     def __init__(self, config: PerLayerConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
@@ -149,8 +68,6 @@ class Gemma4ForCausalLM(DecoderModel):
             max_position_embeddings=131072, sliding_window=512, sliding_window_pattern=6, num_kv_shared_layers=0,
             hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, global_head_dim=512,
         )  # fmt: skip
-        if fields.flag("enable_moe_block"):
-            raise fields.refuse("enable_moe_block", "is not implemented; take one of the dense models")
         if fields.flag("attention_bias"):
             raise fields.refuse("attention_bias", "is not implemented")
         gelu = fields.choice("hidden_activation", ACTIVATIONS)
@@ -161,6 +78,7 @@ class Gemma4ForCausalLM(DecoderModel):
         config = llama_like(fields, windows=windows, names=SANDWICH, qk_norm="head", rope=ropes[SLIDING])
         sources, first = shared_layers(fields, kinds)
         side = int(fields.number("hidden_size_per_layer_input", 0, least=0))
+        mixture = read_routed(fields, gelu) if fields.flag("enable_moe_block") else None
 
         def change(layer: int, block: BlockSpec) -> BlockSpec:
             source, wide = sources[layer], fields.flag("use_double_wide_mlp") and layer >= first
@@ -168,7 +86,9 @@ class Gemma4ForCausalLM(DecoderModel):
             if source is not None:
                 mixer = replace(mixer, shared_with=source, names=(("q_proj",), "o_proj"), keys_are_values=False)
             mlp = replace(block.mlp, activation=gelu, size=block.mlp.size * (2 if wide else 1))
-            return PerLayerBlockSpec(mixer=mixer, ffn=mlp, names=block.names, layer=layer, side=side, side_act=gelu)
+            own: dict[str, Any] = {"mixer": mixer, "ffn": mlp, "names": block.names}
+            own |= {"layer": layer, "side": side, "side_act": gelu}
+            return PerLayerBlockSpec(**own) if mixture is None else MixtureBlockSpec(**own, mixture=mixture)
 
         config = replace(
             map_blocks(config, change),

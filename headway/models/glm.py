@@ -60,6 +60,19 @@ class Glm4MoeForCausalLM(DecoderModel):
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))
 
 
+class SolarOpenForCausalLM(DecoderModel):
+    """Solar Open: GLM-4.5's mixtures in every layer, whole heads rotated."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            partial_rotary_factor=1.0, moe_intermediate_size=1280, rope_theta=1e6, head_dim=128, first_k_dense_replace=0
+        )
+        inner = fields.get("intermediate_size") or fields.count("moe_intermediate_size")  # of no layer
+        return Glm4MoeForCausalLM.read(fields.replaced(intermediate_size=inner))
+
+
 class Glm4ForCausalLM(DecoderModel):
     """GLM-4-0414, GLM-Z1."""
 

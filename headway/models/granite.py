@@ -75,6 +75,17 @@ class GraniteMoeForCausalLM(DecoderModel):
         return map_blocks(config, lambda _, block: replace(block, names=replace(block.names, ffn="")))
 
 
+class GraniteMoeSharedForCausalLM(DecoderModel):
+    """The same beside a block that every token passes."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        config = GraniteMoeForCausalLM.read(fields)
+        mixture = _mixture(fields, int(fields.number("shared_intermediate_size", 0, least=0)))
+        return with_mixture(config, range(len(config.blocks)), mixture)
+
+
 class GraniteMoeHybridForCausalLM(DecoderModel):
     """Granite 4: Mamba-2 layers, and attention now and then, with the same multipliers; with experts or without."""
 

@@ -11,13 +11,16 @@ from headway.models.fields import Fields
 from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
+from headway.models.layers.moe import RouterSpec
 from headway.models.layers.short_conv import ShortConvSpec
+from headway.models.mixtral import NAMES
+from headway.models.mixtures import expert_count, read_mixture, with_mixture
 
-NAMES = BlockNames(before_mixer="operator_norm", before_ffn="ffn_norm", ffn="feed_forward")
+_NAMES = BlockNames(before_mixer="operator_norm", before_ffn="ffn_norm", ffn="feed_forward")
 
 
 class Lfm2ForCausalLM(DecoderModel):
-    """Its dense members."""
+    """The dense ones."""
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
@@ -31,7 +34,7 @@ class Lfm2ForCausalLM(DecoderModel):
         full = fields.get("full_attn_idxs")
         attends = range(layers) if full is None else full
         kinds = kinds_of(fields, [ATTENTION if i in attends else STATE for i in range(layers)], "layer_types")
-        config = llama_like(fields, qk_norm="head", names=NAMES, eps="norm_eps")
+        config = llama_like(fields, qk_norm="head", names=_NAMES, eps="norm_eps")
         conv = ShortConvSpec(size=config.hidden_size, taps=fields.count("conv_L_cache"), bias=fields.flag("conv_bias"))
         inner = _inner(fields)
 
@@ -39,7 +42,7 @@ class Lfm2ForCausalLM(DecoderModel):
             assert isinstance(block.mixer, AttentionSpec) and isinstance(block.ffn, MLPSpec)
             block = replace(block, ffn=replace(block.ffn, size=inner, names=(("w1", "w3"), "w2")))
             if kinds[layer] == STATE:
-                return replace(block, mixer=conv, names=replace(NAMES, mixer="conv"))
+                return replace(block, mixer=conv, names=replace(_NAMES, mixer="conv"))
             projections = ("q_proj", "k_proj", "v_proj")
             return replace(
                 block,
@@ -49,6 +52,29 @@ class Lfm2ForCausalLM(DecoderModel):
             )
 
         return replace(map_blocks(config, change), names=DecoderNames(norm="model.embedding_norm"))
+
+
+class Lfm2MoeForCausalLM(DecoderModel):
+    """LFM2-8B-A1B: behind the first layers mixtures, chosen by sigmoids that a bias may correct."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(
+            intermediate_size=7168, block_auto_adjust_ff_dim=False, num_dense_layers=2, num_experts=32, num_experts_per_tok=4,
+            moe_intermediate_size=1792, norm_topk_prob=True, use_expert_bias=True, routed_scaling_factor=1.0,
+        )  # fmt: skip
+        config, dense = Lfm2ForCausalLM.read(fields), int(fields.number("num_dense_layers", least=0))
+        router = RouterSpec(
+            top_k=fields.count("num_experts_per_tok"),
+            scoring="sigmoid",
+            renormalise=fields.flag("norm_topk_prob"),
+            scale=fields.number("routed_scaling_factor"),
+            correction="expert_bias" if fields.flag("use_expert_bias") else "",
+        )
+        experts = expert_count(fields, "num_experts", "num_local_experts")
+        mixture = read_mixture(fields, experts, router, names=NAMES)
+        return with_mixture(config, range(dense, len(config.blocks)), mixture)
 
 
 def _inner(fields: Fields) -> int:

@@ -14,7 +14,7 @@ NAMES = ExpertNames(products=(("w1", "w3"), "w2"))
 """Of experts whose products are numbered: w1 is the gate, w3 goes up, w2 down."""
 
 
-_RESPELLED = (
+RESPELLED = (
     (".mlp.", ".block_sparse_moe."),
     (".experts.gate_proj.", ".experts.w1."),
     (".experts.up_proj.", ".experts.w3."),
@@ -39,4 +39,4 @@ class MixtralForCausalLM(DecoderModel):
         mixture = read_mixture(fields, experts, router, size="intermediate_size", names=NAMES)
         config = MistralForCausalLM.read(fields)
         config = with_mixture(config, range(len(config.blocks)), mixture, "block_sparse_moe")
-        return replace(config, respelled=_RESPELLED)
+        return replace(config, respelled=RESPELLED)

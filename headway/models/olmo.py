@@ -50,6 +50,17 @@ class OlmoeForCausalLM(DecoderModel):
         return with_mixture(config, range(len(config.blocks)), mixture)
 
 
+class FlexOlmoForCausalLM(DecoderModel):
+    """FlexOlmo: OLMoE's mixtures, with OLMo 2's norms."""
+
+    @staticmethod
+    def read(fields: Fields) -> DecoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(num_experts_per_tok=5, num_experts=7, rms_norm_eps=1e-6, rope_theta=5e5)
+        config = OlmoeForCausalLM.read(fields)
+        return map_blocks(config, lambda _, block: replace(block, names=NORMS_AFTER))
+
+
 class Olmo3ForCausalLM(DecoderModel):
     """Three of four layers slide."""
 

@@ -61,6 +61,8 @@ class Wish:
 
 def kind_of_decoder(architecture: str) -> str | None:
     """What a decoder gives whose architecture has this name; None: it generates."""
+    if architecture.endswith("LMHeadModel"):  # GPT-2's
+        return None
     return next((kind for suffix, kind in DECODER_SUFFIXES.items() if architecture.endswith(suffix)), None)
 
 

@@ -36,6 +36,7 @@ class RopeConfig:
         original_len: context the model was trained on before it was stretched.
         factor: how much longer the context becomes; 1 where the kind has none.
         attention_factor: multiplies cosines and sines.
+        long_attention_factor: does so where longrope uses its ``long_factors``; None: it is the same.
         low_freq_factor, high_freq_factor: llama3's band, in turns per original context.
         beta_fast, beta_slow: yarn's band, in turns per original context.
         truncate: yarn rounds its band outwards to whole dimensions.
@@ -50,6 +51,7 @@ class RopeConfig:
     original_len: int
     factor: float = 1.0
     attention_factor: float = 1.0
+    long_attention_factor: float | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -80,7 +82,10 @@ def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device) -> torch
     """float32 [max_len, rotary_dim]: row p is (cos[rotary_dim / 2], sin[rotary_dim / 2]) of position p."""
     frequencies = ROPE_KINDS[rope.kind](rope, max_len)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
-    table = torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
+    factor = rope.attention_factor
+    if rope.long_attention_factor is not None and max_len > rope.original_len:
+        factor = rope.long_attention_factor
+    table = torch.cat([angles.cos(), angles.sin()], dim=1) * factor
     return table.to(device)
 
 
@@ -167,6 +172,7 @@ _KNOWN_KEYS = frozenset(
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
         *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "factors"),
+        *("short_mscale", "long_mscale"),
         "finetuned",  # a remark some YaRN checkpoints carry
     }
 )
@@ -237,9 +243,13 @@ def _kind_fields(
     if kind == "longrope":
         factor = _number(fields, "factor", max_position / original_len)
         attention = math.sqrt(1 + math.log(factor) / math.log(original_len)) if factor > 1 else 1.0
+        attention, longer = _number(fields, "attention_factor", attention), None
+        if fields.get("short_mscale") is not None or fields.get("long_mscale") is not None:  # Phi-3.5-MoE's
+            attention, longer = _number(fields, "short_mscale"), _number(fields, "long_mscale")
         return {
             "factor": factor,
-            "attention_factor": _number(fields, "attention_factor", attention),
+            "attention_factor": attention,
+            "long_attention_factor": longer,
             "short_factors": _divisors(fields, "short_factor", pairs),
             "long_factors": _divisors(fields, "long_factor", pairs),
         }

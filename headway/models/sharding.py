@@ -87,6 +87,7 @@ def _block(config: DecoderConfig, number: int, block: BlockSpec, group: Group) -
         kept = {
             "sinks": mixer.sinks, "flex": mixer.flex, "slopes": mixer.slopes, "shared keys": mixer.shared_with is not None,
             "keys_are_values": mixer.keys_are_values, "by_head": mixer.by_head, "unbiased": mixer.unbiased,
+            "norms behind the rotation": mixer.norm_behind,
         }  # fmt: skip
         for name in (name for name, has in kept.items() if has):
             raise UnsupportedModelError(

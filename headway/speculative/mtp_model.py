@@ -49,7 +49,8 @@ class MTPModel(nn.Module):
         super().__init__()
         self.dtype, self.device, self._names = dtype, target.device, spec
         self._embed, self._logits = target.embedding.forward, target.logits
-        hidden, made = config.hidden_size, {"dtype": dtype, "device": target.device}
+        hidden = config.hidden_size
+        made: dict[str, Any] = {"dtype": dtype, "device": target.device}
         block = _block(config, spec)
         rotated = None if block.mixer is None else block.mixer.rotated
         assert rotated is not None, "the layer attends"

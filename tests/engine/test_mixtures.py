@@ -22,7 +22,18 @@ from tests.sim.harness import simulated
 
 VOCAB = 97
 NAMES = ("qwen3-moe", "glm4-moe", "gpt-oss", "llama4")
-ALL = ("qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "granite-moe", "glm4-moe", "gpt-oss", "llama4")
+ALL = (
+    "qwen3-moe",
+    "qwen2-moe",
+    "mixtral",
+    "olmoe",
+    "granite-moe",
+    "glm4-moe",
+    "gpt-oss",
+    "llama4",
+    "gemma4-moe",
+    "phimoe",
+)
 CPU: dict[str, Any] = {"device": "cpu", "run_ahead": 0, "enable_prefix_caching": False}
 
 

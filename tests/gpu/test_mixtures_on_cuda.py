@@ -34,7 +34,39 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 64, "use_qk_norm": True},
     ),
     "gpt-oss": ("GptOss", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 64, "sliding_window": 64}),
+    "phimoe": ("Phimoe", {"num_local_experts": 8, "router_jitter_noise": 0.1}),
+    "minimax": ("MiniMax", {"num_local_experts": 8, "head_dim": 64, "mlp_alpha_factor": 1.5}),
+    "kimi-linear": (
+        "KimiLinear",
+        {"num_local_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "num_key_value_heads": 8}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 64}
+        | {"linear_num_heads": 4, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128, "pad_token_id": 0},
+    ),
+    "longcat": (
+        "LongcatFlash",
+        {
+            "num_layers": 2,
+            "num_hidden_layers": 4,
+            "ffn_hidden_size": 192,
+            "expert_ffn_hidden_size": 96,
+            "moe_topk": 4,
+            "n_routed_experts": 12,
+        }
+        | {"zero_expert_num": 4, "q_lora_rank": 128, "kv_lora_rank": 512, "num_key_value_heads": 8},
+    ),
+    "zamba2": (
+        "Zamba2",
+        {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_mem_blocks": 2, "use_shared_attention_adapter": True}
+        | {
+            "use_mem_rope": True,
+            "n_mamba_heads": 8,
+            "adapter_rank": 16,
+            "num_key_value_heads": 8,
+            "time_step_min": 1e-9,
+        },
+    ),
 }
+"""With some that are here for what is beside their mixtures, or in place of them: states, shortcuts, shared blocks."""
 TOKENS = 12
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from headway.kernels.testing import interpreter_loops, kernel_dtypes, make_rando
 
 PLAIN: dict[str, Any] = {
     "top_k": 3, "scoring": "softmax", "renormalise": True, "scale": 1.0, "groups": 1, "kept_groups": 1, "group_best": 1,
+    "margin": 0.0,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "renormalised": {},
@@ -19,6 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sigmoid": {"scoring": "sigmoid", "renormalise": False, "top_k": 1},
     "scaled": {"scoring": "sigmoid", "scale": 2.5},
     "groups": {"scoring": "sigmoid", "groups": 4, "kept_groups": 2, "group_best": 2, "scale": 0.5},
+    "sparsemixer": {"scoring": "sparsemixer", "renormalise": False, "margin": 0.9, "top_k": 4},
     "groups by the best": {"groups": 3, "kept_groups": 1, "renormalise": False},
 }
 
@@ -56,6 +59,8 @@ def by_formula(given: tuple[Any, ...], **changes: Any) -> tuple[list[list[int]],
     x, router, bias, correction, live = given
     logits = x.double() @ router.double().T + (0 if bias is None else bias.double())
     scores = logits.softmax(1) if rule["scoring"] == "softmax" else 1 / (1 + (-logits).exp())
+    if rule["scoring"] == "sparsemixer":
+        return by_sparsemixer(logits.tolist(), live.tolist(), rule)
     ranked = scores if correction is None else scores + correction
     size, ids, weights = scores.shape[1] // rule["groups"], [], []
     for own, order, alive in zip(scores.tolist(), ranked.tolist(), live.tolist(), strict=True):
@@ -71,10 +76,28 @@ def by_formula(given: tuple[Any, ...], **changes: Any) -> tuple[list[list[int]],
     return ids, weights
 
 
+def by_sparsemixer(
+    logits: list[list[float]], live: list[int], rule: dict[str, Any]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Each expert's softmax is over those behind it that are near."""
+    ids, weights = [], []
+    for own, alive in zip(logits, live, strict=True):
+        order = sorted(range(len(own)), key=lambda e: (-own[e], e))
+        near = [
+            [own[f] - own[e] for f in order[k:] if own[e] - own[f] <= rule["margin"] * max(abs(own[f]), own[e])]
+            for k, e in enumerate(order[: rule["top_k"]])
+        ]
+        assert len({len(each) for each in near}) > 1 or len(own) > len(near[0]), "the margin cuts"
+        ids.append(order[: rule["top_k"]] if alive >= 0 else [-1] * rule["top_k"])
+        weights.append([1 / sum(math.exp(d) for d in each) if alive >= 0 else 0.0 for each in near])
+    return ids, weights
+
+
 @pytest.mark.parametrize("extra", [(False, False), (True, True)], ids=["plain", "bias and correction"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_reference_follows_the_formula(kind: str, extra: tuple[bool, bool]) -> None:
-    given = inputs(9, 12, 20, bias=extra[0], correction=extra[1], device="cpu")
+    corrected = extra[1] and kind != "sparsemixer"
+    given = inputs(9, 12, 20, bias=extra[0], correction=corrected, device="cpu")
     ids, weights = run(route_experts.reference, given, **KINDS[kind])
     wanted = by_formula(given, **KINDS[kind])
     assert ids.tolist() == wanted[0]
@@ -91,7 +114,8 @@ def test_kernels_equal_reference(
 ) -> None:
     if device == "cpu" and dtype == torch.float16 and tokens > 3:
         pytest.skip("Triton's interpreter takes long")
-    given = inputs(tokens, experts, hidden, bias=extra, correction=extra, device=device, dtype=dtype)
+    corrected = extra and kind != "sparsemixer"
+    given = inputs(tokens, experts, hidden, bias=extra, correction=corrected, device=device, dtype=dtype)
     ids, weights = run(route_experts.implementation("cuda"), given, **KINDS[kind])
     wanted = run(route_experts.reference, given, **KINDS[kind])
     assert torch.equal(ids, wanted[0])

@@ -99,6 +99,7 @@ def check_on_simulated_device(
 
 @pytest.mark.parametrize(("name", "depth", "eager"), [
     ("v2-lite", 2, False), ("v3-yarn", 1, True), ("glm-dsa-shared", 4, False),
+    pytest.param("longcat", 2, False, marks=pytest.mark.soak),
 ])  # fmt: skip
 def test_simulated_device_gives_the_same_tokens(
     name: str, depth: int, eager: bool, monkeypatch: pytest.MonkeyPatch

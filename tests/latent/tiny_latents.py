@@ -102,6 +102,12 @@ LATENTS: dict[str, Tiny] = {
         "Glm4MoeLite",
         _EXPERTS | {"q_lora_rank": 18, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2},
     ),
+    "longcat": Tiny(
+        "LongcatFlash",
+        {"num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 16, "moe_topk": 4}
+        | {"n_routed_experts": 5, "zero_expert_num": 3, "q_lora_rank": 16, "head_dim": 8, "routed_scaling_factor": 1.5},
+    ),
+    "youtu": Tiny("Youtu", {"q_lora_rank": 24}),
     "minicpm3": Tiny("MiniCPM3", {"q_lora_rank": 24, "scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24}),
 }  # fmt: skip
 

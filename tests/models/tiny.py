@@ -187,6 +187,62 @@ TINY: dict[str, Tiny] = {
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False}
         | {"first_k_dense_replace": 0},
     ),
+    "dots1": Tiny(
+        "Dots1",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
+    ),
+    "ernie": Tiny("Ernie4_5", {"use_bias": True}),
+    "ernie-moe": Tiny(
+        "Ernie4_5_Moe",
+        _WHOLE | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    "exaone-moe": Tiny(
+        "ExaoneMoe",
+        {
+            "head_dim": 10,
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        }
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "helium": Tiny("Helium", {"head_dim": 10, "pad_token_id": 0}),
+    "solar-open": Tiny(
+        "SolarOpen",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": ABSENT},
+    ),
+    "hunyuan": Tiny(
+        "HunYuanDenseV1",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-moe": Tiny("HunYuanMoEV1", {"num_experts": 5, "moe_topk": 2}),
+    "flex-olmo": Tiny("FlexOlmo", _WHOLE | {"num_experts": 5, "num_experts_per_tok": 2, "pad_token_id": 0}),
+    "granite-moe-shared": Tiny(
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "head_dim": 10, "attention_multiplier": 0.21, "shared_intermediate_size": 24},
+    ),
+    "minimax-m2": Tiny(
+        "MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 3} | _rope("default", partial_rotary_factor=0.5)
+    ),
+    "phimoe": Tiny(
+        "Phimoe",
+        _WHOLE
+        | {"num_local_experts": 7, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}
+        | {"sliding_window": 9},
+    ),
+    "phimoe-longrope": Tiny(
+        "Phimoe",
+        _WHOLE
+        | _rope(
+            "longrope",
+            short_factor=[1.0 + 0.1 * i for i in range(5)],
+            long_factor=[2.0] * 5,
+            short_mscale=1.2,
+            long_mscale=1.3,
+            original_max_position_embeddings=40,
+        ),
+    ),
     "gemma": Tiny("Gemma"),
     "gemma2": Tiny("Gemma2", {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7}),
     "gemma2-no-caps": Tiny("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -213,6 +269,13 @@ TINY: dict[str, Tiny] = {
     "gemma4-keys-are-values": Tiny(
         "Gemma4Text",
         _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+        model="Gemma4",
+    ),
+    "gemma4-moe": Tiny(
+        "Gemma4Text",
+        _GEMMA4
+        | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True}
+        | {"num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24, "hidden_size_per_layer_input": 8},
         model="Gemma4",
     ),
     "gemma3n": Tiny("Gemma3nText", _GEMMA3N, model="Gemma3n"),
@@ -248,6 +311,18 @@ TINY: dict[str, Tiny] = {
         "GPTNeoX", _WHOLE | {"use_parallel_residual": False} | _rope("default", partial_rotary_factor=1.0)
     ),
     "gptj": Tiny("GPTJ", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64, "rotary_dim": 6}),
+    "gpt2": Tiny("GPT2", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+    "gpt2-by-layer": Tiny(
+        "GPT2",
+        _WHOLE
+        | {"n_embd": 40, "n_head": 5, "n_layer": 2, "n_positions": 64, "n_inner": 72}
+        | {"scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt-bigcode": Tiny("GPTBigCode", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64}),
+    "gpt-bigcode-heads": Tiny(
+        "GPTBigCode", _WHOLE | {"n_embd": 40, "n_head": 4, "n_layer": 2, "n_positions": 64, "multi_query": False}
+    ),
+    "opt": Tiny("OPT", _WHOLE | {"ffn_dim": 72, "word_embed_proj_dim": 40, "pad_token_id": 0}),
     "phi": Tiny("Phi", _WHOLE | _rope("default", partial_rotary_factor=0.4)),
     "stablelm": Tiny("StableLm", _WHOLE | {"use_qkv_bias": True} | _rope("default", partial_rotary_factor=0.4)),
     "stablelm-parallel": Tiny(
@@ -330,7 +405,9 @@ def hf_model(case: Tiny) -> Any:
     sizes = {name: value for name, value in (_SIZES | case.config).items() if value != ABSENT}
     config = getattr(transformers, f"{case.family}Config")(**sizes)
     config._attn_implementation = case.attention
-    model = getattr(transformers, f"{case.model or case.family}ForCausalLM")(config).eval()
+    family = case.model or case.family
+    named = next(each for each in (f"{family}ForCausalLM", f"{family}LMHeadModel") if hasattr(transformers, each))
+    model = getattr(transformers, named)(config).eval()
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name else 0.0

@@ -86,10 +86,16 @@ def check_on_simulated_device(name: str, depth: int) -> None:
 
 
 OFTEN = ("mamba2", "falcon-h1")
+RARELY = ("zamba2-one-block", "minimax", "lfm2-moe")
+"""Of parts that others run at a depth; all run at every depth below."""
 
 
 @pytest.mark.parametrize(
-    ("depth", "name"), [*((2, name) for name in HYBRIDS), *((depth, name) for depth in (0, 1, 4) for name in OFTEN)]
+    ("depth", "name"),
+    [
+        *((2, name) for name in HYBRIDS if name not in RARELY),
+        *((depth, name) for depth in (0, 1, 4) for name in OFTEN),
+    ],
 )
 def test_simulated_device_gives_the_same_tokens(depth: int, name: str) -> None:
     check_on_simulated_device(name, depth)

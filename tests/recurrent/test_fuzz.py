@@ -98,7 +98,9 @@ def test_right_tokens_with_drafts_and_tiny_pools(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.soak
 @pytest.mark.parametrize("drafting", [False, True])
-@pytest.mark.parametrize("name", ["falcon-h1", "jamba", "qwen3-next", "lfm2", "mamba2", "nemotron-h"])
+@pytest.mark.parametrize(
+    "name", ["falcon-h1", "jamba", "qwen3-next", "lfm2", "mamba2", "nemotron-h", "zamba2", "minimax", "kimi-linear"]
+)
 def test_right_tokens_with_tiny_pools_for_long(name: str, drafting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(1000, 1060):
         play(name, seed, monkeypatch, drafting=drafting)

@@ -41,7 +41,10 @@ def truth(name: str, requests: list[AddRequest]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "depth", "rows", "checkpoints"),
-    [("mamba2", 0, 4, 8), ("falcon-h1", 2, 4, 1), ("qwen3-next", 4, 2, 2), ("lfm2", 1, 4, 3)],
+    [
+        *(("mamba2", 0, 4, 8), ("falcon-h1", 2, 4, 1), ("qwen3-next", 4, 2, 2), ("lfm2", 1, 4, 3)),
+        *(pytest.param(name, 2, 3, 2, marks=pytest.mark.soak) for name in ("zamba2", "minimax", "kimi-linear")),
+    ],
 )
 def test_hits_give_the_same_tokens(name: str, depth: int, rows: int, checkpoints: int, monkeypatch: Any) -> None:
     """With one checkpoint each is overwritten as soon as the next is saved."""

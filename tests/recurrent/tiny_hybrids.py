@@ -56,6 +56,10 @@ _DELTA: dict[str, Any] = _ATTENTION | {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
+_ZAMBA: dict[str, Any] = _ATTENTION | {
+    "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"], "adapter_rank": 5,
+    "n_mamba_heads": 8, "mamba_d_state": 6, "chunk_size": 16, "time_step_min": 1e-9,
+}  # fmt: skip
 HYBRIDS: dict[str, Tiny] = {
     "mamba": Tiny("Mamba", {"state_size": 5, "conv_kernel": 4}),
     "mamba-biases": Tiny("Mamba", {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "time_step_rank": 7}),
@@ -170,6 +174,40 @@ HYBRIDS: dict[str, Tiny] = {
         "Lfm2",
         _ATTENTION
         | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 8},
+    ),
+    "lfm2-moe": Tiny(
+        "Lfm2Moe",
+        _ATTENTION
+        | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1}
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5},
+    ),
+    "zamba2": Tiny(
+        "Zamba2",
+        _ZAMBA
+        | {
+            "num_key_value_heads": 4,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba2-one-block": Tiny("Zamba2", _ZAMBA | {"add_bias_linear": True}),
+    "minimax": Tiny(
+        "MiniMax",
+        _ATTENTION
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 12, "block_size": 16}
+        | {"full_attn_alpha_factor": 1.3, "linear_attn_alpha_factor": 0.7, "mlp_alpha_factor": 1.1}
+        | {"full_attn_beta_factor": 0.9, "linear_attn_beta_factor": 1.2, "mlp_beta_factor": 0.8},
+    ),
+    "kimi-linear": Tiny(
+        "KimiLinear",
+        _ATTENTION
+        | {"num_key_value_heads": 4, "num_hidden_layers": 3, "linear_head_dim": 8, "linear_num_heads": 4}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "kv_lora_rank": 12}
+        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_local_experts": 6, "n_shared_experts": 1}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
     "qwen3-next": Tiny("Qwen3Next", _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]}),
     "qwen3.5": Tiny("Qwen3_5", _DELTA | {"attention_bias": True}, "Qwen3_5TextConfig"),

@@ -1,12 +1,14 @@
 """Routing of a mixture of experts: which experts a token goes to, and what their results weigh.
 
-route_experts(x, router, bias, correction, live, top_k, scoring, renormalise, scale, groups, kept_groups, group_best)
--> ids, weights
+route_experts(x, router, bias, correction, live, top_k, scoring, renormalise, scale, groups, kept_groups, group_best,
+              margin) -> ids, weights
     x           [T, C] activations; the last dimension is contiguous
     router      [E, C] in x's dtype          bias  [E] in x's dtype, or None
     correction  f32 [E]: added to scores where experts are chosen, not where they are weighed; None: nothing
     live        int32 [T]: >= 0 for tokens of rows that live, negative on padding and zombie rows
-    scoring     "softmax" of the logits over all experts, or "sigmoid" of each
+    scoring     "softmax" of the logits over all experts, or "sigmoid" of each; or "sparsemixer" (Liu et al. 2024,
+                arXiv:2409.12136): an expert's score is a softmax over those that rank behind it, or equal, and whose logits l
+                are near its own m: m - l <= margin * max(|l|, m). It knows no correction and no groups
     groups      experts lie in so many groups, one behind the other, of which ``kept_groups`` may be chosen from: those whose
                 ``group_best`` highest scores, corrected, have the highest sum; 1: any expert may be chosen
     ids         int32 [T, top_k], falling by corrected score; -1 for tokens that are not live
@@ -35,7 +37,7 @@ def _meta(
 
 route_experts = Op(
     "route_experts(Tensor x, Tensor router, Tensor? bias, Tensor? correction, Tensor live, int top_k, str scoring, "
-    "bool renormalise, float scale, int groups, int kept_groups, int group_best) -> (Tensor, Tensor)",
+    "bool renormalise, float scale, int groups, int kept_groups, int group_best, float margin) -> (Tensor, Tensor)",
     reference=reference.route_experts,
     meta=_meta,
     triton="headway.kernels.route_experts.triton:route_experts",

@@ -19,6 +19,7 @@ def route_experts(
     groups: int,
     kept_groups: int,
     group_best: int,
+    margin: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package."""
     logits = F.linear(x.float(), router.float(), None if bias is None else bias.float())
@@ -35,11 +36,22 @@ def route_experts(
         # Far below what a corrected score can be, but above what no expert at all has.
         ranked = torch.where(allowed[:, :, None], by_group.clamp(min=-3e38), -torch.inf).flatten(1)
     ids = first_places(ranked, top_k)
-    weights = scores.gather(1, ids)
+    weights = near_weights(ranked, ids, margin) if scoring == "sparsemixer" else scores.gather(1, ids)
     if renormalise:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
     dead = (live < 0)[:, None]
     return ids.int().masked_fill(dead, -1), (weights * scale).masked_fill(dead, 0.0)
+
+
+def near_weights(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:
+    """f32 [T, K] of "sparsemixer", for ids [T, K] of logits [T, E], falling."""
+    weights, left = [], logits
+    for chosen in ids.split(1, dim=1):
+        largest = logits.gather(1, chosen)
+        far = (largest - left) > margin * torch.maximum(left.abs(), largest)
+        weights.append(1.0 / (left - largest).exp().masked_fill(far | (left == -torch.inf), 0.0).sum(1))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.stack(weights, dim=1)
 
 
 def first_places(ranked: torch.Tensor, count: int) -> torch.Tensor:

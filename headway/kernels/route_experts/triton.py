@@ -65,6 +65,7 @@ def choose_kernel(
     weights_ptr,  # f32 [T, TOP_K]
     num_tokens,
     scale,
+    margin,
     E: tl.constexpr,
     WIDTH: tl.constexpr,  # lanes of a group, a power of two
     GROUPS: tl.constexpr,
@@ -75,6 +76,7 @@ def choose_kernel(
     PLACES: tl.constexpr,  # top_k, a power of two
     SPLITS: tl.constexpr,
     SIGMOID: tl.constexpr,
+    NEAR: tl.constexpr,
     RENORMALISE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -132,6 +134,10 @@ def choose_kernel(
         chosen = tl.argmax(ranked, axis=0)
         mine = lane == chosen
         ids = tl.where(place == k, tl.sum(tl.where(mine, expert, 0), axis=0), ids)
+        if NEAR:
+            most = tl.max(ranked, axis=0)
+            near = (ranked > float("-inf")) & (most - ranked <= margin * tl.maximum(tl.abs(ranked), most))
+            score = 1.0 / tl.sum(tl.where(near, tl.exp2((ranked - most) * LOG2E), 0.0), axis=0) + tl.zeros_like(ranked)
         weights = tl.where(place == k, tl.sum(tl.where(mine, score, 0.0), axis=0), weights)
         ranked = tl.where(mine, float("-inf"), ranked)
     if RENORMALISE:
@@ -154,6 +160,7 @@ def route_experts(
     groups: int,
     kept_groups: int,
     group_best: int,
+    margin: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, experts, inputs = x.shape[0], router.shape[0], router.shape[1]
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
@@ -173,8 +180,9 @@ def route_experts(
     )  # fmt: skip
     width = next_power_of_2(experts // groups)
     choose_kernel[(tokens,)](
-        parts, bias, correction, live, ids, weights, tokens, scale, E=experts, WIDTH=width, GROUPS=groups,
+        parts, bias, correction, live, ids, weights, tokens, scale, margin, E=experts, WIDTH=width, GROUPS=groups,
         LANES=next_power_of_2(groups), KEPT=kept_groups, BEST=group_best, TOP_K=top_k, PLACES=next_power_of_2(top_k),
-        SPLITS=splits, SIGMOID=scoring == "sigmoid", RENORMALISE=renormalise, num_warps=1, **early,
+        SPLITS=splits, SIGMOID=scoring == "sigmoid", NEAR=scoring == "sparsemixer", RENORMALISE=renormalise, num_warps=1,
+        **early,
     )  # fmt: skip
     return ids, weights

@@ -51,6 +51,8 @@ class AttentionSpec:
         qkv_bias, out_bias: which products have biases.
         unbiased: names of products in that have none where ``qkv_bias`` says that the others do (Whisper's keys).
         qk_norm: queries and keys are normalised before the rotation: each "head" for itself, or "all" heads together.
+        norm_behind: of "head" norms: they stand behind the rotation. Only their weights know, so that the product of both,
+            which a score has as a factor, multiplies rotated queries.
         gated: the result is multiplied by the sigmoid of a gate, which lies behind each head's query in the checkpoint.
         by_head: the checkpoint's one tensor in has, for each key head, its queries, the key and the value.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
@@ -78,6 +80,7 @@ class AttentionSpec:
     out_bias: bool = False
     unbiased: tuple[str, ...] = ()
     qk_norm: Literal["", "head", "all"] = ""
+    norm_behind: bool = False
     gated: bool = False
     by_head: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
@@ -169,6 +172,7 @@ class Attention(nn.Module):
         for name, made in zip(spec.norm_names, (self.q_norm, self.k_norm), strict=True):
             if made is not None and not name:
                 made.weight.fill_(1.0)
+        self.behind = torch.empty(size, device=device) if spec.norm_behind else None
         factors = None
         if spec.temperature is not None:
             assert spec.qk_norm == "" and spec.causal and not spec.gated, (
@@ -184,6 +188,7 @@ class Attention(nn.Module):
             "texts seen both ways know none of them"
         )
         assert not (spec.v_norm and spec.qk_norm == "all") and (spec.v_norm or not spec.keys_are_values), "have not met"
+        assert not spec.norm_behind or (spec.qk_norm == "head" and not spec.gated and spec.causal), "have not met"
         assert len(spec.slopes) in (0, spec.num_heads), "one slope a head"
         self.sinks = parameter(spec.num_heads, dtype=torch.float32, device=device) if spec.sinks else None
         slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
@@ -244,7 +249,7 @@ class Attention(nn.Module):
             projected = project(stream, form)
             if not last_only:
                 return self.mix(projected, batch, cache)
-            q = self.attend.queries(self._normalised(projected, batch), batch, cache, *self._rotation(batch))
+            q = self._queries(projected, batch, cache)
             if self._gate_rows:
                 gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
                 return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
@@ -275,8 +280,23 @@ class Attention(nn.Module):
 
     def mix(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Projections [T, (H + 2 KH) * D], behind the gate's [T, H * D] if there is one -> [T, H * D]."""
+        if self.behind is not None:
+            return self.attend.attend(self._queries(qkv, batch, cache), batch, cache)
         mixed = self.attend(self._normalised(qkv, batch), batch, cache, *self._rotation(batch))
         return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
+
+    def _queries(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """Projections -> q [T, H, D], ready to attend; keys and values are in the cache then."""
+        q = self.attend.queries(self._normalised(qkv, batch), batch, cache, *self._rotation(batch))
+        return q if self.behind is None else q.mul_(self.behind)
+
+    def finalize(self) -> None:
+        """Called once, after loading."""
+        if self.behind is not None:
+            q_norm, k_norm = cast(RMSNorm, self.q_norm), cast(RMSNorm, self.k_norm)
+            self.behind = q_norm.weight.float() * k_norm.weight.float()
+            for norm in (q_norm, k_norm):
+                norm.weight.fill_(1.0)
 
     def _wide_queries(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, C] -> q [T, H, D] in one kernel; keys and values are in the cache then."""
@@ -329,6 +349,7 @@ class Attention(nn.Module):
             self.qkv.bias is None
             and self.factors is None
             and not spec.gated
+            and not spec.norm_behind
             and not spec.v_norm
             and spec.shared_with is None
         )

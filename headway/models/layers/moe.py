@@ -32,7 +32,7 @@ class RouterSpec:
 
     Attributes:
         top_k: how many.
-        scoring: of the router's logits: softmax over all experts, or the sigmoid of each.
+        scoring: of the router's logits: softmax over all experts, the sigmoid of each, or sparsemixer, see ``route_experts``.
         renormalise: weights of a token are divided by their sum. A softmax over the chosen experts alone is this, too.
         scale: of the weights, behind that.
         bias: whether the router's product has one.
@@ -40,16 +40,18 @@ class RouterSpec:
             summed to tell which): DeepSeek's limit; None: there are no groups.
         name: of the product in the checkpoint.
         correction: of what is added to the scores where experts are chosen; "": nothing is.
+        margin: of sparsemixer.
     """
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     renormalise: bool = True
     scale: float = 1.0
     bias: bool = False
     groups: tuple[int, int, int] | None = None
     name: str = "gate"
     correction: str = ""
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,7 @@ class MixtureSpec:
         shared: a feed-forward block that every token passes besides; its result is added.
         shared_name: of its module in the checkpoint.
         shared_gate: of a product with one output whose sigmoid weighs the shared block; "": it has none.
+        zero_experts: of so many further experts, which the router knows behind the others, each gives what goes in.
         latent: width of what the experts read and give, between a product before them and one behind; 0: C, without these.
         latent_names, latent_bias: of these products.
         names: of the experts in the checkpoint.
@@ -109,6 +112,7 @@ class MixtureSpec:
     shared: MLPSpec | None = None
     shared_name: str = "shared_expert"
     shared_gate: str = ""
+    zero_experts: int = 0
     latent: int = 0
     latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     latent_bias: bool = False
@@ -123,7 +127,7 @@ class Mixture(nn.Module):
     """A mixture of ``spec``, for hidden states of size C.
 
     Attributes:
-        router: [E, C]; router_bias: [E] or None.
+        router: [E, C]; router_bias: [E] or None; E with ``spec.zero_experts``, here and in the next line.
         correction: f32 [E] or None.
         gate_up: [E, N, C'], N = 2 I, or I where not gated; C' is C, or ``spec.latent``; gate_up_bias: [E, N] or None.
         down: [E, C', I]; down_bias: [E, C'] or None.
@@ -140,9 +144,10 @@ class Mixture(nn.Module):
         def made(*shape: int, there: bool = True, kind: torch.dtype = dtype) -> nn.Parameter | None:
             return parameter(*shape, dtype=kind, device=device) if there else None
 
-        self.router = parameter(experts, hidden, dtype=dtype, device=device)
-        self.router_bias = made(experts, there=spec.router.bias)
-        self.correction = made(experts, there=bool(spec.router.correction), kind=torch.float32)
+        known = experts + spec.zero_experts
+        self.router = parameter(known, hidden, dtype=dtype, device=device)
+        self.router_bias = made(known, there=spec.router.bias)
+        self.correction = made(known, there=bool(spec.router.correction), kind=torch.float32)
         width = spec.latent or hidden
         kind, share = (torch.uint8, 2) if spec.fp4 else (dtype, 1)
         self.gate_up = parameter(experts, inner, width // share, dtype=kind, device=device)
@@ -161,19 +166,23 @@ class Mixture(nn.Module):
         if spec.shared_gate:
             self.shared_gate = Linear(hidden, {spec.shared_gate: 1}, bias=False, dtype=dtype, device=device)
 
-    def forward(self, x: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-        """[T, C] -> [T, C]; live int32 [T], negative for tokens that go to no expert."""
+    def forward(self, x: torch.Tensor, live: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, C] -> [T, C]; live int32 [T], negative for tokens that go to no expert; routed_by [T, C]: what the router reads
+        in place of x."""
         spec, router = self.spec, self.spec.router
         groups = router.groups or (1, 1, 1)
         ids, weights = route_experts(
-            x, self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
-            router.scale, *groups,
+            x if routed_by is None else routed_by,
+            self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
+            router.scale, *groups, router.margin,
         )  # fmt: skip
         inputs = x if self.latent_in is None else self.latent_in.forward(x)
         y = expert_mlp(
             inputs, ids, weights, self.gate_up, self.gate_up_bias, self.gate_up_scales, self.down, self.down_bias,
             self.down_scales, spec.activation, spec.gated, spec.limit, spec.alpha, spec.weigh_inputs,
         )  # fmt: skip
+        if spec.zero_experts:  # numbers behind the experts' are none of ``expert_mlp``'s
+            y += x * weights.masked_fill(ids < spec.num_experts, 0.0).sum(1, keepdim=True).to(x.dtype)
         if self.latent_out is not None:
             y = self.latent_out.forward(y)
         if self.shared is not None:

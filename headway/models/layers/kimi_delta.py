@@ -1,0 +1,97 @@
+"""Kimi delta attention (Kimi team 2025, arXiv:2510.26692): the gated delta rule with a decay for each channel of the keys.
+
+Decays and gates are low-rank products of the hidden states, through as many numbers as a head has; the gate's sigmoid
+multiplies the normalised result. The rest is the gated delta net's (``layers.delta_net``), and the rule is the same kernel.
+
+Shapes: T tokens of the step, H heads of D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from headway.core.cache import CacheSpec
+from headway.kernels.gated_rms_norm import gated_rms_norm
+from headway.models.interface import Target
+from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.recurrent.base import recurrent, state_of, window
+from headway.recurrent.scans import delta_inputs, delta_rule
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import LayerCache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KimiDeltaSpec(StateSpec):
+    """Kimi delta attention.
+
+    Attributes:
+        num_heads, head_dim: H, D, of queries, keys and values alike.
+        taps: width of the convolution over these.
+        norm_eps: of the norm beside the gate.
+    """
+
+    num_heads: int
+    head_dim: int
+    taps: int
+    norm_eps: float
+
+    @property
+    def inner(self) -> int:
+        """H D."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def state(self) -> CacheSpec:
+        heads, dim = self.num_heads, self.head_dim
+        inputs = delta_inputs(heads, heads, dim, dim, by_channel=True)
+        return state_of(
+            window(3 * self.inner, self.taps), recurrent(heads, dim, dim, inputs=inputs, inputs_dtype="float32")
+        )
+
+    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
+        return KimiDelta(self, hidden, dtype=dtype, device=device)
+
+
+class KimiDelta(StateMixer):
+    """The layer of ``spec``."""
+
+    def __init__(self, spec: KimiDeltaSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec, inner, size = spec, spec.inner, spec.head_dim
+        parts = {"q_proj": inner, "k_proj": inner, "v_proj": inner, "f_a_proj": size, "g_a_proj": size}
+        parts["b_proj"] = spec.num_heads
+        self._sizes = (3 * inner, size, size, spec.num_heads)
+        self.into = Linear(hidden, parts, bias=False, dtype=dtype, device=device)
+        self.conv = Convolution(3 * inner, spec.taps, bias=False, dtype=dtype, device=device)
+        self.decays = Linear(size, {"f_b_proj": inner}, bias=False, dtype=dtype, device=device)
+        self.gates = Linear(size, {"g_b_proj": inner}, bias=False, dtype=dtype, device=device)
+        self.a_log = parameter(spec.num_heads, dtype=torch.float32, device=device)
+        self.dt_bias = parameter(spec.num_heads, size, dtype=torch.float32, device=device)
+        self.norm = parameter(size, dtype=dtype, device=device)
+        self.out = Linear(inner, {"o_proj": hidden}, bias=False, dtype=dtype, device=device)
+
+    def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
+        """Queries, keys, values, what decays and gates are products of, beta, side by side -> [T, H D]."""
+        spec, heads = self.spec, (self.spec.num_heads, self.spec.head_dim)
+        ring, *own = cache
+        qkv, decay, gate, beta = x.split(self._sizes, dim=1)
+        q, k, v = (each.unflatten(1, heads) for each in self.conv.forward(qkv, batch, ring).split(spec.inner, dim=1))
+        decay = self.decays.forward(decay.contiguous()).unflatten(1, heads)
+        o = delta_rule(q, k, v, decay, self.a_log, self.dt_bias, beta, batch, own).flatten(1)
+        gate = self.gates.forward(gate.contiguous())
+        return cast(torch.Tensor, gated_rms_norm(o, gate, self.norm, spec.norm_eps, spec.head_dim, False, True))
+
+    def destinations(self, prefix: str) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        found: dict[str, Target] = {}
+        for product in (self.into, self.decays, self.gates, self.out):
+            found |= product.destinations(prefix)
+        found[f"{prefix}A_log"] = Target(self.a_log.view(1, 1, -1, 1))
+        found[f"{prefix}dt_bias"] = Target(self.dt_bias.flatten())
+        found[f"{prefix}o_norm.weight"] = Target(self.norm)
+        parts = self.conv.weight.split(self.spec.inner)
+        return found | {f"{prefix}{n}_conv1d.weight": Target(w[:, None]) for n, w in zip("qkv", parts, strict=True)}
