@@ -23,8 +23,8 @@ from limits import BYTES_PER_US
 from timing import time_calls
 
 from headway.core.ints import cdiv
-from headway.kernels.paged_attention import early_decode
-from headway.kernels.paged_attention.early_decode import EarlyTile
+from headway.kernels.paged_attention.hopper import early_decode
+from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
 from headway.kernels.paged_attention.tiles import choose_splits, num_sms
 
 SHARED = 228 * 1024

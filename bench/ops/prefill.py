@@ -32,8 +32,8 @@ from timing import time_calls
 from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.hopper.overlap import LONG, SHORT, OverlapTile, launch_overlapped
 from headway.kernels.paged_attention.launch import launch_prefill
-from headway.kernels.paged_attention.overlap import LONG, SHORT, OverlapTile, launch_overlapped
 from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, PrefillTile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm

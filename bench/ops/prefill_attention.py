@@ -22,7 +22,7 @@ from timing import time_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.overlap import OverlapTile, launch_overlapped
+from headway.kernels.paged_attention.hopper.overlap import OverlapTile, launch_overlapped
 from headway.kernels.paged_attention.tiles import DecodeRows
 from headway.kernels.testing import PagedInputs, assert_close, make_paged_inputs
 

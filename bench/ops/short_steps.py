@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from timing import time_calls
 
 from headway.kernels.paged_attention import paged_attention
+from headway.kernels.paged_attention.hopper.overlap import SHORT, launch_overlapped, launch_short
 from headway.kernels.paged_attention.launch import launch_prefill
-from headway.kernels.paged_attention.overlap import SHORT, launch_overlapped, launch_short
 from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import DecodeRows, num_sms, prefill_tile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm

@@ -48,6 +48,16 @@ class PreTokenizer(NamedTuple):
 
 _LLAMA3: Final = PreTokenizer(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}", whole_words=True, adds_bos=True)
 _QWEN2: Final = PreTokenizer(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_TAIL}", nfc=True)
+_QWEN35: Final = PreTokenizer(
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    nfc=True,
+)
+_DIGITS: Final = PreTokenizer(single_digits=True)
+_O200K: Final = PreTokenizer(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN: Final = PreTokenizer(
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -57,13 +67,13 @@ _TEKKEN: Final = PreTokenizer(
 PRE_TOKENIZERS: Final = {
     "default": PreTokenizer(),
     "gpt-2": PreTokenizer(),
-    "smollm": PreTokenizer(single_digits=True),
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "smaug-bpe": _LLAMA3._replace(adds_bos=False),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
+    "command-r": _DIGITS._replace(nfc=True),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), _LLAMA3._replace(adds_bos=False)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": _QWEN35,
+    **dict.fromkeys(("gpt-4o", "llama4"), _O200K),
     "tekken": _TEKKEN,
 }
 

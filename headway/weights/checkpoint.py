@@ -13,7 +13,7 @@ import torch
 
 from headway.core.errors import ModelError, WeightsError
 from headway.weights.gguf import BlockTensor, GgufTensors
-from headway.weights.gguf_config import build_config, build_generation_config, permuted_heads
+from headway.weights.gguf_config import build_config, build_generation_config, kind_of, permuted_heads
 from headway.weights.gguf_file import read_header
 from headway.weights.safetensors import SafetensorsFiles
 from headway.weights.sentence import SentenceFiles, read_sentence_files
@@ -111,7 +111,7 @@ def open_checkpoint(
     if source.is_gguf:
         header = read_header(source.path)
         config = build_config(header)
-        files = None if is_dummy else GgufTensors(header, permuted_heads(header))
+        files = None if is_dummy else GgufTensors(header, kind_of(header), permuted_heads(header))
         return Checkpoint(source.path, config, source.sampling | build_generation_config(header), files)
     sentence = read_sentence_files(source.path)
     own = source.path / sentence.transformer if sentence is not None else source.path

@@ -15,6 +15,7 @@ import torch
 
 from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.weights.gguf_file import GgufHeader, GgufTensor
+from headway.weights.gguf_kinds import BLOCK_NAMES, GgufKind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,42 +64,22 @@ TOP_NAMES: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-BLOCK_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
 ROPE_FACTORS: Final = "rope_freqs.weight"
-"""Not a parameter: divisors of the rotary frequencies, handed on in the configuration."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""No parameters: divisors of the rotary frequencies, handed on in the configuration."""
 
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROTARY_TABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 
 
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor of the llama family; None when it has none."""
+def hf_name(name: str, kind: GgufKind) -> str | None:
+    """The Hugging Face name of a GGUF tensor in a file of this kind; None when it has none."""
     if block := _BLOCK.fullmatch(name):
-        inner = BLOCK_NAMES.get(block[2])
+        inner = kind.names.get(block[2]) or BLOCK_NAMES.get(block[2])
         return inner and f"model.layers.{int(block[1])}.{inner}.{block[3]}"
-    stem, _, kind = name.rpartition(".")
+    stem, _, part = name.rpartition(".")
     top = TOP_NAMES.get(stem)
-    return f"{top}.{kind}" if top and kind in ("weight", "bias") else None
+    return f"{top}.{part}" if top and part in ("weight", "bias") else None
 
 
 def tensor_type(path: Path, tensor: GgufTensor) -> TensorType:
@@ -194,6 +175,7 @@ class GgufTensors:
 
     Args:
         header: the parsed file; every record is checked here (type, size, name), before any data is read.
+        kind: its architecture.
         permuted_heads: (H, KH) when the file's q and k rows are interleaved for llama.cpp's rotary layout, else None.
 
     Raises:
@@ -201,17 +183,17 @@ class GgufTensors:
         WeightsError: the file ends before a tensor does.
     """
 
-    def __init__(self, header: GgufHeader, permuted_heads: tuple[int, int] | None) -> None:
-        self._header, self._heads = header, permuted_heads
+    def __init__(self, header: GgufHeader, kind: GgufKind, permuted_heads: tuple[int, int] | None = None) -> None:
+        self._header, self._kind, self._heads = header, kind, permuted_heads
         self._records: dict[str, GgufTensor] = {}
         self.num_bytes = 0
         for tensor in header.tensors:
-            if tensor.name == ROPE_FACTORS or _ROTARY_TABLE.fullmatch(tensor.name):
+            if tensor.name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) or _ROTARY_TABLE.fullmatch(tensor.name):
                 continue
-            name = hf_name(tensor.name)
+            name = hf_name(tensor.name, kind)
             if name is None:
                 raise UnsupportedModelError(
-                    f"{header.path}: tensor {tensor.name} belongs to no part of a llama, qwen2 or qwen3 model, dense or mixture"
+                    f"{header.path}: tensor {tensor.name} belongs to no part of a {kind.model_type} model"
                 )
             size = stored_bytes(header.path, tensor)
             if tensor.offset + size > header.file_size:
@@ -219,8 +201,8 @@ class GgufTensors:
                     f"{header.path} is truncated: {tensor.name} ends at byte {tensor.offset + size}, "
                     f"the file at {header.file_size}; download it again"
                 )
-            kind = tensor_type(header.path, tensor)
-            width = kind.num_bytes if kind.name in PLAIN else 4
+            stored = tensor_type(header.path, tensor)
+            width = stored.num_bytes if stored.name in PLAIN else 4
             self.num_bytes += math.prod(tensor.shape) * width
             self._records[name] = tensor
 
@@ -245,16 +227,18 @@ class GgufTensors:
             if record.type_id in types and len(record.shape) == 2:
                 yield name, self._blocks(record, mapped)
             else:
-                yield name, self._unpermuted(record, read_tensor(self._header, record, mapped))
+                yield name, self._restored(record, read_tensor(self._header, record, mapped))
 
     def _blocks(self, record: GgufTensor, mapped: npt.NDArray[np.uint8]) -> BlockTensor:
         raw = mapped[record.offset : record.offset + stored_bytes(self._header.path, record)]
         rows = torch.from_numpy(raw).view(record.shape[0], -1)
-        return BlockTensor(record.type_id, torch.Size(record.shape), self._unpermuted(record, rows))
+        return BlockTensor(record.type_id, torch.Size(record.shape), self._restored(record, rows))
 
-    def _unpermuted(self, record: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
+    def _restored(self, record: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 1 and ".ffn_gate_inp_shexp." in record.name:
             return tensor[None]  # a product with one output
+        if self._kind.plus_one and record.name.endswith("norm.weight"):
+            return tensor.float() - 1
         if self._heads is None or (block := _BLOCK.fullmatch(record.name)) is None:
             return tensor
         heads = {"attn_q": self._heads[0], "attn_k": self._heads[1]}.get(block[2])

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from headway.core.errors import UnsupportedModelError, WeightsError
-from headway.weights.gguf import ROPE_FACTORS, TENSOR_TYPES, read_tensor
+from headway.weights.gguf import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, TENSOR_TYPES, read_tensor
 from headway.weights.gguf_file import GgufHeader, end_token_ids
-
-ARCHITECTURES: Final = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
-    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
-}
-"""``general.architecture`` -> (class name, model type). Mistral, Mixtral and SmolLM files call themselves llama."""
+from headway.weights.gguf_kinds import KINDS, GgufKind
 
 SAMPLING_KEYS: Final = {
     "temp": "temperature",
@@ -32,9 +25,19 @@ SAMPLING_KEYS: Final = {
 _DTYPES: Final = {"F32": "float32", "F16": "float16"}
 
 
+def kind_of(header: GgufHeader) -> GgufKind:
+    """What the file's architecture means. Raises UnsupportedModelError for one that is not read."""
+    architecture = header.get("general.architecture")
+    if architecture not in KINDS:
+        raise UnsupportedModelError(
+            f"{header.path}: GGUF architecture {architecture!r} is not supported; have: {', '.join(KINDS)}"
+        )
+    return KINDS[architecture]
+
+
 def permuted_heads(header: GgufHeader) -> tuple[int, int] | None:
-    """(H, KH) when q and k rows are stored interleaved: the converter does that to llama models only."""
-    if header.get("general.architecture") != "llama":
+    """(H, KH) when q and k rows are stored interleaved, which the converter does to some kinds."""
+    if not kind_of(header).interleaved:
         return None
     heads = _count(header, "attention.head_count")
     return heads, _count(header, "attention.head_count_kv", heads)
@@ -50,11 +53,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         UnsupportedModelError: an architecture or rope scaling that is not read.
         WeightsError: a required key is missing or not a number.
     """
-    architecture = header.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        have = ", ".join(ARCHITECTURES)
-        raise UnsupportedModelError(f"{header.path}: GGUF architecture {architecture!r} is not supported; have: {have}")
-    class_name, model_type = ARCHITECTURES[architecture]
+    kind = kind_of(header)
     names = {t.name: t for t in header.tensors}
     hidden, heads = _count(header, "embedding_length"), _count(header, "attention.head_count")
     head_dim = _count(header, "attention.key_length", hidden // heads)
@@ -63,8 +62,8 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     if "token_embd.weight" not in names:
         raise WeightsError(f"{header.path} has no tensor token_embd.weight")
     config: dict[str, Any] = {
-        "architectures": [class_name],
-        "model_type": model_type,
+        "architectures": [kind.class_name],
+        "model_type": kind.model_type,
         "hidden_size": hidden,
         "intermediate_size": _inner(header),
         "num_hidden_layers": _count(header, "block_count"),
@@ -77,23 +76,32 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": _real(header, "rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in names,
-        "attention_bias": "blk.0.attn_q.bias" in names,
         "torch_dtype": _dtype(header),
     }
+    config |= kind.constants
+    config |= {name: f"blk.0.{part}.bias" in names for name, part in kind.biases.items()}
     config.update(_special_ids(header))
+    config |= {name: _lookup(header, key) for name, key in kind.numbers.items() if _lookup(header, key) is not None}
     rotary_dim = _count(header, "rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
     if scaling := _rope_scaling(header, rotary_dim):
         config["rope_scaling"] = scaling
-    window = header.get(f"{architecture}.attention.sliding_window")
-    if window:
-        config["sliding_window"] = int(window)
-        if architecture == "llama":
-            config.update(architectures=["MistralForCausalLM"], model_type="mistral")
-        else:
-            config["use_sliding_window"] = True
-    return config | _experts(header)
+    if _lookup(header, "attention.sliding_window"):  # 0: no layer slides
+        config |= {"sliding_window": _count(header, "attention.sliding_window"), **kind.windows}
+    return config | _experts(header) | _gemma_scale(header, config)
+
+
+def _gemma_scale(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 2 and 3 divide scores by, squared, which files do not hold: the head's size, but in the two models of 27B,
+    which are told by their layers as the format's own reader tells them."""
+    layers = {"gemma2": 46, "gemma3": 62}.get(header.get("general.architecture"))
+    if layers is None:
+        return {}
+    large = config["num_hidden_layers"] == layers
+    return {
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if large else config["head_dim"]
+    }
 
 
 def _inner(header: GgufHeader) -> int:
@@ -148,6 +156,8 @@ def _special_ids(header: GgufHeader) -> dict[str, int]:
 
 def _rope_scaling(header: GgufHeader, rotary_dim: int) -> dict[str, Any] | None:
     architecture = header.get("general.architecture")
+    if searched := _searched_factors(header, rotary_dim):
+        return searched
     kind = header.get(f"{architecture}.rope.scaling.type")
     factor = _real(header, "rope.scaling.factor", _real(header, "rope.scale_linear", 1.0))
     if kind is None and factor != 1.0:
@@ -168,6 +178,28 @@ def _rope_scaling(header: GgufHeader, rotary_dim: int) -> dict[str, Any] | None:
     if kind == "yarn":
         return _yarn(header, factor)
     raise UnsupportedModelError(f"{header.path}: rope scaling {kind!r} is not supported; linear and yarn are")
+
+
+def _searched_factors(header: GgufHeader, rotary_dim: int) -> dict[str, Any]:
+    """LongRoPE's two lists of divisors; empty where the file has none."""
+    records = {t.name: t for t in header.tensors}
+    found: dict[str, Any] = {}
+    for name, tensor_name in (("short_factor", SHORT_FACTORS), ("long_factor", LONG_FACTORS)):
+        if tensor_name in records:
+            factors = read_tensor(header, records[tensor_name]).double().flatten()
+            found[name] = factors.tolist()  # host: a CPU tensor, at load time
+    if not found:
+        return {}
+    if len(found) != 2 or any(len(each) != rotary_dim // 2 for each in found.values()):
+        raise UnsupportedModelError(
+            f"{header.path}: {SHORT_FACTORS} and {LONG_FACTORS} need {rotary_dim // 2} values each, half the rotary dimensions"
+        )
+    found |= {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": _count(header, "rope.scaling.original_context_length"),
+    }
+    attention = _real(header, "rope.scaling.attn_factor", 0.0)
+    return found | ({"attention_factor": attention} if attention else {})
 
 
 def _yarn(header: GgufHeader, factor: float) -> dict[str, Any]:

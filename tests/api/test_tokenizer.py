@@ -95,8 +95,10 @@ def test_words_that_no_merge_makes(pre: str, pieces: list[str]) -> None:
 
 def test_split_patterns_equal_transformers() -> None:
     gguf = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    for name in ("llama-bpe", "qwen2", "tekken", "smaug-bpe"):
-        assert PRE_TOKENIZERS[name].pattern == gguf.GGUF_PRE_TOKENIZER_SPLITS[name]
+    both = set(PRE_TOKENIZERS) & set(gguf.GGUF_PRE_TOKENIZER_SPLITS)
+    assert both >= {"llama-bpe", "qwen2", "qwen35", "tekken", "smaug-bpe", "gpt-4o"}
+    for name in both:
+        assert PRE_TOKENIZERS[name].pattern == gguf.GGUF_PRE_TOKENIZER_SPLITS[name], name
 
 
 def test_qwen2_normalises() -> None:

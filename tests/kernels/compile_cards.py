@@ -96,8 +96,8 @@ def plain_path(keeper: Keeper) -> Iterator[None]:
     driver.set_active(NoDriver())
     nowhere = lambda device: False  # noqa: E731
     gluon = (
-        "headway.kernels.paged_attention.early_decode.runs_gluon",
-        "headway.kernels.paged_attention.overlap.runs_gluon",
+        "headway.kernels.paged_attention.hopper.early_decode.runs_gluon",
+        "headway.kernels.paged_attention.hopper.overlap.runs_gluon",
     )
     with ExitStack() as stack:
         for each in (*patches(keeper), *(patch(name, nowhere) for name in gluon)):

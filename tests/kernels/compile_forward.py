@@ -27,8 +27,8 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.paged_attention.early_decode import WARP_KEYS, early_tile
-from headway.kernels.paged_attention.overlap import (
+from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile
+from headway.kernels.paged_attention.hopper.overlap import (
     MAX_REGISTERS,
     NARROW_STAGES,
     PAIRED_STAGES,
@@ -36,13 +36,13 @@ from headway.kernels.paged_attention.overlap import (
     SHORT_REGISTERS,
     overlap_tile,
 )
+from headway.kernels.paged_attention.hopper.triton_decode import early_decode_kernel
+from headway.kernels.paged_attention.hopper.triton_prefill import overlapped_prefill_kernel
+from headway.kernels.paged_attention.hopper.triton_prefill8 import narrow_prefill_kernel
+from headway.kernels.paged_attention.hopper.triton_short import short_prefill_kernel
+from headway.kernels.paged_attention.hopper.triton_short8 import narrow_short_kernel
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
-from headway.kernels.paged_attention.triton_decode import early_decode_kernel
-from headway.kernels.paged_attention.triton_prefill import overlapped_prefill_kernel
-from headway.kernels.paged_attention.triton_prefill8 import narrow_prefill_kernel
-from headway.kernels.paged_attention.triton_short import short_prefill_kernel
-from headway.kernels.paged_attention.triton_short8 import narrow_short_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import silu_mul_kernel

@@ -99,8 +99,8 @@ def patches(recorder: Recorder) -> list[AbstractContextManager[Any]]:
     return [
         patch("triton.compiler.compile", recorder.compile),
         patch("headway.kernels.paged_attention.launch.num_sms", lambda device: 132),
-        patch("headway.kernels.paged_attention.early_decode.num_sms", lambda device: 132),
-        patch("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: True),
+        patch("headway.kernels.paged_attention.hopper.early_decode.num_sms", lambda device: 132),
+        patch("headway.kernels.paged_attention.hopper.early_decode.runs_gluon", lambda device: True),
         patch("headway.models.decoder.rules_for", lambda device, dtype: Rules(few=fused_rows)),
         patch.object(Op, "__call__", lambda self, *args: self.implementation("cuda")(*args)),
         patch.object(headway.models.load, "_fill_randomly", lambda model, seed: None),

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from triton.language.core import constexpr
 
-from headway.kernels.paged_attention import triton_copy, triton_decode, triton_factors, triton_merge
+from headway.kernels.paged_attention.hopper import triton_copy, triton_decode, triton_factors, triton_merge
 
 BOX = 1 << 20
 """Where the memory for a cluster begins."""
@@ -292,8 +292,8 @@ class Model:
 def modelled(seed: int = 0, processors: int = 132) -> Iterator[None]:
     """The op's implementation for Hopper on CPU tensors."""
     with (
-        patch("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: True),
-        patch("headway.kernels.paged_attention.early_decode.num_sms", lambda device: processors),
-        patch("headway.kernels.paged_attention.triton_decode.early_decode_kernel", Model(seed)),
+        patch("headway.kernels.paged_attention.hopper.early_decode.runs_gluon", lambda device: True),
+        patch("headway.kernels.paged_attention.hopper.early_decode.num_sms", lambda device: processors),
+        patch("headway.kernels.paged_attention.hopper.triton_decode.early_decode_kernel", Model(seed)),
     ):
         yield

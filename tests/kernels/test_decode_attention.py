@@ -12,7 +12,7 @@ import torch
 from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.early_decode import SIZES, early_tile, serves
+from headway.kernels.paged_attention.hopper.early_decode import SIZES, early_tile, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -212,7 +212,7 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
     """Every number of programs has a tile that fits a processor, and those that are to share one fit it together."""
     gluon = pytest.importorskip("triton.experimental.gluon", reason="Gluon came with Triton 3.4")
     assert gluon
-    from headway.kernels.paged_attention.triton_merge import cluster_bytes, room_bytes
+    from headway.kernels.paged_attention.hopper.triton_merge import cluster_bytes, room_bytes
 
     for programs, group, itemsize in product(range(1, 4096), range(1, 9), (1, 2)):
         tile, size, rows = early_tile(programs, group, 132, itemsize), max(SIZES), next_power_of_2(group)
@@ -223,7 +223,9 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
 
 
 def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.kernels.paged_attention.early_decode.runs_gluon", lambda device: device.type == "cuda")
+    monkeypatch.setattr(
+        "headway.kernels.paged_attention.hopper.early_decode.runs_gluon", lambda device: device.type == "cuda"
+    )
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert serves(128, 8, torch.bfloat16, torch.bfloat16, cuda) and serves(64, 1, torch.float16, torch.float16, cuda)
     assert not serves(128, 9, torch.bfloat16, torch.bfloat16, cuda), "a product has eight columns"

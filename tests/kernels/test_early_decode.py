@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from headway.kernels.paged_attention import early_decode, launch, paged_attention
-from headway.kernels.paged_attention.early_decode import EarlyTile
+from headway.kernels.paged_attention import launch, paged_attention
+from headway.kernels.paged_attention.hopper import early_decode
+from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
 from headway.kernels.testing import assert_close, interpreter_loops, make_paged_inputs
 from tests.kernels.gluon_decode import modelled
 from tests.kernels.test_decode_attention import ROWS, check, check_saturation, make

@@ -12,7 +12,7 @@ import torch
 from headway.core.ints import cdiv
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.overlap import (
+from headway.kernels.paged_attention.hopper.overlap import (
     BLOCK_M,
     LONG,
     NARROW,
@@ -110,7 +110,7 @@ def run_model(
     """
     gluon = pytest.importorskip("triton.experimental.gluon", reason="the kernels' modules import Gluon")
     assert gluon
-    from headway.kernels.paged_attention import triton_prefill, triton_prefill8, triton_short, triton_short8
+    from headway.kernels.paged_attention.hopper import triton_prefill, triton_prefill8, triton_short, triton_short8
     from tests.kernels.gluon_warps import Descriptor, Machine, Pointer
 
     q, cache, first, bound = inputs.q, inputs.k_cache, decode_rows(inputs), inputs.num_decode_rows
@@ -317,7 +317,7 @@ def test_not_used_off_hopper() -> None:
 
 
 def test_windows_caps_and_other_shapes_are_left_to_the_general_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.kernels.paged_attention.overlap.runs_gluon", lambda device: True)
+    monkeypatch.setattr("headway.kernels.paged_attention.hopper.overlap.runs_gluon", lambda device: True)
     cache, numbers = flat_cache(), ScoreRule(0.09)
 
     def q(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -15,6 +15,7 @@ from gguf.quants import dequantize, quantize
 from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.weights import open_checkpoint
 from headway.weights.gguf import PLAIN, TENSOR_TYPES, BlockTensor, half_split_rows, hf_name
+from headway.weights.gguf_kinds import KINDS
 from tests.weights.tiny_gguf import HEADS, HIDDEN, KV_HEADS, llama_arrays, write_gguf
 
 MADE = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"}
@@ -125,7 +126,7 @@ def test_names_and_row_order(tmp_path: Path, arch: str, is_permuted: bool) -> No
         *(f"x.self_attn.{n}_proj.bias" for n in "qkv"),
     }
     for name, array in wanted.items():
-        hf = hf_name(name)
+        hf = hf_name(name, KINDS["qwen2"])
         assert hf is not None
         assert np.array_equal(tensors[hf].numpy(), array), name
     assert checkpoint.num_bytes == sum(a.nbytes for a in wanted.values())

@@ -132,7 +132,7 @@ def test_dtype_of_quantised_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "arch", "error", "message"),
     [
-        ({}, "gemma3", UnsupportedModelError, "'gemma3'.*have: llama, qwen2, qwen3"),
+        ({}, "rwkv6", UnsupportedModelError, "'rwkv6'.*have: llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, "llama", WeightsError, "expert_used_count is None"),
         ({"llama.rope.scaling.type": "longrope"}, "llama", UnsupportedModelError, "longrope"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.paged_attention.early_decode import Turn, launch_early_decode, serves
+from headway.kernels.paged_attention.hopper.early_decode import Turn, launch_early_decode, serves
 from headway.kernels.paged_attention.launch import paged_attention
 from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.rope_kv_write.triton import rope_kv_write

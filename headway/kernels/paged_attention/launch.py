@@ -6,8 +6,8 @@ import torch
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import shared_limit
-from headway.kernels.paged_attention.early_decode import launch_early_decode, serves
-from headway.kernels.paged_attention.overlap import choose_overlap, fits, launch_overlapped, launch_short
+from headway.kernels.paged_attention.hopper.early_decode import launch_early_decode, serves
+from headway.kernels.paged_attention.hopper.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import (
     COUNTED_SPLITS,

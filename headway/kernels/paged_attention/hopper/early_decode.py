@@ -106,7 +106,7 @@ def launch_early_decode(
 
     Without a ``turn`` the first H heads of a row are queries that are normed and rotated, and all keys and values are cached.
     """
-    from headway.kernels.paged_attention.triton_decode import early_decode_kernel
+    from headway.kernels.paged_attention.hopper.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
     num_rows, heads, size = out.shape

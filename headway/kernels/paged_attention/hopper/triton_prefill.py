@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from headway.kernels.paged_attention.triton_factors import as_factor
+from headway.kernels.paged_attention.hopper.triton_factors import as_factor
 
 LOG2E = gl.constexpr(1.4426950408889634)
 PANEL = gl.constexpr(64)

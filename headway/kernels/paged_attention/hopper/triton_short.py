@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.paged_attention.triton_prefill import (
+from headway.kernels.paged_attention.hopper.triton_prefill import (
     LOG2E,
     PANEL,
     attend,

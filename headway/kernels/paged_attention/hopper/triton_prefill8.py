@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from headway.kernels.paged_attention.triton_prefill import PANEL, attend_units, copy_units, get_number, row_plan
+from headway.kernels.paged_attention.hopper.triton_prefill import PANEL, attend_units, copy_units, get_number, row_plan
 
 
 @gluon.jit

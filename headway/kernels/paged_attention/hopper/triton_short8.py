@@ -9,9 +9,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from headway.kernels.paged_attention.triton_prefill import row_plan, tile_bounds
-from headway.kernels.paged_attention.triton_prefill8 import widen_slots
-from headway.kernels.paged_attention.triton_short import attend_tile, copy_tile, find_tile
+from headway.kernels.paged_attention.hopper.triton_prefill import row_plan, tile_bounds
+from headway.kernels.paged_attention.hopper.triton_prefill8 import widen_slots
+from headway.kernels.paged_attention.hopper.triton_short import attend_tile, copy_tile, find_tile
 
 
 @gluon.jit

@@ -30,8 +30,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.paged_attention.triton_copy import copy_keys, copy_layout, load_blocks
-from headway.kernels.paged_attention.triton_factors import (
+from headway.kernels.paged_attention.hopper.triton_copy import copy_keys, copy_layout, load_blocks
+from headway.kernels.paged_attention.hopper.triton_factors import (
     in_order,
     pack_of,
     share_queries,
@@ -40,7 +40,7 @@ from headway.kernels.paged_attention.triton_factors import (
     whole,
     word_pointer,
 )
-from headway.kernels.paged_attention.triton_merge import (
+from headway.kernels.paged_attention.hopper.triton_merge import (
     cluster_bytes,
     cubed,
     finish,

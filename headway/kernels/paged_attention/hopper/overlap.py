@@ -79,8 +79,8 @@ def launch_overlapped(
     tile: OverlapTile,
 ) -> None:
     """Rows behind the ``first``, and zeros for the tokens behind the last row. Neither window nor soft cap."""
-    from headway.kernels.paged_attention.triton_prefill import PADS, overlapped_prefill_kernel
-    from headway.kernels.paged_attention.triton_prefill8 import narrow_prefill_kernel
+    from headway.kernels.paged_attention.hopper.triton_prefill import PADS, overlapped_prefill_kernel
+    from headway.kernels.paged_attention.hopper.triton_prefill8 import narrow_prefill_kernel
 
     block_tables, row_slots, query_start, seq_lens = tables
     num_tokens, heads, size = q.shape
@@ -108,8 +108,8 @@ def launch_short(
     stages: int | None = None,
 ) -> None:
     """The same in tiles of 64 (queries x heads of a KV head), which need no bound on a row's queries."""
-    from headway.kernels.paged_attention.triton_short import short_prefill_kernel
-    from headway.kernels.paged_attention.triton_short8 import narrow_short_kernel
+    from headway.kernels.paged_attention.hopper.triton_short import short_prefill_kernel
+    from headway.kernels.paged_attention.hopper.triton_short8 import narrow_short_kernel
     from headway.kernels.triton_early import launch_early
 
     block_tables, row_slots, query_start, seq_lens = tables
@@ -143,7 +143,7 @@ def descriptors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, b
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from headway.kernels.paged_attention.triton_prefill import PANEL
+    from headway.kernels.paged_attention.hopper.triton_prefill import PANEL
 
     num_blocks, block_size, kv_heads, size = k_cache.shape
     group, (block_rows, head_rows) = q.shape[1] // kv_heads, steps(k_cache)
