@@ -34,10 +34,12 @@ def scene(rng: random.Random) -> list[AddRequest]:
     return found
 
 
-def memory(name: str, rows: int, checkpoints: int, blocks: int, rings: dict[str, int]) -> int:
+def memory(name: str, rows: int, checkpoints: int, blocks: int, drafts: int = 0, replays: int = 0) -> int:
     """Bytes for exactly so many."""
     layout = pair(name).model.spec.cache
-    states = StateStorage(rows + checkpoints, torch.float32, checkpoints=checkpoints, **rings).bytes(layout)
+    states = StateStorage(
+        rows + checkpoints, torch.float32, checkpoints=checkpoints, drafts=drafts, replays=replays
+    ).bytes(layout)
     return states + blocks * bytes_per_block(layout, BLOCK, torch.float32)
 
 
@@ -57,15 +59,15 @@ def play(
         name, run_ahead=rng.choice([0, 1, 2, 4]), max_num_seqs=rows, max_num_batched_tokens=rng.choice([8, 24, 64]),
         enforce_eager=rng.random() < 0.5, block_size=BLOCK,
     )  # fmt: skip
-    rings: dict[str, int] = {}
+    number = places = 0
     if drafting:
         number, write_back = rng.randrange(1, 5), rng.choice([1, 3, 8])
         recurrent = pair(name).model.spec.cache.recurrent
-        rings = {"drafts": number, "replays": ring_places(write_back, number + 1) if recurrent else 0}
+        places = ring_places(write_back, number + 1) if recurrent else 0
         changes["replayssm_buffer_len"] = write_back if recurrent else None
         changes["speculative_config"] = {"method": "ngram", "num_speculative_tokens": number, "prompt_lookup_min": 1}
         changes["max_num_batched_tokens"] = max(changes["max_num_batched_tokens"], rows * (number + 1))
-    changes["kv_cache_memory_bytes"] = memory(name, rows, checkpoints, blocks + drafting, rings)
+    changes["kv_cache_memory_bytes"] = memory(name, rows, checkpoints, blocks + drafting, number, places)
     answers = {each.request_id: Answer() for each in asked}
     aborted: set[str] = set()
     with simulated(seed, thresholds=Thresholds(checkpoint_every=16), **changes) as (core, _, _):
