@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import Int32s, StepPlan, StepResult
+
+
+def drafted_counts(plan: StepPlan, result: StepResult) -> Int32s:
+    """int32 [n], tokens that rows with drafts brought, without rows whose request had ended before."""
+    counts = result.counts[: plan.num_decode_rows]
+    return counts[(counts > 0) & (plan.query_lens[: plan.num_decode_rows] > 1)]
 
 
 class DraftCounts:
@@ -26,8 +32,7 @@ class DraftCounts:
         """Count a step. Rows whose request had ended before bring nothing and count for nothing."""
         if plan.width == 1:
             return
-        counts = result.counts[: plan.num_decode_rows]
-        brought = counts[counts > 0]
+        brought = drafted_counts(plan, result)
         self.rows += len(brought)
         self.drafted += len(brought) * (plan.width - 1)
         places = np.arange(1, plan.width)

@@ -227,14 +227,14 @@ class Collector:
         """
         table = self._table
         counts, tokens = result.counts, result.token_ids
-        decodes = np.arange(len(counts)) < plan.num_decode_rows
+        planned = np.where(np.arange(len(counts)) < plan.num_decode_rows, plan.query_lens, counts)
         if picked is not None:
-            counts, tokens, decodes = counts[picked], tokens[picked], decodes[picked]
+            counts, tokens, planned = counts[picked], tokens[picked], planned[picked]
         known = table.known[slots]
         row, place = (np.arange(plan.width) < counts[:, None]).nonzero()
         table.history[slots[row], known[row] + place] = tokens[row, place]
         table.known[slots] = known + counts
-        table.scheduled[slots] -= np.where(decodes, plan.width - counts, 0)
+        table.scheduled[slots] -= planned - counts
         table.least[slots] += counts - 1
         self.generation_tokens += len(row)
         updates = StepUpdates(ids, tokens[:, 0].tolist())
