@@ -139,7 +139,7 @@ class LogprobsResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the device reports of one step; rows as in the plan. W is the plan's width.
+    """What the device reports of one step; rows as in the plan. W is the plan's width, or that of a graph for wider rows.
 
     Attributes:
         counts: int32 [R], tokens that the row brought, 0..W; 0 for rows inside their prompt and for zombie rows (ended on the

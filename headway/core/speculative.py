@@ -16,6 +16,13 @@ MAX_LOOKUP = 64
 """Most tokens of a match: each is one more comparison per known token."""
 USUAL_LOOKUP = 5
 
+def draft_widths(number: int, *, adaptive: bool) -> tuple[int, ...]:
+    """Tokens that decode rows may have, rising: without drafts, with all ``number`` of them and, where their number adapts, with a
+    half and a quarter of them. Few, since each takes graphs of its own."""
+    numbers = {0, number, number // 2, number // 4} if adaptive else {0, number}
+    return tuple(sorted(1 + each for each in numbers))
+
+
 METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 REJECTION_METHODS = ("standard", "synthetic")
 

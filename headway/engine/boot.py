@@ -200,7 +200,7 @@ def _build(
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
+    draft_pacer = DraftPacer(runner.config.widths) if extras.drafts is not None and extras.drafts.adaptive else None
     info = model_info(args, loaded, sizes)
     return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
@@ -377,6 +377,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
+        widths=(1,) if extras.drafts is None else extras.drafts.widths,
         lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
         has_states=layout.has_states,

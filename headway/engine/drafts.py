@@ -9,7 +9,7 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.core.log import logger
-from headway.core.speculative import SpeculativeConfig
+from headway.core.speculative import SpeculativeConfig, draft_widths
 from headway.models.interface import Model
 from headway.models.load import load_model
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
@@ -58,6 +58,11 @@ class Drafts:
     lookahead: int = 0
     forgets_last_hit: bool = False
     adaptive: bool = False
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tokens that decode rows may have, rising."""
+        return draft_widths(self.number, adaptive=self.adaptive)
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None) -> Drafts | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.plan import Int32s, StepPlan, StepResult
+from headway.core.plan import StepPlan, StepResult
 
 
-def drafted_counts(plan: StepPlan, result: StepResult) -> Int32s:
-    """int32 [n], tokens that rows with drafts brought, without rows whose request had ended before."""
+def reached(plan: StepPlan, result: StepResult) -> list[int]:
+    """Of each place of a decode row, the rows that brought a token there. In a step with drafts, of rows that have some: others
+    say nothing of them. Rows whose request had ended before bring nothing."""
     counts = result.counts[: plan.num_decode_rows]
-    return counts[(counts > 0) & (plan.query_lens[: plan.num_decode_rows] > 1)]
+    if plan.width == 1:
+        return [int((counts > 0).sum())]
+    counts = counts[plan.query_lens[: plan.num_decode_rows] > 1]
+    return (counts[:, None] > np.arange(plan.width)).sum(0).tolist()
 
 
 class DraftCounts:
@@ -32,11 +36,10 @@ class DraftCounts:
         """Count a step. Rows whose request had ended before bring nothing and count for nothing."""
         if plan.width == 1:
             return
-        brought = drafted_counts(plan, result)
-        self.rows += len(brought)
-        self.drafted += len(brought) * (plan.width - 1)
-        places = np.arange(1, plan.width)
-        self._accepted[: plan.width - 1] += (brought[:, None] > places).sum(0)
+        rows, *accepted = reached(plan, result)
+        self.rows += rows
+        self.drafted += rows * len(accepted)
+        self._accepted[: len(accepted)] += accepted
 
     @property
     def accepted(self) -> int:

@@ -76,7 +76,7 @@ class Planner:
         self._config = config
         self._life = life
         self._table = life.table
-        self.width = self._width = config.width
+        self.width = config.width
         self._drafting, self._lookahead = config.width > 1, config.lookahead
         self._ones = np.ones(config.max_num_seqs, np.int32)
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
@@ -91,7 +91,6 @@ class Planner:
         """The next step and its rows, or None when nothing can run now."""
         self.settle()
         self._step = step
-        self._width = self.width if self._table.drafts.any() else 1
         draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
         preemptions = self._life.num_preemptions
         media = self._life.media
@@ -126,7 +125,7 @@ class Planner:
     # -- decode rows ---------------------------------------------------------------------------------------------
 
     def _take_decode(self, draft: _Draft) -> tuple[Rows, Int32s]:
-        table, running, width = self._table, self._life.running, self._width
+        table, running, width = self._table, self._life.running, self.width
         rows = running.decode_rows().first(draft.tokens_left // width)
         if not len(rows):
             return rows, NO_INTS
@@ -179,7 +178,7 @@ class Planner:
         this step out, and gives way only when an earlier request needs its blocks.
         """
         life = self._life
-        num_free = life.kv.growths if self._width <= life.kv.block_size else 0
+        num_free = life.kv.growths if self.width <= life.kv.block_size else 0
         preemptions = life.num_preemptions
         self._grow_by_one(draft, rows, short[:num_free])
         for i in short[num_free:].tolist():
@@ -405,7 +404,7 @@ class Planner:
         n = len(decode)
         rows = decode
         samples = self._all_true[:n]
-        query_lens = self._ones[:n] if self._width == 1 else self._table.lengths(rows.index, self._width)
+        query_lens = self._ones[:n] if self.width == 1 else self._table.lengths(rows.index, self.width)
         if not self._life.kv.stores:
             draft.longest_first()
         if draft.requests:
@@ -421,6 +420,7 @@ class Planner:
                 query_lens, samples, starts = (np.concatenate(pair) for pair in both)
             else:  # a prompt that is alone waits for each microsecond
                 rows, (query_lens, samples, starts) = more, columns
+        width = self.width if self.width > 1 and self._table.drafts[rows.index].any() else 1
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
@@ -428,7 +428,7 @@ class Planner:
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
         by_token = self._config.pools and any(request.by_token for request in draft.requests)
         pools = self._config.pools
-        plan = StepPlan(*at, *changes, rows.requests, self._width, pools, by_token, draft.loads, draft.saves)
+        plan = StepPlan(*at, *changes, rows.requests, width, pools, by_token, draft.loads, draft.saves)
         media = self._life.media
         plan.encodes = draft.encodes if media is None else media.encodes
         plan.media_rows, plan.media = draft.media_rows, draft.media

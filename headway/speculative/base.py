@@ -30,8 +30,8 @@ class Drafter:
     def propose(self, batch: StepBatch, flags: int) -> None:
         """Fill ``drafts[slot]`` of the batch's slots (the core table, int32 [S, K]) with the tokens that may follow the known
         ones. Runs at the end of every step, when the step's tokens are in the slots' histories. A row that has ended may get
-        anything, but tokens of the vocabulary. In a step whose rows have no drafts (``batch.width`` is 1) none are wanted
-        either; whatever the drafter caches must be kept up all the same.
+        anything, but tokens of the vocabulary. As many are wanted as the step's rows had, ``batch.width`` - 1: none in a step
+        without, but whatever the drafter caches must be kept up all the same.
 
         Args:
             flags: of ``kernels.sample``: what the step's own draw needed.
