@@ -23,7 +23,19 @@ def draft_widths(number: int, *, adaptive: bool) -> tuple[int, ...]:
     return tuple(sorted(1 + each for each in numbers))
 
 
-METHODS = ("ngram", "draft_model", "eagle", "eagle3")
+MAX_TREE_DEPTH = 128
+MAX_CACHED_REQUESTS = 2**17
+TREE_DEPTH, CACHED_REQUESTS, SPEC_FACTOR, TOKEN_PROB = 24, 10_000, 1.0, 0.1
+"""What vLLM takes where the four settings of suffix decoding are not given."""
+
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3")
+WITHOUT_MODEL = ("ngram", "suffix")
+SUFFIX = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+)
 REJECTION_METHODS = ("standard", "synthetic")
 
 
@@ -34,13 +46,18 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
-            "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
+            "suffix": what mostly followed them there and in the answers of requests that have ended. "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
             trained on the model's hidden states.
         num_speculative_tokens: K, tokens guessed for each step of each row.
         model: of "draft_model", "eagle" and "eagle3": folder, GGUF file or hub name.
         revision: of ``model``, as for the engine's.
         prompt_lookup_max: of "ngram": most tokens that are compared. Unset: prompt_lookup_min, or 5.
         prompt_lookup_min: of "ngram": fewest that must be equal. Unset: prompt_lookup_max, or 5.
+        suffix_decoding_max_tree_depth: of "suffix": tokens that are compared and guessed together, at most. Unset: 24.
+        suffix_decoding_max_cached_requests: of "suffix": answers of ended requests that are kept, at most; 0 keeps none. Unset:
+            10,000. They are also bounded by the memory of ``speculative.suffix.STORE_TOKENS``.
+        suffix_decoding_max_spec_factor: of "suffix": drafts a matched token, at most. Unset: 1.
+        suffix_decoding_min_token_prob: of "suffix": least estimated chance of a draft. Unset: 0.1.
         rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
             "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
         adaptive: leave drafts out of steps while they cost more time than they save, which is measured. Unset: yes, but with
@@ -54,6 +71,10 @@ class SpeculativeConfig:
     revision: str | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_cached_requests: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
     rejection_sample_method: str = "standard"
     synthetic_acceptance_length: float | None = None
     adaptive: bool | None = None
@@ -66,6 +87,7 @@ class SpeculativeConfig:
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(self, name) is not None:
                 self._check_count(name, MAX_LOOKUP)
+        self._check_suffix()
         self._check_rejection()
         if self.adaptive not in (None, True, False):
             raise ConfigError(f"speculative_config: adaptive must be true, false or null; got {self.adaptive!r}")
@@ -82,13 +104,34 @@ class SpeculativeConfig:
             raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}; got {value!r}")
 
     def _check_model(self) -> None:
-        has_model = self.method != "ngram"
+        has_model = self.method not in WITHOUT_MODEL
         if has_model and not (isinstance(self.model, str) and self.model):
             raise ConfigError(f"speculative_config: method={self.method!r} needs model, a folder or a hub name")
         if not has_model and (self.model is not None or self.revision is not None):
             raise ConfigError(f"speculative_config: method={self.method!r} has no model; leave model and revision out")
-        if has_model and (self.prompt_lookup_max is not None or self.prompt_lookup_min is not None):
+        if self.method != "ngram" and (self.prompt_lookup_max is not None or self.prompt_lookup_min is not None):
             raise ConfigError("speculative_config: prompt_lookup_max and prompt_lookup_min belong to method='ngram'")
+
+    def _check_suffix(self) -> None:
+        given = {name: value for name in SUFFIX if (value := getattr(self, name)) is not None}
+        if self.method != "suffix":
+            if given:
+                raise ConfigError(f"speculative_config: {', '.join(given)} belong to method='suffix'")
+            return
+        if self.suffix_decoding_max_tree_depth is not None:
+            self._check_count("suffix_decoding_max_tree_depth", MAX_TREE_DEPTH)
+        if self.suffix_decoding_max_cached_requests not in (None, 0):
+            self._check_count("suffix_decoding_max_cached_requests", MAX_CACHED_REQUESTS)
+        for name, most in (("suffix_decoding_max_spec_factor", MAX_DRAFTS), ("suffix_decoding_min_token_prob", 1)):
+            value = given.get(name, 0)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+                raise ConfigError(f"speculative_config: {name} must be a number from 0 to {most}; got {value!r}")
+        depth = self.suffix[0] + self.num_speculative_tokens
+        if self.suffix[0] < 1:
+            raise ConfigError(
+                f"speculative_config: suffix_decoding_max_tree_depth={depth} has no room for a match beside "
+                f"num_speculative_tokens={self.num_speculative_tokens}; raise the one or lower the other"
+            )
 
     def _check_rejection(self) -> None:
         if self.rejection_sample_method not in REJECTION_METHODS:
@@ -114,6 +157,14 @@ class SpeculativeConfig:
     def is_adaptive(self) -> bool:
         """Whether drafts are left out while they do not pay."""
         return self.rejection_sample_method == "standard" if self.adaptive is None else self.adaptive
+
+    @property
+    def suffix(self) -> tuple[int, int, float, float]:
+        """Most tokens of a match, most answers kept, most drafts a matched token, least chance of a draft."""
+        given = [getattr(self, name) for name in SUFFIX]
+        usual = (TREE_DEPTH, CACHED_REQUESTS, SPEC_FACTOR, TOKEN_PROB)
+        depth, answers, factor, chance = (b if a is None else a for a, b in zip(given, usual, strict=True))
+        return depth - self.num_speculative_tokens, answers, float(factor), float(chance)
 
     @property
     def lookup(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from headway.speculative.eagle import EagleDrafter
 from headway.speculative.eagle_load import load_eagle
 from headway.speculative.eagle_model import EagleModel
 from headway.speculative.ngram import NgramDrafter
+from headway.speculative.suffix import SuffixDrafter
 from headway.speculative.synthetic import SyntheticDrafter
 from headway.weights import open_checkpoint
 
@@ -72,6 +73,8 @@ class Drafts:
         number, length = config.num_speculative_tokens, config.synthetic_acceptance_length
         if config.method == "ngram":
             found = cls(number, lambda house: NgramDrafter(house.arena, number, *config.lookup))
+        elif config.method == "suffix":
+            found = cls(number, lambda house: SuffixDrafter(house.arena, number, *config.suffix))
         elif config.method in ("eagle", "eagle3"):
             found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
         else:
