@@ -37,6 +37,7 @@ SUFFIX = (
     "suffix_decoding_min_token_prob",
 )
 REJECTION_METHODS = ("standard", "synthetic")
+DRAFT_METHODS = ("greedy", "probabilistic")
 
 
 @refuse_unknown
@@ -60,8 +61,12 @@ class SpeculativeConfig:
         suffix_decoding_min_token_prob: of "suffix": least estimated chance of a draft. Unset: 0.1.
         rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
             "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
+        draft_sample_method: of drafters with a model. Unset: drafts are drawn with the noise that the request's own tokens will be
+            drawn with, and accepted when they are these. "greedy": the most likely tokens, accepted likewise. "probabilistic":
+            drafts are drawn from the drafter's distribution and accepted by the ratio of probabilities; tokens are distributed as
+            without drafts, but they are others.
         adaptive: leave drafts out of steps while they cost more time than they save, which is measured. Unset: yes, but with
-            "synthetic".
+            "synthetic" and "probabilistic", whose tokens depend on it.
         synthetic_acceptance_length: of "synthetic": mean tokens that a row brings in a step, its own one included.
     """
 
@@ -77,6 +82,7 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float | None = None
     rejection_sample_method: str = "standard"
     synthetic_acceptance_length: float | None = None
+    draft_sample_method: str | None = None
     adaptive: bool | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +95,7 @@ class SpeculativeConfig:
                 self._check_count(name, MAX_LOOKUP)
         self._check_suffix()
         self._check_rejection()
+        self._check_drawing()
         if self.adaptive not in (None, True, False):
             raise ConfigError(f"speculative_config: adaptive must be true, false or null; got {self.adaptive!r}")
         low, high = self.lookup
@@ -133,6 +140,28 @@ class SpeculativeConfig:
                 f"num_speculative_tokens={self.num_speculative_tokens}; raise the one or lower the other"
             )
 
+    def _check_drawing(self) -> None:
+        if self.draft_sample_method is None:
+            return
+        if self.draft_sample_method not in DRAFT_METHODS:
+            raise ConfigError(
+                f"speculative_config: draft_sample_method must be one of {', '.join(DRAFT_METHODS)}; "
+                f"got {self.draft_sample_method!r}"
+            )
+        if self.method in WITHOUT_MODEL:
+            raise ConfigError(
+                f"speculative_config: method={self.method!r} has no model, so drafts are not drawn; leave draft_sample_method out"
+            )
+        if self.is_probabilistic and self.rejection_sample_method != "standard":
+            raise ConfigError(
+                "speculative_config: draft_sample_method='probabilistic' needs rejection_sample_method='standard'"
+            )
+        if self.is_probabilistic and self.adaptive:
+            raise ConfigError(
+                "speculative_config: with draft_sample_method='probabilistic' tokens depend on where drafts are made, so their "
+                "number cannot follow the load; leave adaptive out"
+            )
+
     def _check_rejection(self) -> None:
         if self.rejection_sample_method not in REJECTION_METHODS:
             raise ConfigError(
@@ -156,7 +185,13 @@ class SpeculativeConfig:
     @property
     def is_adaptive(self) -> bool:
         """Whether drafts are left out while they do not pay."""
-        return self.rejection_sample_method == "standard" if self.adaptive is None else self.adaptive
+        exact = self.rejection_sample_method == "standard" and not self.is_probabilistic
+        return exact if self.adaptive is None else self.adaptive
+
+    @property
+    def is_probabilistic(self) -> bool:
+        """Whether drafts are judged by the probabilities they were drawn with."""
+        return self.draft_sample_method == "probabilistic"
 
     @property
     def suffix(self) -> tuple[int, int, float, float]:

@@ -401,6 +401,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
             kv_dtype=loaded.kv_dtype,
             max_tokens=sizes.max_num_batched_tokens,
             max_rows=sizes.max_num_seqs,
+            drawing=extras.drafts.drawing,
         )
         drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)

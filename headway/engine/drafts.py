@@ -51,6 +51,7 @@ class Drafts:
         load: loads its model; None: it has none.
         lookahead, forgets_last_hit: see ``SchedulerConfig``.
         adaptive: whether steps leave them out while they do not pay.
+        drawing: ``draft_sample_method``.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Drafts:
     lookahead: int = 0
     forgets_last_hit: bool = False
     adaptive: bool = False
+    drawing: str | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ class Drafts:
             found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
         else:
             found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
-        found = replace(found, adaptive=config.is_adaptive)
+        found = replace(found, adaptive=config.is_adaptive, drawing=config.draft_sample_method)
         return found if length is None else _synthetic(found, length)
 
 
@@ -118,7 +120,7 @@ def _synthetic(real: Drafts, length: float) -> Drafts:
     """The same drafts, right as often as ``length`` says."""
     logger.warning(
         "SYNTHETIC ACCEPTANCE: rows bring %g tokens a step whatever the model says. For benchmarks only: what is generated "
-        "is no text, its log-probabilities are of other tokens, and grammars will break",
+        "is no text, and grammars will break",
         length,
     )
 

@@ -8,6 +8,7 @@ import torch
 
 from headway.core.errors import ConfigError
 from headway.models.interface import ALL_TOKENS, Model
+from headway.sampling.sampler import Judge
 from headway.speculative.base import Drafter, DraftHouse
 from headway.speculative.chain import Chain
 from headway.state.batch import StepBatch
@@ -33,6 +34,11 @@ class ModelDrafter(Drafter):
             )
         self._chain = Chain(house, house.model.spec.cache, -1)
         self._nothing = torch.zeros(house.max_rows, dtype=torch.int32, device=house.arena.ints.device)
+
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
+        """By the distributions, where drafts are drawn from theirs."""
+        rejection = self._chain.rejection
+        return None if rejection is None else rejection.judge(batch, slots, offset, flags)
 
     def propose(self, batch: StepBatch, flags: int) -> None:
         """A pass of a token a row for each draft, behind one over the step's own tokens that fills the cache."""

@@ -6,6 +6,7 @@ import torch
 
 from headway.kernels.masked_write import gather_rows
 from headway.models.interface import Forward
+from headway.sampling.sampler import Judge
 from headway.speculative.base import Drafter, DraftHouse
 from headway.speculative.chain import Chain
 from headway.speculative.eagle_model import EagleModel
@@ -36,6 +37,11 @@ class EagleDrafter(Drafter):
         """Keep what the head reads of the target's states."""
         states = forward.auxiliary or (forward.hidden,)
         self._hidden[: len(batch.input_ids)].copy_(self._model.combine(states))
+
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
+        """By the distributions, where drafts are drawn from theirs."""
+        rejection = self._chain.rejection
+        return None if rejection is None else rejection.judge(batch, slots, offset, flags)
 
     def propose(self, batch: StepBatch, flags: int) -> None:
         """A pass over the step's own tokens, which draws the first draft, and one of a token a row for each further one."""
