@@ -159,7 +159,7 @@ def test_drafts_may_come_and_go(heads: dict[str, Path], kind: str, depth: int) -
 
 @pytest.mark.parametrize("kind", ["eagle3_reduced"])
 def test_drafts_may_come_and_go_on_the_simulated_device(heads: dict[str, Path], kind: str) -> None:
-    batch = requests_for([FEATURES[name] for name in ("greedy", "schema", "ignore_eos", "host_grammar")], seed=71)
+    batch = requests_for([FEATURES[name] for name in ("greedy", "schema", "logprobs", "host_grammar")], seed=71)
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "kv_cache_memory_bytes": 22 * BLOCK}
     with simulated(8, run_ahead=2, **drafting(heads[kind], 3), **sizes) as (core, _, _):
         core._draft_pacer = Fickle((1, 2, 4))

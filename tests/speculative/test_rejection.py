@@ -20,7 +20,6 @@ from tests.engine.tiny_llama import KV_BLOCK_BYTES
 from tests.sim.harness import arguments, expected, model_folder, simulated
 from tests.speculative.test_draft_model import stranger
 
-FEW = [2, 8, 40, 96]
 PROMPT = [5, 17, 3, 60, 21]
 
 
@@ -37,23 +36,22 @@ def on_cpu(**sizes: Any) -> EngineCore:
 
 def probabilities(core: EngineCore, text: list[int], params: dict[str, Any]) -> dict[int, float]:
     """Of the next token, as temperature and top_k leave them: from log-probabilities that the plain engine tells."""
-    asked = request("", text, temperature=0.0, max_tokens=1, ignore_eos=True, logprob_token_ids=FEW)
+    asked = request("", text, temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=params["top_k"])
     ids, logprobs, _ = run(core, [asked])[""].logprobs[0]
-    told = {token: logprob / params["temperature"] for token, logprob in zip(ids, logprobs, strict=True) if token in FEW}
-    kept = sorted(told, key=told.__getitem__, reverse=True)[: params.get("top_k") or len(FEW)]
-    total = sum(math.exp(told[token]) for token in kept)
-    return {token: math.exp(told[token]) / total if token in kept else 0.0 for token in FEW}
+    weights = {token: math.exp(each / params["temperature"]) for token, each in zip(ids, logprobs, strict=True)}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
-@pytest.mark.parametrize(("number", "top_k", "depth"), [(2, 0, 2), (1, 3, 0)])
+@pytest.mark.parametrize(("number", "top_k", "depth"), [(2, 4, 2), (1, 3, 0)])
 def test_three_tokens_are_distributed_as_the_model_says(number: int, top_k: int, depth: int) -> None:
-    """All 64 answers of three tokens of four. The first is drawn, the others are drafted, the last at times behind a rejection."""
-    params: dict[str, Any] = {"temperature": 1.5, "allowed_token_ids": FEW, "max_tokens": 3, "ignore_eos": True}
-    params |= {"top_k": top_k}
-    plain, truth = on_cpu(), {(): 1.0}
+    """The first is drawn, the others are drafted, the last one at times behind a rejection. The drafter's ``top_k`` tokens are
+    others than the model's."""
+    params: dict[str, Any] = {"temperature": 2.0, "top_k": top_k, "max_tokens": 3, "ignore_eos": True}
+    plain = on_cpu()
+    truth: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
-        steps = {text: probabilities(plain, [*PROMPT, *text], params) for text, chance in truth.items() if chance}
-        truth = {(*text, token): truth[text] * chance for text, next_one in steps.items() for token, chance in next_one.items()}
+        steps = [(text, probabilities(plain, [*PROMPT, *text], params).items()) for text in truth]
+        truth = {(*text, token): truth[text] * chance for text, likely in steps for token, chance in likely}
     plain.shutdown()
     size = 2000
     core = on_cpu(run_ahead=depth, max_num_seqs=64, max_num_batched_tokens=1024, **drafting(number))
@@ -62,7 +60,7 @@ def test_three_tokens_are_distributed_as_the_model_says(number: int, top_k: int,
     core.shutdown()
     assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, "some are accepted, and some are not"
     found = Counter(tuple(answer.token_ids) for answer in answers.values())
-    assert all(truth[text] > 0 for text in found)
+    assert found.keys() <= truth.keys()
     cells = {text: chance for text, chance in truth.items() if chance * size >= 3}
     rest = 1 - sum(cells.values())
     pairs = [(found[text], chance * size) for text, chance in cells.items()]
