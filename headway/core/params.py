@@ -127,8 +127,7 @@ class SamplingParams:
         detokenize: produce text; False leaves ``text`` empty.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: constrain the text to a schema, pattern, choice or grammar.
-        disable_spec_decode: leave this request out of speculative decoding: no tokens are guessed for it. The tokens are the same
-            either way; without ``speculative_config`` it changes nothing.
+        disable_spec_decode: no tokens are guessed for this request. Without ``speculative_config`` it changes nothing.
     """
 
     n: int = 1
@@ -169,7 +168,13 @@ class SamplingParams:
         self._check_reals()
         self._check_tables()
         self._check_stops()
-        switches = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens", "disable_spec_decode")
+        switches = (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "disable_spec_decode",
+        )
         for name in switches:
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, f"must be true or false, got {getattr(self, name)!r}")

@@ -16,9 +16,10 @@ MAX_LOOKUP = 64
 """Most tokens of a match: each is one more comparison per known token."""
 USUAL_LOOKUP = 5
 
+
 def draft_widths(number: int, *, adaptive: bool) -> tuple[int, ...]:
-    """Tokens that decode rows may have, rising: without drafts, with all ``number`` of them and, where their number adapts, with a
-    half and a quarter of them. Few, since each takes graphs of its own."""
+    """Tokens that decode rows may have, rising: without drafts, with all ``number`` of them and, where their number adapts,
+    with a half and a quarter of them. Few, since each takes graphs of its own."""
     numbers = {0, number, number // 2, number // 4} if adaptive else {0, number}
     return tuple(sorted(1 + each for each in numbers))
 
@@ -47,8 +48,9 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram": what followed the last tokens where they occurred before, in the request's own text.
-            "suffix": what mostly followed them there and in the answers of requests that have ended. "draft_model": what a smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was
-            trained on the model's hidden states.
+            "suffix": what mostly followed them there and in the answers of requests that have ended. "draft_model": what a
+            smaller model of the same vocabulary says. "eagle", "eagle3": what a head says that was trained on the model's
+            hidden states.
         num_speculative_tokens: K, tokens guessed for each step of each row.
         model: of "draft_model", "eagle" and "eagle3": folder, GGUF file or hub name.
         revision: of ``model``, as for the engine's.
@@ -61,10 +63,10 @@ class SpeculativeConfig:
         suffix_decoding_min_token_prob: of "suffix": least estimated chance of a draft. Unset: 0.1.
         rejection_sample_method: "standard": a draft is accepted when it is the token that the request would have drawn anyway.
             "synthetic": for benchmarks, accept at a chosen rate, whatever the model says; the output is no text.
-        draft_sample_method: of drafters with a model. Unset: drafts are drawn with the noise that the request's own tokens will be
-            drawn with, and accepted when they are these. "greedy": the most likely tokens, accepted likewise. "probabilistic":
-            drafts are drawn from the drafter's distribution and accepted by the ratio of probabilities; tokens are distributed as
-            without drafts, but they are others.
+        draft_sample_method: of drafters with a model. Unset: drafts are drawn with the noise that the request's own tokens will
+            be drawn with, and accepted when they are these. "greedy": the most likely tokens, accepted likewise.
+            "probabilistic": drafts are drawn from the drafter's distribution and accepted by the ratio of probabilities; tokens
+            are distributed as without drafts, but they are others.
         adaptive: leave drafts out of steps while they cost more time than they save, which is measured. Unset: yes, but with
             "synthetic" and "probabilistic", whose tokens depend on it.
         synthetic_acceptance_length: of "synthetic": mean tokens that a row brings in a step, its own one included.
@@ -150,7 +152,8 @@ class SpeculativeConfig:
             )
         if self.method in WITHOUT_MODEL:
             raise ConfigError(
-                f"speculative_config: method={self.method!r} has no model, so drafts are not drawn; leave draft_sample_method out"
+                f"speculative_config: method={self.method!r} has no model, so drafts are not drawn; "
+                "leave draft_sample_method out"
             )
         if self.is_probabilistic and self.rejection_sample_method != "standard":
             raise ConfigError(

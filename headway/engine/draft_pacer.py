@@ -34,13 +34,13 @@ class _Time:
 class DraftPacer:
     """Chooses the width of the next steps' decode rows among a few.
 
-    Of the widths w the one is taken whose rows bring most tokens in a time, E(w) / T(w). With a_i, the share of i-th drafts that
-    are accepted where all before them were, E(w) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_(w-1) (the expectation of Leviathan et al.
-    2023, arXiv:2211.17192, section 3.1, without its assumption that all a_i are equal). T(w) is the mean time of a step at the
-    present number of rows, by powers of two; a width that has not run there lately is taken to cost no more than the next
-    narrower one that has, so that it is tried where it may pay. Both are measured as steps finish. Where fewer than all drafts are
-    best, all are tried again after a pause, since nothing is learned of drafts that are not made. Tokens do not depend on any of
-    this.
+    Of the widths w the one is taken whose rows bring most tokens in a time, E(w) / T(w). With a_i, the share of i-th drafts
+    that are accepted where all before them were, E(w) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_(w-1) (the expectation of
+    Leviathan et al. 2023, arXiv:2211.17192, section 3.1, without its assumption that all a_i are equal). T(w) is the mean
+    time of a step at the present number of rows, by powers of two; a width that has not run there lately is taken to cost no
+    more than the next narrower one that has, so that it is tried where it may pay. Both are measured as steps finish. Where
+    fewer than all drafts are best, all are tried again after a pause, since nothing is learned of drafts that are not made.
+    Tokens do not depend on any of this.
 
     Args:
         widths: that there are, rising: 1, and tokens of rows with some and with all drafts.
@@ -112,7 +112,9 @@ class DraftPacer:
             self._switch(1)
             self._left = self._pause
             return
-        worth = {width: self._tokens(width) / known[max(each for each in known if each <= width)] for width in self._widths}
+        worth = {
+            width: self._tokens(width) / known[max(each for each in known if each <= width)] for width in self._widths
+        }
         best = max(worth, key=worth.__getitem__)
         if best == self.width or worth[best] < MARGIN * worth[self.width]:
             if self.width == self._full and self._since >= 4 * PROBE_STEPS:

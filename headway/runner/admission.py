@@ -12,8 +12,8 @@ from headway.core.log import logger
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
-from headway.runner.pooled_admission import PooledAdmissions
 from headway.kernels.suffix_draft import OFF, OWN, SHARED
+from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
 from headway.state.media import MEDIA, media_row

@@ -39,8 +39,8 @@ class Drafter:
         raise NotImplementedError
 
     def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
-        """What has the last word on the tokens of outcome ``offset`` of ``slots`` (int32 [R], -1: none), before they are compared
-        with the drafts; None: nobody, a draft is accepted when it is what was drawn."""
+        """What has the last word on the tokens of outcome ``offset`` of ``slots`` (int32 [R], -1: none), before they are
+        compared with the drafts; None: nobody, a draft is accepted when it is what was drawn."""
         return None
 
 

@@ -1,8 +1,8 @@
 """Speculative sampling with the drafter's distribution (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1).
 
 A draft d is drawn from the drafter's distribution q. It is accepted with probability min(1, p(d) / q(d)), p being the target's;
-else the token is drawn from max(0, p - q), normalised. What comes out is distributed as p. Both are taken as a request's parameters
-make them: with penalties (p alone: q need not know the tokens between), what is forbidden, temperature and filters.
+else the token is drawn from max(0, p - q), normalised. What comes out is distributed as p. Both are taken as a request's
+parameters make them: with penalties (p alone: q need not know the tokens between), what is forbidden, temperature and filters.
 
 The three draws (of d, whether it is accepted, of the rest) are functions of seed and position, each with a seed of its own. A
 position is drafted anew when a draft before it was rejected, with the same noise: nothing had been decided by it until then.

@@ -17,8 +17,8 @@ STORE_TOKENS = 2**18
 class SuffixDrafter(Drafter):
     """Looks the last tokens of each slot up in its history, and in a ring of the answers of requests that have ended.
 
-    The ring is written by the device at the end of each step, and read at the end of later ones; the host knows nothing of it. So
-    what it holds depends on when requests end, and with it the drafts, but not the tokens.
+    The ring is written by the device at the end of each step, and read at the end of later ones; the host knows nothing of
+    it. So what it holds depends on when requests end, and with it the drafts, but not the tokens.
 
     Args:
         arena: has the core tables with ``number`` drafts.

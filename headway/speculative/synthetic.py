@@ -42,10 +42,8 @@ class SyntheticDrafter(Drafter):
     def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge:
         """Makes the tokens the drafts, or something else."""
 
-        def judge(token_ids: torch.Tensor, logits: torch.Tensor) -> None:
+        def judge(token_ids: torch.Tensor, _: torch.Tensor) -> None:
             drafts, known, seeds = self._drafts, self._num_tokens, self._seeds
-            synthetic_accept(
-                token_ids, slots, drafts, known, seeds, offset, self._always, self._part, self._vocab_size
-            )
+            synthetic_accept(token_ids, slots, drafts, known, seeds, offset, self._always, self._part, self._vocab_size)
 
         return judge

@@ -1,4 +1,4 @@
-"""``suffix_draft`` and ``suffix_keep`` against a search and a list written from their definitions."""
+"""``suffix_draft`` against a search written from its definition."""
 
 from __future__ import annotations
 
@@ -12,43 +12,9 @@ from hypothesis import strategies as st
 
 from headway.kernels.cpu import draft_ops
 from headway.kernels.suffix_draft import OFF, OWN, PARTS, SHARED, suffix_draft
-from headway.kernels.suffix_keep import suffix_keep
 from tests.kernels.guarded import expect, ints
+from tests.kernels.kept_answers import Kept
 from tests.kernels.native_kernel import native_as_kernel, native_function
-
-
-class Kept:
-    """Answers that are kept: a ring of ``size`` tokens, of at most ``most`` answers.
-
-    Attributes:
-        answers: (first token, tokens) of all, counted in tokens ever written.
-    """
-
-    def __init__(self, size: int, most: int) -> None:
-        self.size, self.most, self.written = size, most, 0
-        self.ring = [-1] * size
-        self.answers: list[tuple[int, int]] = []
-
-    def add(self, answer: list[int]) -> None:
-        answer = [*answer[-(self.size // 2 - 1) :], -1]
-        self.answers.append((self.written, len(answer)))
-        for token in answer:
-            self.ring[self.written % self.size] = token
-            self.written += 1
-
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        starts = [0] * self.most
-        for i, (start, _) in enumerate(self.answers):
-            starts[i % self.most] = start
-        return ints(self.ring), torch.tensor([self.written, len(self.answers), *starts])
-
-    def texts(self) -> list[tuple[list[int], list[int]]]:
-        """What is left of each of the newest answers, and the place in the ring of each of its tokens."""
-        found = []
-        for start, count in self.answers[-self.most :]:
-            places = [when for when in range(start, start + count - 1) if when >= self.written - self.size]
-            found.append(([self.ring[when % self.size] for when in places], [when % self.size for when in places]))
-        return found
 
 
 def matches(text: list[int], mine: list[int], most: int) -> list[int]:
@@ -62,9 +28,7 @@ def matches(text: list[int], mine: list[int], most: int) -> list[int]:
     return found
 
 
-def guesses(
-    text: list[int], kept: Kept, reach: int, number: int, most: int, factor: float, least: float
-) -> list[int]:
+def guesses(text: list[int], kept: Kept, reach: int, number: int, most: int, factor: float, least: float) -> list[int]:
     """Drafts of a text, from the definition."""
     runs: list[list[tuple[int, int, list[int]]]] = [[] for _ in range(2 * PARTS)]  # (matched, place, what follows)
     if reach == SHARED:
@@ -154,52 +118,6 @@ def test_what_most_say_is_guessed_as_long_as_it_is_likely() -> None:
         check([text], [SHARED], kept, 4, 9, factor, least)
 
 
-@st.composite
-def endings(draw: st.DrawFn) -> tuple[Any, ...]:
-    slots, length = draw(st.integers(1, 5)), 24
-    kept = Kept(draw(st.sampled_from([4, 7, 64])), draw(st.integers(1, 4)))
-    steps = []
-    for _ in range(draw(st.integers(1, 4))):
-        lens = draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=slots, max_size=slots))
-        flags = st.tuples(st.sampled_from([OFF, OWN, SHARED, SHARED]), st.booleans(), st.booleans())
-        steps.append((lens, draw(st.lists(flags, min_size=slots, max_size=slots)), draw(st.permutations(range(slots)))))
-    return slots, length, kept, steps
-
-
-def keep(case: tuple[Any, ...]) -> None:
-    slots, length, kept, steps = case
-    for number, (lens, flags, order) in enumerate(steps):
-        history = torch.arange(slots * length, dtype=torch.int32).view(slots, length) + 1000 * number
-        before = kept.tensors()
-        rows = [*order, -1, slots]
-        for slot in order:
-            (prompt, answer), (reach, was_alive, is_alive) = lens[slot], flags[slot]
-            if was_alive and not is_alive and reach == SHARED and answer:
-                kept.add(history[slot, prompt : prompt + answer].tolist())
-        after = kept.tensors()
-        seq_lens = ints([int(flags[slot][1]) if 0 <= slot < slots else 0 for slot in rows])
-        columns = [ints([each[i] for each in flags]) for i in (0, 2)]
-        known = ints([prompt + answer for prompt, answer in lens])
-        prompts = ints([prompt for prompt, _ in lens])
-        args = (*before, ints(rows), seq_lens, *columns, history, prompts, known)
-        expect(suffix_keep, args, {0: after[0], 1: after[1]})
-
-
-@settings(max_examples=30, deadline=None)
-@given(endings())
-def test_native_keeps_what_ends(case: tuple[Any, ...]) -> None:
-    if not draft_ops.available():
-        pytest.skip("no C compiler here")
-    with native_as_kernel():
-        keep(case)
-
-
-@settings(max_examples=3, deadline=None)
-@given(endings())
-def test_triton_keeps_what_ends(case: tuple[Any, ...]) -> None:
-    keep(case)
-
-
 def test_a_long_text_is_searched_in_parts() -> None:
     """Of more tokens than a program looks at once."""
     kept = Kept(35_000, 4)
@@ -209,6 +127,5 @@ def test_a_long_text_is_searched_in_parts() -> None:
     check([text], [SHARED], kept, 2, 8, 1.0, 0.1)
 
 
-def test_the_cpu_runs_them() -> None:
-    for op in (suffix_draft, suffix_keep):
-        assert not draft_ops.available() or op.implementation("cpu") is native_function(op)
+def test_the_cpu_runs_it() -> None:
+    assert not draft_ops.available() or suffix_draft.implementation("cpu") is native_function(suffix_draft)

@@ -93,9 +93,9 @@ def obeys(each: AddRequest, answer: Answer, truth: Answer) -> None:
     params, made = each.params, answer.token_ids
     assert answer.error is None and params.max_tokens is not None
     assert params.min_tokens <= len(made) <= params.max_tokens
-    assert answer.finish_reason == ("length" if len(made) == params.max_tokens and answer.stop_token_id is None else "stop") or (
-        len(made) == params.max_tokens
-    )
+    assert answer.finish_reason == (
+        "length" if len(made) == params.max_tokens and answer.stop_token_id is None else "stop"
+    ) or (len(made) == params.max_tokens)
     if params.temperature == 0.0:
         assert made == truth.token_ids and answer.finish_reason == truth.finish_reason
     if params.allowed_token_ids:
@@ -144,7 +144,11 @@ def test_the_most_likely_drafts_change_no_token() -> None:
         ({"draft_sample_method": "probabilistic", "adaptive": True}, "leave adaptive out"),
         ({"draft_sample_method": "greedy", "method": "ngram", "model": None}, "has no model, so drafts are not drawn"),
         (
-            {"draft_sample_method": "probabilistic", "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0},
+            {
+                "draft_sample_method": "probabilistic",
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_length": 2.0,
+            },
             "needs rejection_sample_method='standard'",
         ),
     ],
@@ -156,5 +160,3 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], says: str) 
         method="draft_model", model="m", num_speculative_tokens=2, draft_sample_method="probabilistic"
     )
     assert not probabilistic.is_adaptive
-
-

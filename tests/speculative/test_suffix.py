@@ -1,4 +1,5 @@
-"""The suffix drafter: tokens, log-probabilities and ends of plain decoding, in fewer steps; answers help those that come after."""
+"""The suffix drafter: tokens, log-probabilities and ends of plain decoding, in fewer steps; answers help those that come
+after."""
 
 from __future__ import annotations
 
@@ -106,7 +107,9 @@ def test_sweep(number: int, depth: int) -> None:
     for seed in range(6):
         batch = repetitive([*FEATURES, *LOOPS], seed=100 * number + seed)
         rule = {"max_cached_requests": seed, "max_spec_factor": 0.5 + seed, "min_token_prob": seed / 8}
-        core = on_cpu(run_ahead=depth, **suffix(number, **rule), **(SMALL if seed % 2 else {"max_num_batched_tokens": 72}))
+        core = on_cpu(
+            run_ahead=depth, **suffix(number, **rule), **(SMALL if seed % 2 else {"max_num_batched_tokens": 72})
+        )
         check(core, batch)
         core.check_integrity()
         core.shutdown()

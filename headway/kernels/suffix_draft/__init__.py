@@ -15,11 +15,12 @@ Of the n known tokens h, a place j of a text matches in the m <= max_match token
 Places are 0 .. n - 2 of h itself, and those of the store that are written, belong to one of its newest C answers and have a
 token >= 0 behind them. Either text's places (T of the store) are cut into PARTS runs of ceil(number / PARTS) each, and a run's
 candidate is the place that matches in most tokens, of equals the last. Of all candidates those of the longest match, m >= 1,
-vote: draft i is the token that most of them have at j + 1 + i, of equals that of the last candidate (the store's come before the
-text's own, places rising). A candidate with another token there, or none (the end of an answer), votes no more. The chance of
-draft i is the product of the shares of votes, of those who could still vote, up to it: an estimate of the probability as in
-SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975), over a bounded sample of the occurrences. Behind the end of h its text
-goes on with what was taken from it, as in ``ngram_draft``. All drafts that are not guessed are the last token.
+vote: draft i is the token that most of them have at j + 1 + i, of equals that of the last candidate (the store's come before
+the text's own, places rising). A candidate with another token there, or none (the end of an answer), votes no more. The
+chance of draft i is the product of the shares of votes, of those who could still vote, up to it: an estimate of the
+probability as in SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975), over a bounded sample of the occurrences. Behind the
+end of h its text goes on with what was taken from it, as in ``ngram_draft``. All drafts that are not guessed are the last
+token.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def suffix_draft(
     shared = _matched(store.expand(len(slot), size), usable, last, enough, wraps=True)
     place = torch.arange(length, device=history.device)
     own = _matched(text, place < (known - 1)[:, None], last, enough, wraps=False)
-    best = torch.cat((_candidates(shared, torch.full_like(known, size)), _candidates(own, known - 1)), 1)  # [R, 2 PARTS]
+    best = torch.cat(
+        (_candidates(shared, torch.full_like(known, size)), _candidates(own, known - 1)), 1
+    )  # [R, 2 PARTS]
 
     most = (best >> 32).amax(1)
     votes = ((best >> 32) == most[:, None]) & (most >= 1)[:, None]

@@ -89,7 +89,9 @@ def suffix_guess_kernel(
         chance = tl.full([], 1.0, tl.float32)
         going = 1
         for i in range(0, number):
-            theirs = tl.load(text + place + 1 + i % tl.maximum(known - 1 - place, 1), mask=votes & (index >= PARTS), other=-1)
+            theirs = tl.load(
+                text + place + 1 + i % tl.maximum(known - 1 - place, 1), mask=votes & (index >= PARTS), other=-1
+            )
             kept = tl.load(store + (place + 1 + i) % size, mask=votes & (index < PARTS), other=-1)
             token = tl.where(index < PARTS, kept, theirs)
             able = votes & (token >= 0)

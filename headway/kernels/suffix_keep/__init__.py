@@ -3,8 +3,8 @@
 suffix_keep(Tensor(a!) store, Tensor(b!) cursor, Tensor row_slots, Tensor seq_lens, Tensor scope, Tensor alive, Tensor history,
             Tensor prompt_len, Tensor num_tokens) -> ()
 
-    store       int32 [T], T >= 4, a ring of tokens          cursor  int64 [2 + C], C >= 1: tokens ever written, answers ever kept,
-                and where answer i began, counted in tokens ever written, at 2 + i mod C
+    store       int32 [T], T >= 4, a ring of tokens          cursor  int64 [2 + C], C >= 1: tokens ever written, answers ever
+                kept, and where answer i began, counted in tokens ever written, at 2 + i mod C
     row_slots   int32 [R]       seq_lens  int32 [R], 0 where the row's request had ended before the step
     scope, alive, prompt_len, num_tokens  int32 [S]           history  int32 [S, L]
 

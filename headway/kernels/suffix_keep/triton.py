@@ -38,7 +38,9 @@ def suffix_copy_kernel(
     if number > 0:
         first = tl.load(cursor) + tl.sum(tl.where(row < tl.program_id(0), taken, 0), 0)
         least = tl.load(cursor) + tl.sum(taken, 0) - size
-        source = history + tl.sum(tl.where(mine, slot, 0), 0) * length + tl.sum(tl.where(mine, end, 0), 0) - (number - 1)
+        source = (
+            history + tl.sum(tl.where(mine, slot, 0), 0) * length + tl.sum(tl.where(mine, end, 0), 0) - (number - 1)
+        )
         for begin in range(0, number, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             token = tl.load(source + column, mask=column < number - 1, other=-1)
@@ -51,7 +53,7 @@ def suffix_count_kernel(
     cursor, row_slots, seq_lens, scope, alive, prompt_len, num_tokens, rows, num_slots, length, size, kept,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    taken, slot, end = _lengths(
+    taken, _slot, _end = _lengths(
         row_slots, seq_lens, scope, alive, prompt_len, num_tokens, rows, num_slots, length, size, ROWS
     )
     ends = (taken > 0).to(tl.int64)
