@@ -127,6 +127,7 @@ class SamplingParams:
         detokenize: produce text; False leaves ``text`` empty.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: constrain the text to a schema, pattern, choice or grammar.
+        disable_spec_decode: no tokens are guessed for this request. Without ``speculative_config`` it changes nothing.
     """
 
     n: int = 1
@@ -153,6 +154,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    disable_spec_decode: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -166,7 +168,14 @@ class SamplingParams:
         self._check_reals()
         self._check_tables()
         self._check_stops()
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+        switches = (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "disable_spec_decode",
+        )
+        for name in switches:
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, f"must be true or false, got {getattr(self, name)!r}")
 

@@ -69,7 +69,8 @@ class StepPlan:
         starts_bound: int32 [R], position of the row's first token: exact on rows inside their known tokens (prefill),
             a bound on decode rows (the device may already have ended them, or have rejected drafts).
         samples: bool [R], whether the row's last token is followed by a sampled one or, in a step that pools, ends its text.
-        num_decode_rows: rows [0, num_decode_rows) are decode rows: query_len ``width``, samples true.
+        num_decode_rows: rows [0, num_decode_rows) are decode rows: query_len ``width``, or 1 where nothing is guessed for the
+            request; samples true.
         admissions: slots to initialise, each for a row of this step.
         block_edit_rows, block_edit_indices, block_edit_ids: int32 [E] each:
             block_tables[row, index] = block id, row = group * number of slots + slot, applied before the rows run
@@ -77,8 +78,8 @@ class StepPlan:
         masks: (slot, int32 words) of rows that sample under a grammar on the host: the tokens they may draw, bit t % 32 of
             word t // 32.
         owners: per row, an opaque token the scheduler uses in ``apply`` (never read by the runner).
-        width: tokens of a decode row: the last known one, and drafts. Such a row brings 1 to ``width`` tokens, unless its
-            request has ended; any other row that samples brings one.
+        width: most tokens of a decode row: the last known one, and drafts. Such a row brings 1 to as many tokens as it has,
+            unless its request has ended; any other row that samples brings one.
         pools: the step's requests generate nothing: their outcome is a vector when their text ends.
         token_vectors: some row wants a vector for each of its tokens.
         state_loads, state_saves: (source, destination) slots of states that are copied before the rows run, and after it;
@@ -116,7 +117,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         rows = len(self.slots)
-        return rows * self.width if rows == self.num_decode_rows else int(self.query_lens.sum())
+        return rows if rows == self.num_decode_rows and self.width == 1 else int(self.query_lens.sum())
 
 
 @dataclass(slots=True)
@@ -138,7 +139,7 @@ class LogprobsResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the device reports of one step; rows as in the plan. W is the plan's width.
+    """What the device reports of one step; rows as in the plan. W is the plan's width, or that of a graph for wider rows.
 
     Attributes:
         counts: int32 [R], tokens that the row brought, 0..W; 0 for rows inside their prompt and for zombie rows (ended on the

@@ -201,7 +201,7 @@ def _build(
         upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
-    draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
+    draft_pacer = DraftPacer(runner.config.widths) if extras.drafts is not None and extras.drafts.adaptive else None
     info = model_info(args, loaded, sizes)
     return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
 
@@ -367,6 +367,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_in_flight=sizes.max_in_flight,
         prompt_logits_chunk=sizes.thresholds.prompt_logits_chunk,
         width=sizes.width,
+        widths=(1,) if extras.drafts is None else extras.drafts.widths,
         lookahead=sizes.lookahead,
         edits_per_row=layout.edits_per_row,
         has_states=layout.has_states,
@@ -390,6 +391,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
             kv_dtype=loaded.kv_dtype,
             max_tokens=sizes.max_num_batched_tokens,
             max_rows=sizes.max_num_seqs,
+            drawing=extras.drafts.drawing,
         )
         drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)

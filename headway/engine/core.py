@@ -21,6 +21,7 @@ from headway.engine.pacer import Pacer
 from headway.runner.executor import BACK_PRESSURE
 from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import Scheduler
+from headway.scheduler.drafts import reached
 from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
 
@@ -200,12 +201,10 @@ class EngineCore:
 
     def _pace_drafts(self, pacer: DraftPacer, plan: StepPlan, result: StepResult, trace: StepTrace) -> None:
         """Let the width of the next rows follow what this step brought, and took."""
-        counts = result.counts[: plan.num_decode_rows]
         took = None
         if plan.num_decode_rows == plan.num_rows:  # without a clock the host computes the step while it launches it
             took = trace.launch_us + trace.wait_us if trace.busy_us is None else trace.busy_us
-        rows, tokens = int((counts > 0).sum()), int(counts.sum())
-        self._scheduler.width = pacer.observe(plan.width, rows, tokens, took)
+        self._scheduler.width = pacer.observe(plan.width, reached(plan, result), took)
 
     def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
         """A step could not be launched: its requests fail, the others and the engine live on.

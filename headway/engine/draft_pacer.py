@@ -1,103 +1,146 @@
-"""Whether drafts pay at the moment: rows of drafts bring more tokens a step, and their steps take longer."""
+"""How many drafts pay at the moment: longer rows bring more tokens a step, and their steps take longer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PROBE_STEPS = 8
-"""Steps with drafts before they are judged."""
+"""Steps of a width before it is judged."""
 PLAIN_STEPS = 4
-"""Steps without, to know how long these take."""
+"""The same for steps without drafts."""
 STALE_STEPS = 1
-"""First steps with drafts after some without: nobody has drafted for them."""
+"""First steps of rows with more drafts than before: nobody has drafted that far for them."""
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
-"""Steps without drafts once they did not pay; twice as many each time they do not pay again."""
+"""Steps with fewer drafts than there can be until all are tried again; twice as many each time they do not pay again."""
 TRUSTED_STEPS = 4096
-"""Steps after which the time of a step without drafts is measured again."""
+"""Steps after which a time that was measured says nothing any more: texts have grown."""
 SMOOTHING = 1 / 8
-"""Weight of the newest step in means."""
+"""Weight of the newest step in mean times."""
+REMEMBERED_ROWS = 64
+"""Acceptance is that of about so many rows, or of the rows of ``PROBE_STEPS`` steps where these are more."""
+MARGIN = 1.03
+"""How much better another width must promise to be: times and acceptance are noisy."""
 
 
 @dataclass(slots=True)
-class _Load:
-    """Steps of about so many rows: microseconds without and with drafts, 0 while unknown; when the former was measured."""
+class _Time:
+    """Mean microseconds of a step, and the number of the last step that was measured."""
 
-    plain_us: float = 0.0
-    draft_us: float = 0.0
-    measured: int = 0
+    us: float
+    measured: int
 
 
 class DraftPacer:
-    """Chooses the width of the next steps' decode rows: all drafts, or none.
+    """Chooses the width of the next steps' decode rows among a few.
 
-    Drafts pay while mean tokens a row > time of a step with drafts / time of one without, at the present number of rows, by
-    powers of two. Both times are measured; where drafts do not pay they are tried again after a pause. Tokens do not depend on
-    any of this.
+    Of the widths w the one is taken whose rows bring most tokens in a time, E(w) / T(w). With a_i, the share of i-th drafts
+    that are accepted where all before them were, E(w) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_(w-1) (the expectation of
+    Leviathan et al. 2023, arXiv:2211.17192, section 3.1, without its assumption that all a_i are equal). T(w) is the mean
+    time of a step at the present number of rows, by powers of two; a width that has not run there lately is taken to cost no
+    more than the next narrower one that has, so that it is tried where it may pay. Both are measured as steps finish. Where
+    fewer than all drafts are best, all are tried again after a pause, since nothing is learned of drafts that are not made.
+    Tokens do not depend on any of this.
 
     Args:
-        width: tokens of a row with all its drafts.
+        widths: that there are, rising: 1, and tokens of rows with some and with all drafts.
 
     Attributes:
         width: of the next steps' rows.
     """
 
-    def __init__(self, width: int) -> None:
-        self._full = self.width = width
-        self._length = 0.0
-        self._loads: dict[int, _Load] = {}
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = list(widths)
+        self._full = self.width = self._widths[-1]
+        self._tried, self._right = [0.0] * self._full, [0.0] * self._full  # by place of the draft; 0 is no draft's
+        self._loads: dict[int, dict[int, _Time]] = {}
         self._load = 0
         self._steps = self._since = self._stale = 0
-        self._left = 0  # steps without drafts still to come
+        self._left = 0  # steps until all drafts are tried again
         self._pause = FIRST_PAUSE
 
-    def observe(self, width: int, rows: int, tokens: int, step_us: float | None) -> int:
+    def observe(self, width: int, reached: Sequence[int], step_us: float | None) -> int:
         """Learn from a finished step; returns the width of the next ones.
 
         Args:
             width: of its decode rows.
-            rows: decode rows that brought tokens, ``tokens`` in all.
+            reached: of each place the decode rows that brought a token there; the first number is that of all that brought any.
             step_us: what it took; None where prompts ran beside them.
         """
         self._steps += 1
+        rows = reached[0]
         if not rows or width != self.width:  # it was launched before the last change
             return self.width
         moved = rows.bit_length() != self._load
         self._load = rows.bit_length()
-        load = self._loads.setdefault(self._load, _Load())
+        if width > 1 and self._stale:
+            self._stale -= 1
+            return self.width
         self._since += 1
-        if width == 1:
-            if step_us is not None:
-                load.plain_us = _smooth(load.plain_us, step_us)
-                load.measured = self._steps
+        self._learn(reached, step_us)
+        if width < self._full:
             self._left = min(self._left, PROBE_STEPS) if moved else self._left - 1
             if self._left <= 0:
-                self._switch(self._full)
-        elif self._stale:
-            self._stale -= 1
-        else:
-            self._length = _smooth(self._length, tokens / rows)
-            if step_us is not None:
-                load.draft_us = _smooth(load.draft_us, step_us)
-            if self._since >= PROBE_STEPS:
-                self._judge(load)
+                self._try_all()
+                return self.width
+        if self._since >= (PROBE_STEPS if width > 1 else PLAIN_STEPS):
+            self._judge(self._loads[self._load])
         return self.width
 
-    def _judge(self, load: _Load) -> None:
-        if not load.draft_us:
+    def _learn(self, reached: Sequence[int], step_us: float | None) -> None:
+        most = max(REMEMBERED_ROWS, PROBE_STEPS * reached[0])
+        for place in range(1, self.width):
+            self._tried[place] += reached[place - 1]
+            self._right[place] += reached[place]
+            self._forget(place, most)
+        times = self._loads.setdefault(self._load, {})
+        if step_us is not None:
+            known = times.get(self.width)
+            mean = step_us if known is None else known.us + (step_us - known.us) * SMOOTHING
+            times[self.width] = _Time(mean, self._steps)
+
+    def _forget(self, place: int, most: float) -> None:
+        if self._tried[place] > most:
+            self._right[place] *= most / self._tried[place]
+            self._tried[place] = most
+
+    def _judge(self, times: dict[int, _Time]) -> None:
+        if self.width not in times:
             return
-        if not load.plain_us or self._steps - load.measured > TRUSTED_STEPS:
-            self._switch(1, PLAIN_STEPS)
-        elif self._length * load.plain_us < load.draft_us:
-            self._switch(1, self._pause)
+        known = {width: each.us for width, each in times.items() if self._steps - each.measured <= TRUSTED_STEPS}
+        if 1 not in known:
+            self._switch(1)
+            self._left = self._pause
+            return
+        worth = {
+            width: self._tokens(width) / known[max(each for each in known if each <= width)] for width in self._widths
+        }
+        best = max(worth, key=worth.__getitem__)
+        if best == self.width or worth[best] < MARGIN * worth[self.width]:
+            if self.width == self._full and self._since >= 4 * PROBE_STEPS:
+                self._pause = FIRST_PAUSE
+            return
+        if self.width == self._full:
+            self._left = self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        elif self._since >= 4 * PROBE_STEPS:
-            self._pause = FIRST_PAUSE
+        self._switch(best)
 
-    def _switch(self, width: int, steps: int = 0) -> None:
-        self.width, self._left, self._since, self._stale = width, steps, 0, STALE_STEPS
-        if width > 1:
-            self._length = 0.0  # what the texts were like is long ago
+    def _tokens(self, width: int) -> float:
+        """E(width); a draft that has never been tried is taken for as good as the one before it."""
+        total = chance = share = 1.0
+        for place in range(1, width):
+            if self._tried[place]:
+                share = self._right[place] / self._tried[place]
+            chance *= share
+            total += chance
+        return total
 
+    def _try_all(self) -> None:
+        """What the texts were like is long ago: what comes now shall count for more."""
+        for place in range(1, self._full):
+            self._forget(place, 1.0)
+        self._switch(self._full)
 
-def _smooth(mean: float, newest: float) -> float:
-    return mean + (newest - mean) * SMOOTHING if mean else newest
+    def _switch(self, width: int) -> None:
+        self._stale = STALE_STEPS if width > self.width else 0
+        self.width, self._since = width, 0

@@ -10,7 +10,7 @@ import torch
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.log import logger
-from headway.core.speculative import SpeculativeConfig
+from headway.core.speculative import SpeculativeConfig, draft_widths
 from headway.models.interface import Model
 from headway.models.load import load_model
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
@@ -24,6 +24,7 @@ from headway.speculative.eagle_model import EagleModel
 from headway.speculative.mtp_load import load_mtp
 from headway.speculative.mtp_model import MTPModel
 from headway.speculative.ngram import NgramDrafter
+from headway.speculative.suffix import SuffixDrafter
 from headway.speculative.synthetic import SyntheticDrafter
 from headway.weights import open_checkpoint
 
@@ -56,6 +57,7 @@ class Drafts:
         load: loads its model; None: it has none.
         lookahead, forgets_last_hit: see ``SchedulerConfig``.
         adaptive: whether steps leave them out while they do not pay.
+        drawing: ``draft_sample_method``.
     """
 
     number: int
@@ -64,6 +66,12 @@ class Drafts:
     lookahead: int = 0
     forgets_last_hit: bool = False
     adaptive: bool = False
+    drawing: str | None = None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tokens that decode rows may have, rising."""
+        return draft_widths(self.number, adaptive=self.adaptive)
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None) -> Drafts | None:
@@ -73,6 +81,8 @@ class Drafts:
         number, length = config.num_speculative_tokens, config.synthetic_acceptance_length
         if config.method == "ngram":
             found = cls(number, lambda house: NgramDrafter(house.arena, number, *config.lookup))
+        elif config.method == "suffix":
+            found = cls(number, lambda house: SuffixDrafter(house.arena, number, *config.suffix))
         elif config.method in ("eagle", "eagle3"):
             found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
         elif config.method == "mtp":
@@ -81,7 +91,7 @@ class Drafts:
             found = cls(number, DFlashDrafter, lambda loading: _load_dflash(config, loading), number + 1)
         else:
             found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
-        found = replace(found, adaptive=config.is_adaptive)
+        found = replace(found, adaptive=config.is_adaptive, drawing=config.draft_sample_method)
         return found if length is None else _synthetic(found, length)
 
 
@@ -150,7 +160,7 @@ def _synthetic(real: Drafts, length: float) -> Drafts:
     """The same drafts, right as often as ``length`` says."""
     logger.warning(
         "SYNTHETIC ACCEPTANCE: rows bring %g tokens a step whatever the model says. For benchmarks only: what is generated "
-        "is no text, its log-probabilities are of other tokens, and grammars will break",
+        "is no text, and grammars will break",
         length,
     )
 

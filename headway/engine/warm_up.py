@@ -18,7 +18,7 @@ from headway.engine.sizes import Sizes
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.sample import RANDOM
 from headway.models.interface import ModelSpec
-from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, row_buckets
+from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, decode_shapes
 from headway.runner.launch import TOKEN_VECTORS
 from headway.runner.pooled_graphs import PooledGraphs, pooled_shapes
 from headway.runner.prefill_graphs import PrefillGraphs, prefill_shapes
@@ -163,7 +163,7 @@ def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGr
         kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
         pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden_from(body.model.spec), whole=kinds)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled
-    tails, widths = tail_variants(body.sampler.every_edit), sorted({1, config.width})
-    decode = DecodeGraphs(device, body.front, body.back, row_buckets(config.max_num_seqs), tails, widths)
+    tails = tail_variants(body.sampler.every_edit)
+    decode = DecodeGraphs(device, body.front, body.back, decode_shapes(config.max_num_seqs, config.widths), tails)
     tails = [*WHOLE_STEP_VARIANTS, *tails]
     return decode, PrefillGraphs(device, body.front, body.back, shapes, tails, hidden_from(body.model.spec))

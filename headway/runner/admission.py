@@ -12,12 +12,13 @@ from headway.core.log import logger
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
 from headway.core.plan import Admission, Int32s
+from headway.kernels.suffix_draft import OFF, OWN, SHARED
 from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
 from headway.sampling.sampler import Sampler
 from headway.state.media import MEDIA, media_row
 from headway.state.packed_step import EDIT_INTS, PackedStep, segment_ints
-from headway.state.slots import ENCODER_LEN, SlotArena
+from headway.state.slots import DRAFT_SCOPE, ENCODER_LEN, SlotArena
 
 MAX_EOS_IDS = 16
 MAX_STOP_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_IDS
@@ -83,6 +84,8 @@ class AdmissionWriter:
         edits = [*_AT_ADMISSION, *_core_edits(request), *self._sampler.stage(request)]
         if self._arena.has(ENCODER_LEN):
             edits.append(SlotEdit(ENCODER_LEN, ints(sum(item.rows for item in request.media))))
+        if self._arena.has(DRAFT_SCOPE):
+            edits.append(SlotEdit(DRAFT_SCOPE, ints(_draft_scope(request))))
         if self._arena.has(MEDIA):
             edits.append(SlotEdit(MEDIA, media_row(request.runs, self._prompt_seen(request))))
         single = [edit for edit in edits if len(edit.values) == 1]
@@ -133,6 +136,13 @@ class AdmissionWriter:
         found = base, np.array([self._arena.stride(table) for table in tables], np.int32)
         self._places[tables] = found
         return found
+
+
+def _draft_scope(request: AddRequest) -> int:
+    """Requests with a salt share nothing with others: neither prefixes nor, by the time that guesses save, answers."""
+    if request.params.disable_spec_decode or request.host_grammar is not None:
+        return OFF
+    return SHARED if request.cache_salt is None else OWN
 
 
 def _core_edits(request: AddRequest) -> list[SlotEdit]:

@@ -10,7 +10,8 @@ from headway.core.config import USUAL_THRESHOLDS
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerConfig:
     """Sizes the runner allocates for. ``max_in_flight`` is the most steps launched and not yet collected;
-    ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included;
+    ``prompt_logits_chunk`` see ``Thresholds``; ``width`` is the most tokens of a decode row, drafts included,
+    ``widths`` are the numbers there can be, rising;
     ``lookahead`` the places behind a row's last token that the drafter writes keys to; ``edits_per_row`` see
     ``CacheLayout``; ``has_states``: packed steps carry a chunk table;
     ``has_latents``: launches say how many cached tokens become keys and values;
@@ -28,6 +29,7 @@ class RunnerConfig:
     max_in_flight: int
     prompt_logits_chunk: int = USUAL_THRESHOLDS.prompt_logits_chunk
     width: int = 1
+    widths: tuple[int, ...] = (1,)
     lookahead: int = 0
     edits_per_row: int = 1
     has_states: bool = False

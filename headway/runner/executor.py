@@ -157,7 +157,7 @@ class Executor:
             replayed = self._replay(launch, num_edits)
             if replayed is not None:
                 done, shape = replayed
-                layout.padded_rows, layout.padded_tokens = shape.rows, shape.tokens
+                layout.padded_rows, layout.padded_tokens, layout.width = shape.rows, shape.tokens, shape.width
                 layout.logprob_entries = done.variant.max_logprobs
                 self.num_replays += 1
                 return pack_results(ring, self._record_ints, layout.padded_rows, done.parts)

@@ -53,6 +53,18 @@ def row_buckets(max_num_seqs: int) -> list[int]:
     return sorted(bucket for bucket in buckets if bucket <= max_num_seqs)
 
 
+def few_buckets(max_num_seqs: int) -> list[int]:
+    """Powers of two and ``max_num_seqs``, for kinds of steps that are rarer: a third of the buckets, and of what they cost."""
+    return sorted({1 << bit for bit in range(max_num_seqs.bit_length())} | {max_num_seqs})
+
+
+def decode_shapes(max_num_seqs: int, widths: Sequence[int]) -> list[LaunchShape]:
+    """Of all decode steps, from small to large. Rows with some but not all drafts come in ``few_buckets``."""
+    usual, few = row_buckets(max_num_seqs), few_buckets(max_num_seqs)
+    found = {(rows, width) for width in widths for rows in (usual if width in (1, widths[-1]) else few)}
+    return [decode_shape(*each) for each in sorted(found)]
+
+
 def decode_shape(num_rows: int, width: int = 1) -> LaunchShape:
     """The key of a graph of ``num_rows`` decode rows of ``width`` tokens."""
     return LaunchShape(num_rows * width, num_rows, num_rows, width, width)
@@ -135,8 +147,7 @@ class DecodeGraphs(StepGraphs):
     """Captured decode steps.
 
     Args:
-        buckets: ascending padded row counts; a bucket's graphs apply as many edits of slots.
-        widths: ascending; of the rows.
+        shapes: of ``decode_shapes``; a shape's graphs apply as many edits of slots as it has rows.
     """
 
     def __init__(
@@ -144,11 +155,9 @@ class DecodeGraphs(StepGraphs):
         device: Device,
         front: StepLogits,
         back: SampleAndAdvance,
-        buckets: Iterable[int],
+        shapes: Iterable[LaunchShape],
         tails: Sequence[Variant],
-        widths: Sequence[int] = (1,),
     ) -> None:
-        shapes = [decode_shape(bucket, width) for bucket in buckets for width in widths]
         super().__init__(device, front, back, shapes, tails)
 
     def _whole_variants(self, shape: LaunchShape) -> Sequence[Variant]:

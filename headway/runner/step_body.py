@@ -23,7 +23,7 @@ from headway.runner.prompt_logprobs import gather_entries
 from headway.runner.relay import Relay
 from headway.runner.results import Part, record_ints
 from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Judge, Sampler, Variant
 from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -255,10 +255,13 @@ class StepBody:
         slots = batch.row_slots
         for offset in range(batch.width):
             run: tuple[object, ...] = ()
+            judge: Judge | None = None
             going_on = self._going_on[offset % 2, :rows]
             if batch.width > 1:
                 run = (self._arena.view("drafts").view(-1, self.config.width - 1), going_on, offset)
-            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, offset)
+                assert self._drafter is not None, "rows of drafts have a drafter"
+                judge = self._drafter.judge(batch, slots, offset, variant.flags)
+            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, judge)
             parts += [] if logprobs is None else [logprobs]
             slots = going_on
         if self._drafter is not None:
@@ -266,14 +269,12 @@ class StepBody:
         return parts
 
     def _outcome(
-        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], offset: int
+        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], judge: Judge | None
     ) -> LogprobTensors | None:
         """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
-        token_ids, logprobs = self.sampler(logits, slots, variant)
+        token_ids, logprobs = self.sampler(logits, slots, variant, judge)
         if self._stage is not None:
             self._stage.tell(token_ids)
-        if self._drafter is not None and run:
-            self._drafter.judge(token_ids, slots, offset)
         self._advance(slots, token_ids, variant, run)
         return logprobs
 

@@ -3,6 +3,7 @@ the edits only biases change a penalised logit, and these come first."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +61,10 @@ BIAS_EDIT, GRAMMAR_EDIT = 1, 1 << 4
 
 ASKS_LOGPROBS = 1 << 30
 """Marks slots that ask for log-probabilities, in the host's mirror of what slots need: bits of edits, above them flags."""
+
+
+Judge = Callable[[torch.Tensor, torch.Tensor], None]
+"""Tokens int32 [N], which it may change in place, and the edited logits [N, V] they were drawn from."""
 
 
 class Sampled(NamedTuple):
@@ -143,16 +148,19 @@ class Sampler:
         """[N, V] of what the model made, which may be a part of the vocabulary."""
         return logits if self._spread is None else self._spread.whole(logits)
 
-    def __call__(self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant) -> Sampled:
+    def __call__(
+        self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant, judge: Judge | None = None
+    ) -> Sampled:
         """Choose tokens.
 
         Args:
             logits: [N, V] as the model made them, or those of the rank's part of the vocabulary; modified only when all edits
                 forbid tokens and nobody reads them after.
             slots: int32 [N] on the device, -1 on padding.
+            judge: has the last word: it may replace the tokens that were drawn, before their log-probabilities are taken.
         """
         if self._spread is not None:
-            if variant == GREEDY:
+            if variant == GREEDY and judge is None:
                 return Sampled(self._spread.best(logits, slots, self.draw), None)
             logits = self._spread.whole(logits)
         edited = logits
@@ -163,6 +171,8 @@ class Sampler:
                 if variant.edits >> bit & 1:
                     feature.apply(edited, slots)
         token_ids = self.draw.apply(edited, slots, variant.flags)
+        if judge is not None:
+            judge(token_ids, edited)
         if variant.max_logprobs == NOT_ASKED:
             return Sampled(token_ids, None)
         return Sampled(token_ids, self.logprobs.gather(logits, token_ids, slots, variant.max_logprobs))

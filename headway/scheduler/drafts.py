@@ -7,6 +7,16 @@ import numpy as np
 from headway.core.plan import StepPlan, StepResult
 
 
+def reached(plan: StepPlan, result: StepResult) -> list[int]:
+    """Of each place of a decode row, the rows that brought a token there. In a step with drafts, of rows that have some: others
+    say nothing of them. Rows whose request had ended before bring nothing."""
+    counts = result.counts[: plan.num_decode_rows]
+    if plan.width == 1:
+        return [int((counts > 0).sum())]
+    counts = counts[plan.query_lens[: plan.num_decode_rows] > 1]
+    return (counts[:, None] > np.arange(plan.width)).sum(0).tolist()
+
+
 class DraftCounts:
     """Drafts of rows that were verified.
 
@@ -26,12 +36,10 @@ class DraftCounts:
         """Count a step. Rows whose request had ended before bring nothing and count for nothing."""
         if plan.width == 1:
             return
-        counts = result.counts[: plan.num_decode_rows]
-        brought = counts[counts > 0]
-        self.rows += len(brought)
-        self.drafted += len(brought) * (plan.width - 1)
-        places = np.arange(1, plan.width)
-        self._accepted[: plan.width - 1] += (brought[:, None] > places).sum(0)
+        rows, *accepted = reached(plan, result)
+        self.rows += rows
+        self.drafted += rows * len(accepted)
+        self._accepted[: len(accepted)] += accepted
 
     @property
     def accepted(self) -> int:

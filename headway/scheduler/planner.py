@@ -69,7 +69,7 @@ class Planner:
     """Builds plans. First come first served: an earlier request never waits for a later one's tokens or blocks.
 
     Attributes:
-        width: tokens of the next steps' decode rows, 1 to the configured width.
+        width: tokens of the next steps' decode rows, 1 to the configured width; those of requests without drafts have one.
     """
 
     def __init__(self, config: SchedulerConfig, life: Lifecycle) -> None:
@@ -78,7 +78,7 @@ class Planner:
         self._table = life.table
         self.width = config.width
         self._drafting, self._lookahead = config.width > 1, config.lookahead
-        self._lens = [np.full(config.max_num_seqs, width, np.int32) for width in range(config.width + 1)]
+        self._ones = np.ones(config.max_num_seqs, np.int32)
         self._all_true: Bools = np.ones(config.max_num_seqs, np.bool_)
         self._blocked: tuple[Request, int] | None = None
         self._drained: list[Request] = []
@@ -134,7 +134,7 @@ class Planner:
         starts = table.scheduled[rows.index]
         if self._drafting:
             rows, starts = self._not_paused(rows, starts)
-        ends = starts + width
+        ends = starts + (1 if width == 1 else table.lengths(rows.index, width))
         stored = ends + self._lookahead
         (short,) = (stored > table.capacity[rows.index]).nonzero()
         if len(short):
@@ -266,20 +266,14 @@ class Planner:
         return taken
 
     def _add_lagging(self, draft: _Draft, taken: list[Request], decode: Rows, starts: Int32s) -> tuple[Rows, Int32s]:
-        """Adds the rows of ``taken``: to the decode rows where these have one token, too, else behind them."""
+        """Adds the rows of ``taken``, of one token each, to the decode rows."""
         table = self._table
         rows = Rows.of(taken, table)
         mine = table.scheduled[rows.index]
         table.scheduled[rows.index] = table.least[rows.index] = mine + 1
         table.in_flight[rows.index] += 1
         draft.drained += [each for each in taken if table.scheduled[each.slot] == table.last[each.slot]]
-        if self.width == 1:
-            return decode.plus(rows), np.concatenate((starts, mine))
-        draft.requests += taken
-        draft.query_lens += [1] * len(taken)
-        draft.starts += mine.tolist()
-        draft.samples += [True] * len(taken)
-        return decode, starts
+        return decode.plus(rows), np.concatenate((starts, mine))
 
     def _grow(self, draft: _Draft, request: Request, end: Bound) -> None:
         """Room for the request's tokens up to ``end``."""
@@ -409,7 +403,8 @@ class Planner:
     def _assemble(self, step: int, draft: _Draft, decode: Rows, starts: Int32s) -> tuple[StepPlan, Rows]:
         n = len(decode)
         rows = decode
-        query_lens, samples = self._lens[self.width][:n], self._all_true[:n]
+        samples = self._all_true[:n]
+        query_lens = self._ones[:n] if self.width == 1 else self._table.lengths(rows.index, self.width)
         if not self._life.kv.stores:
             draft.longest_first()
         if draft.requests:
@@ -425,6 +420,7 @@ class Planner:
                 query_lens, samples, starts = (np.concatenate(pair) for pair in both)
             else:  # a prompt that is alone waits for each microsecond
                 rows, (query_lens, samples, starts) = more, columns
+        width = self.width if self.width > 1 and self._table.drafts[rows.index].any() else 1
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]
@@ -432,7 +428,7 @@ class Planner:
         changes = (draft.admissions, edits[0], edits[1], edits[2], draft.masks)
         by_token = self._config.pools and any(request.by_token for request in draft.requests)
         pools = self._config.pools
-        plan = StepPlan(*at, *changes, rows.requests, self.width, pools, by_token, draft.loads, draft.saves)
+        plan = StepPlan(*at, *changes, rows.requests, width, pools, by_token, draft.loads, draft.saves)
         media = self._life.media
         plan.encodes = draft.encodes if media is None else media.encodes
         plan.media_rows, plan.media = draft.media_rows, draft.media

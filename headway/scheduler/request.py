@@ -47,6 +47,7 @@ class Request:
         prompt_rows: prompt log-probabilities collected so far, None when not asked for.
         cached_tokens: tokens that the first admission found in the prefix cache, None before it.
         reported: whether an update has been issued.
+        drafts: tokens may be guessed ahead for it.
         lags: a grammar on the host must see each token before the next may be drawn.
         pools: it generates nothing, and ends with its prompt.
         by_token: it pools, and each token has a vector.
@@ -64,6 +65,7 @@ class Request:
         "cached_tokens",
         "cross",
         "digests",
+        "drafts",
         "first_kept",
         "held",
         "in_flight",
@@ -128,6 +130,7 @@ class Request:
         self.cached_tokens: int | None = None
         self.reported = False
         self.lags = message.host_grammar is not None
+        self.drafts = not (self.lags or params.disable_spec_decode)
         self.says_more = self.wants_logprobs or self.lags
         self.mask: Int32s | None = None
         self.admitted = 0

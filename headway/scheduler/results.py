@@ -205,7 +205,7 @@ class Collector:
         more = updates.more
         special = _nonzero(table.special[slots])
         asking = [i for i in special if requests[i].wants_logprobs]
-        told = self._told(plan.width, result, asking, order, counts) if asking else {}
+        told = self._told(result, asking, order, counts) if asking else {}
         for i in special:
             request = requests[i]
             if not request.says_more:  # only its first update does, which is this one
@@ -227,14 +227,14 @@ class Collector:
         """
         table = self._table
         counts, tokens = result.counts, result.token_ids
-        decodes = np.arange(len(counts)) < plan.num_decode_rows
+        planned = np.where(np.arange(len(counts)) < plan.num_decode_rows, plan.query_lens, counts)
         if picked is not None:
-            counts, tokens, decodes = counts[picked], tokens[picked], decodes[picked]
+            counts, tokens, planned = counts[picked], tokens[picked], planned[picked]
         known = table.known[slots]
         row, place = (np.arange(plan.width) < counts[:, None]).nonzero()
         table.history[slots[row], known[row] + place] = tokens[row, place]
         table.known[slots] = known + counts
-        table.scheduled[slots] -= np.where(decodes, plan.width - counts, 0)
+        table.scheduled[slots] -= planned - counts
         table.least[slots] += counts - 1
         self.generation_tokens += len(row)
         updates = StepUpdates(ids, tokens[:, 0].tolist())
@@ -250,9 +250,10 @@ class Collector:
             kv.register(requests[i], self._table.history[requests[i].slot], Exact(int(written[i])))
 
     def _told(
-        self, width: int, result: StepResult, asking: list[int], order: Sequence[int], counts: Int32s | None
+        self, result: StepResult, asking: list[int], order: Sequence[int], counts: Int32s | None
     ) -> dict[int, list[TokenLogprobsRow | None]]:
         """Log-probabilities of each token that the rows ``asking`` brought."""
+        width = result.token_ids.shape[1]
         lengths = [1 if counts is None else int(counts[i]) for i in asking]
         places = [order[i] * width + j for i, length in zip(asking, lengths, strict=True) for j in range(length)]
         rows = iter(logprobs_rows(result.logprobs, places))

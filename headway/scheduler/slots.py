@@ -26,6 +26,7 @@ class SlotTable:
         capacity: tokens the held blocks can store.
         in_flight: rows launched and not applied, of the present owner.
         epoch: how often the slot changed hands; a row launched under an older epoch is not the present owner's.
+        drafts: tokens may be guessed ahead for the owner.
         special: the next update of the owner carries more than a token.
         history: int32 [S, L], known tokens.
         num_closed: how often any slot changed hands.
@@ -40,6 +41,7 @@ class SlotTable:
         self.capacity = np.zeros(num_slots, np.int32)
         self.in_flight = np.zeros(num_slots, np.int32)
         self.epoch = np.zeros(num_slots, np.int64)
+        self.drafts = np.zeros(num_slots, np.bool_)
         self.special = np.zeros(num_slots, np.bool_)
         self.history: Int32s = np.zeros((num_slots, max_model_len), np.int32)
         self.num_closed = 0
@@ -48,6 +50,10 @@ class SlotTable:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def lengths(self, index: Int64s, width: int) -> Int32s:
+        """int32 [R], tokens of these slots' decode rows where those with drafts have ``width``."""
+        return np.where(self.drafts[index], width, 1).astype(np.int32)
 
     def open(self, request: Request, num_computed: int) -> int:
         """Hands a free slot to the request; returns it."""
@@ -58,6 +64,7 @@ class SlotTable:
         self.last[slot] = request.max_total - 1
         self.capacity[slot] = 0
         self.in_flight[slot] = 0
+        self.drafts[slot] = request.drafts
         self.special[slot] = request.says_more or not request.reported
         self.history[slot, :known] = request.tokens
         request.slot = slot
@@ -69,6 +76,7 @@ class SlotTable:
         request.tokens = self.history[slot, : self.known[slot]].copy()
         request.in_flight = int(self.in_flight[slot])
         request.slot = -1
+        self.drafts[slot] = False
         self.epoch[slot] += 1
         self.num_closed += 1
         self._free.append(slot)

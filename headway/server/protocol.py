@@ -78,6 +78,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    disable_spec_decode: bool | None = None
     parse_special: bool | None = None
     cache_salt: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1024})] | None = None
     structured_outputs: StructuredOutputs | None = None

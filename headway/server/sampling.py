@@ -29,6 +29,7 @@ SAME_NAME: Final = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
+    "disable_spec_decode",
     "n",
     "prompt_logprobs",
     "logprob_token_ids",

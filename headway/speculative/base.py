@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from headway.models.interface import Forward, Model, ModelSpec
-from headway.sampling.sampler import Sampler
+from headway.sampling.sampler import Judge, Sampler
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
 
@@ -30,17 +30,18 @@ class Drafter:
     def propose(self, batch: StepBatch, flags: int) -> None:
         """Fill ``drafts[slot]`` of the batch's slots (the core table, int32 [S, K]) with the tokens that may follow the known
         ones. Runs at the end of every step, when the step's tokens are in the slots' histories. A row that has ended may get
-        anything, but tokens of the vocabulary. In a step whose rows have no drafts (``batch.width`` is 1) none are wanted
-        either; whatever the drafter caches must be kept up all the same.
+        anything, but tokens of the vocabulary. As many are wanted as the step's rows had, ``batch.width`` - 1: none in a step
+        without, but whatever the drafter caches must be kept up all the same.
 
         Args:
             flags: of ``kernels.sample``: what the step's own draw needed.
         """
         raise NotImplementedError
 
-    def judge(self, token_ids: torch.Tensor, slots: torch.Tensor, offset: int) -> None:
-        """May replace the drawn tokens, int32 [R], of outcome ``offset`` of ``slots`` (int32 [R], -1: none) before they are
-        compared with the drafts. Only benchmarks do."""
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
+        """What has the last word on the tokens of outcome ``offset`` of ``slots`` (int32 [R], -1: none), before they are
+        compared with the drafts; None: nobody, a draft is accepted when it is what was drawn."""
+        return None
 
 
 class DraftModel(Protocol):
@@ -64,6 +65,7 @@ class DraftHouse:
         num_blocks, block_size: of the target's caches, whose block tables the drafter's share.
         kv_dtype: of caches.
         max_tokens, max_rows: of a step.
+        drawing: see ``SpeculativeConfig.draft_sample_method``.
     """
 
     arena: SlotArena
@@ -76,3 +78,4 @@ class DraftHouse:
     kv_dtype: torch.dtype
     max_tokens: int
     max_rows: int
+    drawing: str | None = None

@@ -18,6 +18,7 @@ from headway.core.errors import ConfigError
 from headway.kernels.chain_unpack import chain_unpack
 from headway.kernels.sample import PENALTIES, sample
 from headway.speculative.base import DraftHouse
+from headway.speculative.rejection import Rejection
 from headway.state.batch import GroupBatch, StepBatch
 from headway.state.cache_pool import CachePool
 
@@ -51,11 +52,15 @@ class Chain:
 
     Attributes:
         caches: of the drafter.
+        rejection: draws and judges by the drafter's distribution, where the house asks for that.
     """
 
     def __init__(self, house: DraftHouse, layout: CacheLayout, first: int) -> None:
         device = house.arena.ints.device
         self._house, self._first, self._group = house, first, shared_group(house.target.spec.cache, layout)
+        self.rejection: Rejection | None = None
+        if house.drawing == "probabilistic":
+            self.rejection = Rejection(house.arena, house.sampler, house.number, house.target.spec.vocab_size)
         self.caches = CachePool(
             layout, num_blocks=house.num_blocks, block_size=house.block_size, dtype=house.kv_dtype, device=device
         )
@@ -102,8 +107,13 @@ class Chain:
         )
 
     def draw(self, logits: torch.Tensor, slots: torch.Tensor, link: int, flags: int) -> torch.Tensor:
-        """int32 [R], draft ``link`` of each row, from logits [R, V]: with the noise that its position will be drawn with."""
+        """int32 [R], draft ``link`` of each row, from logits [R, V]: with the noise that its position will be drawn with, the
+        most likely token, or from their distribution: as the house has it."""
         positions = self._num_tokens + link
+        if self.rejection is not None:
+            return self.rejection.draw(logits, slots, positions, link, flags)
+        if self._house.drawing == "greedy":
+            flags = 0
         penalties = self._house.sampler.penalties.tensors
         tokens: torch.Tensor = sample(logits, slots, *self._draw, positions, *penalties, flags & ~PENALTIES)
         return tokens.clamp_(min=0)  # -1: nothing could be drawn

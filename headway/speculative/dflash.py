@@ -7,6 +7,7 @@ import torch
 from headway.core.errors import ConfigError
 from headway.kernels.masked_write import gather_rows
 from headway.models.interface import Forward
+from headway.sampling.sampler import Judge
 from headway.speculative.base import Drafter, DraftHouse
 from headway.speculative.chain import Chain
 from headway.speculative.dflash_model import DFlashModel
@@ -43,6 +44,11 @@ class DFlashDrafter(Drafter):
     def observe(self, batch: StepBatch, forward: Forward) -> None:
         """Keep what keys and values are made from."""
         self._hidden[: len(batch.input_ids)].copy_(self._model.combine(forward.auxiliary))
+
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
+        """By the distributions, where drafts are drawn from theirs."""
+        rejection = self._chain.rejection
+        return None if rejection is None else rejection.judge(batch, slots, offset, flags)
 
     def propose(self, batch: StepBatch, flags: int) -> None:
         """A pass over a block a row; draws are one by one where they depend on those before."""

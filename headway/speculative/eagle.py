@@ -9,6 +9,7 @@ import torch
 
 from headway.kernels.masked_write import gather_rows
 from headway.models.interface import Forward
+from headway.sampling.sampler import Judge
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
 from headway.speculative.chain import Chain
 from headway.state.batch import StepBatch
@@ -50,7 +51,7 @@ class EagleDrafter(Drafter):
         view, device = house.arena.view, house.arena.ints.device
         self._history, self._num_tokens = view("history"), view("num_tokens")
         self._num_computed = view("num_computed")
-        self._number, self._chain = house.number, Chain(house, model.spec.cache, -2)
+        self._chain = Chain(house, model.spec.cache, -2)
         size, dtype = model.spec.hidden_size, model.dtype
         # The halves of a step are graphs of their own: what passes between them has a place of its own.
         self._hidden = torch.zeros(house.max_tokens, size, dtype=dtype, device=device)
@@ -60,8 +61,13 @@ class EagleDrafter(Drafter):
         states = forward.auxiliary or (forward.hidden,)
         self._hidden[: len(batch.input_ids)].copy_(self._model.combine(states))
 
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge | None:
+        """By the distributions, where drafts are drawn from theirs."""
+        rejection = self._chain.rejection
+        return None if rejection is None else rejection.judge(batch, slots, offset, flags)
+
     def propose(self, batch: StepBatch, flags: int) -> None:
-        """A pass over the step's own tokens, which draws the first draft, and K - 1 of a token a row."""
+        """A pass over the step's own tokens, which draws the first draft, and one of a token a row for each further one."""
         model, chain, slots = self._model, self._chain, batch.row_slots
         hidden = self._hidden[: len(batch.input_ids)]
         out, carried = model.forward(self._following(batch), hidden, chain.whole(batch), chain.caches)
@@ -70,11 +76,12 @@ class EagleDrafter(Drafter):
         last = self._last_places(batch)
         out, carried = out.index_select(0, last), carried.index_select(0, last)
         tokens = chain.draw(model.logits(out), slots, 0, flags)
-        for link in range(1, self._number):
+        number = batch.width - 1  # of the next step, if it is like this one
+        for link in range(1, number):
             step = chain.link(batch, tokens, link)
             out, carried = model.forward(step.input_ids, carried, step, chain.caches)
             tokens = chain.draw(model.logits(out), slots, link, flags)
-        chain.link(batch, tokens, self._number)
+        chain.link(batch, tokens, number)
 
     def _following(self, batch: StepBatch) -> torch.Tensor:
         """int32 [T], the token behind each token of the step; 0 where that is not known: behind rejected drafts."""

@@ -6,6 +6,7 @@ import torch
 
 from headway.kernels.synthetic_accept import synthetic_accept
 from headway.models.interface import Forward
+from headway.sampling.sampler import Judge
 from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena
@@ -38,16 +39,11 @@ class SyntheticDrafter(Drafter):
         """As the inner drafter does."""
         self._inner.propose(batch, flags)
 
-    def judge(self, token_ids: torch.Tensor, slots: torch.Tensor, offset: int) -> None:
+    def judge(self, batch: StepBatch, slots: torch.Tensor, offset: int, flags: int) -> Judge:
         """Makes the tokens the drafts, or something else."""
-        synthetic_accept(
-            token_ids,
-            slots,
-            self._drafts,
-            self._num_tokens,
-            self._seeds,
-            offset,
-            self._always,
-            self._part,
-            self._vocab_size,
-        )
+
+        def judge(token_ids: torch.Tensor, _: torch.Tensor) -> None:
+            drafts, known, seeds = self._drafts, self._num_tokens, self._seeds
+            synthetic_accept(token_ids, slots, drafts, known, seeds, offset, self._always, self._part, self._vocab_size)
+
+        return judge

@@ -5,7 +5,8 @@
           (0 where these have drafts: attention treats rows of several tokens as prompts), position and entries of the
           chunk table, and those of two lists of states to copy (models with states only; see ``core.chunks``)
 [16..512) payload and edits of a step whose rows are those of the step before, and stay where they are
-[512..)   rows, 4 ints each: slot, tokens in this step, first token, outcomes (tokens it can bring: 0, 1 or the plan's width)
+[512..)   rows, 4 ints each: slot, tokens in this step, first token, outcomes (tokens it can bring: 0, 1, or of a decode row
+          as many as it has)
 payload   values of the edits, and lists that some operations read in place
 edits     3 ints each: arena position, payload position, length (at most MAX_EDIT)
 ```
@@ -69,7 +70,7 @@ class PackedRows:
         np.cumsum(plan.query_lens[:-1], out=rows[1:, 2])
         rows[:, 3] = plan.samples & (not plan.pools)
         if plan.width > 1:
-            rows[: plan.num_decode_rows, 3] = plan.width
+            rows[: plan.num_decode_rows, 3] = plan.query_lens[: plan.num_decode_rows]
 
 
 class PackedStep:

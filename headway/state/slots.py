@@ -17,6 +17,8 @@ from headway.core.ints import round_up
 
 ENCODER_LEN: Final = "encoder_len"
 """Slot table of models with cross-attention: encoder outputs of the slot's request. Written by admissions."""
+DRAFT_SCOPE: Final = "draft_scope"
+"""Slot table of engines that draft: where guesses for the slot's request may come from, as of ``suffix_draft``."""
 _ALIGN = 4
 """Tables start at multiples of four ints, so that kernels may load 16 bytes at a time."""
 
@@ -39,13 +41,14 @@ def core_tables(
 
     Args:
         max_model_len: most tokens of a slot, drafts behind the last one included.
-        num_drafts: tokens that a drafter guesses per slot; with any there is the table drafts, which it alone writes.
+        num_drafts: tokens that a drafter guesses per slot; with any there are the tables drafts, which it alone writes, and
+            ``DRAFT_SCOPE``, which admissions write.
         num_groups: of layers with a block table of their own.
 
     history: token ids, prompt then generated. num_tokens: how many of them are known. num_computed: how many have their KV.
     alive: 0 once a stop condition was met. min_total, max_total: bounds on num_tokens. stop_counts: (eos ids, all stop ids).
     """
-    drafts = [Table("drafts", num_drafts)] if num_drafts else []
+    drafts = [Table("drafts", num_drafts), Table(DRAFT_SCOPE)] if num_drafts else []
     return [
         *drafts,
         Table("history", max(2, max_model_len)),

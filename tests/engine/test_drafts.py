@@ -93,6 +93,32 @@ def test_the_width_may_change_from_step_to_step(depth: int) -> None:
     core.shutdown()
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_request_may_opt_out_beside_others_that_draft(depth: int) -> None:
+    """Its row brings a token a step and is no draft's; its neighbour goes on as it would alone."""
+    long = {"temperature": 0.7, "ignore_eos": True, "max_tokens": 41}
+    batch = requests_for([long, long | {"disable_spec_decode": True}], seed=7)
+    core = on_cpu(batch, 3, "all", depth)
+    compare(run(core, batch), expected(batch))
+    stats = core.stats()
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (10, 30, 30)
+    assert 41 <= stats.num_steps <= 41 + depth
+    core.check_integrity()
+    core.shutdown()
+
+
+def test_steps_without_a_draft_are_narrow() -> None:
+    """Where every request opts out, or waits for a grammar on the host, no step has room for drafts."""
+    asked = [FEATURES["greedy"] | {"disable_spec_decode": True}, FEATURES["host_grammar"]]
+    batch = requests_for(asked, seed=12)
+    core = on_cpu(batch, 3, "all", 1)
+    widths, launch = [], core._runner.launch
+    core._runner.launch = lambda plan: widths.append(plan.width) or launch(plan)  # type: ignore[method-assign,func-returns-value]
+    compare(run(core, batch), expected(batch))
+    assert set(widths) == {1} and core.stats().num_drafts == 0
+    core.shutdown()
+
+
 def test_a_row_stops_inside_a_run() -> None:
     """A stop token, the length and the end of the context, each with accepted drafts behind it."""
     plain = requests_for([{"temperature": 0.0, "ignore_eos": True, "max_tokens": 30}], seed=8)

@@ -21,16 +21,31 @@ MODELS = Path(__file__).parents[2] / "headway/cli/bench/anchors/models"
 TOKENS = 96
 
 
-def generate(shape: str, rows: int, **arguments: Any) -> list[list[int]]:
-    """Tokens of ``rows`` random prompts, by an engine of its own."""
+def generate(
+    shape: str, rows: int, speculative: dict[str, Any] | None = None, temperature: float = 0.0, **arguments: Any
+) -> list[list[int]]:
+    """Tokens of ``rows`` random prompts, by an engine of its own; ``speculative``: None for the shape's own."""
     said = MODELS / shape / "engine.json"
-    arguments |= json.loads(said.read_text()) if said.exists() else {}
+    arguments = (json.loads(said.read_text()) if said.exists() else {}) | arguments
+    if speculative is not None:
+        arguments["speculative_config"] = speculative
     speculative = arguments.get("speculative_config", {})
     if "model" in speculative:
         speculative["model"] = str(MODELS / speculative["model"])
     rng = random.Random(rows)
     prompts = [[rng.randrange(10_000) for _ in range(128)] for _ in range(rows)]
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    kinds = [{}, {"disable_spec_decode": True}, {"top_k": 20}, {"top_p": 0.9}] if temperature else [{}]
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            seed=i,
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            detokenize=False,
+            **kinds[i % len(kinds)],
+        )
+        for i in range(rows)
+    ]
     with LLM(
         str(MODELS / shape), load_format="dummy", dtype="float32", skip_tokenizer_init=True, max_model_len=512,
         max_num_seqs=64, kv_cache_memory_bytes=8 << 30, enable_prefix_caching=False, **arguments,
@@ -60,6 +75,28 @@ def test_rings_of_inputs_change_no_tokens(shape: str, rows: int) -> None:
 def test_drafts_on_states_give_the_tokens_of_plain_decoding(shape: str) -> None:
     """Real verification: prompts that repeat themselves, so that some drafts are right."""
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
-    plain, drafted = generate(shape, 16), generate(shape, 16, speculative_config=config)
+    plain, drafted = generate(shape, 16), generate(shape, 16, config)
     same = sum(mine == theirs for mine, theirs in zip(drafted, plain, strict=True))
     assert same >= 14, f"{same} of 16 rows have the same tokens"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "suffix": {"method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_spec_factor": 4.0},
+    "probabilistic": {
+        "method": "draft_model",
+        "model": "qwen3_06b_ngram",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+    },
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_ways_to_draft_are_the_same_at_every_depth(kind: str, temperature: float) -> None:
+    """``suffix`` also gives the tokens of plain decoding; rows that opt out stand beside the others."""
+    found = [
+        generate("qwen3_06b_ngram", 16, dict(OTHERS[kind]), temperature, max_num_batched_tokens=4096, run_ahead=depth)
+        for depth in (0, 2)
+    ]
+    assert found[0] == found[1]

@@ -28,6 +28,11 @@ from headway.kernels.sample.triton_race import race_kernel
 from headway.kernels.sample.triton_wide import bound_kernel, narrow_kernel, record_words, wide_race_kernel
 from headway.kernels.slot_advance.triton import slot_advance_kernel
 from headway.kernels.step_unpack.triton import step_unpack_kernel
+from headway.kernels.suffix_draft.reference import PARTS, SLACK
+from headway.kernels.suffix_draft.triton import BLOCK as SUFFIX_BLOCK
+from headway.kernels.suffix_draft.triton import suffix_guess_kernel, suffix_search_kernel
+from headway.kernels.suffix_keep.triton import BLOCK as KEEP_BLOCK
+from headway.kernels.suffix_keep.triton import suffix_copy_kernel, suffix_count_kernel
 from headway.kernels.synthetic_accept.triton import synthetic_kernel
 from tests.kernels.compile_forward import assemble
 
@@ -41,6 +46,7 @@ NUMBERS = (
     "searches", "level", "max_entries", "table_ints", "num_words", "stop_width", "ring_size", "ring_stride", "num_rows",
     "kept_width", "packed_size", "max_rows", "max_tokens", "num_drafts", "offset", "kv_stride", "number", "min_n",
     "max_n", "always", "part", "rows", "columns", "block_size", "link", "first",
+    "size", "kept", "max_match",
 )  # fmt: skip
 
 
@@ -57,7 +63,8 @@ def compile_kernel(
         elif argument in NUMBERS:
             signature[argument] = "i32"
         else:
-            types = {"logits": logits, "counts": "*i16", "wide": "*i64", "best": "*i64"}
+            types = {"logits": logits, "counts": "*i16", "wide": "*i64", "best": "*i64", "cursor": "*i64"}
+            types |= {"factor": "fp32", "min_prob": "fp32"}
             signature[argument] = types.get(argument, "*fp32" if argument in REALS else "*i32")
         if argument not in constants and argument not in NUMBERS[2:]:
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -148,6 +155,11 @@ def main() -> None:
     compile_kernel("clear counts", clear_kernel, "", {"BLOCK": 4096}, 4)
     compile_kernel("histogram", histogram_kernel, "", {"MOST": MOST, "BINS": 2048, "BLOCK": 1024}, 8)
     compile_kernel("search", search_kernel, "", {"PARTS": MOST_PARTS, "BLOCK": NGRAM_BLOCK}, 4)
+    compile_kernel("suffix search", suffix_search_kernel, "", {"PARTS": PARTS, "BLOCK": SUFFIX_BLOCK}, 4)
+    compile_kernel("suffix guess", suffix_guess_kernel, "", {"PARTS": PARTS, "SLACK": SLACK}, 4)
+    for rows in (1, 256):
+        compile_kernel("suffix copy", suffix_copy_kernel, "", {"ROWS": rows, "BLOCK": KEEP_BLOCK}, 4)
+        compile_kernel("suffix count", suffix_count_kernel, "", {"ROWS": rows}, 4)
     compile_kernel("synthetic", synthetic_kernel, "", {}, 1)
     compile_kernel("chain", chain_kernel, "", {"ROWS": CHAIN_ROWS}, 1)
     compile_kernel("guess", guess_kernel, "", {"PARTS": MOST_PARTS, "PLACES": 8}, 1)

@@ -26,6 +26,8 @@ from headway.kernels.registry import Op
 from headway.kernels.sample import sample
 from headway.kernels.slot_advance import slot_advance
 from headway.kernels.step_unpack import step_unpack
+from headway.kernels.suffix_draft import suffix_draft
+from headway.kernels.suffix_keep import suffix_keep
 from headway.kernels.synthetic_accept import synthetic_accept
 
 S, R, L, V, C = 4, 3, 32, 50, 6
@@ -57,6 +59,8 @@ CASES: list[tuple[Op, Callable[[], tuple[Any, ...]]]] = [
     (chain_unpack, lambda: (_i(S, 5), _i(R), _i(R), _i(S, L), *[_i(S)] * 3, _i(S, 4), *[_i(R)] * 4, 8, 1, -1)),
     (synthetic_accept, lambda: (_i(R), _i(R), _i(S, 5), _i(S), _i(S, 2), 1, 1, 5, V)),
     (ngram_draft, lambda: (_i(S, 5), _i(R), _i(S, L), _i(S), 2, 4)),
+    (suffix_draft, lambda: (_i(S, 5), _i(R), _i(S), _i(S, L), _i(S), _i(40), _i(9).long(), 3, 1.0, 0.1)),
+    (suffix_keep, lambda: (_i(40), _i(9).long(), _i(R), _i(R), _i(S), _i(S), _i(S, L), _i(S), _i(S))),
     (logit_bias, lambda: (_f(R, V), _i(R), _i(S), _i(S, 9), _f(S, 9))),
     (allowed_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S, 2))),
     (min_tokens, lambda: (_f(R, V), _i(R), _i(S), _i(S), _i(S, 2), _i(S, C))),

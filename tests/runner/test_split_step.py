@@ -12,7 +12,7 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs
+from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, decode_shape
 from headway.runner.launch import LaunchShape
 from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
@@ -95,7 +95,8 @@ def test_small_steps_with_grammars_are_seamless(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("headway.runner.graphs.SplitStep", note)
     nothing: Any = print
-    DecodeGraphs(nothing, nothing, nothing, [1, SEAMLESS_ROWS, SEAMLESS_ROWS + 8], []).capture(lambda shape: None)
+    shapes = [decode_shape(rows) for rows in (1, SEAMLESS_ROWS, SEAMLESS_ROWS + 8)]
+    DecodeGraphs(nothing, nothing, nothing, shapes, []).capture(lambda shape: None)
     with_grammars = [variant for variant in WHOLE_STEP_VARIANTS if variant.edits & GRAMMAR_EDIT]
     assert made == [(SEAMLESS_ROWS + 8, []), (SEAMLESS_ROWS, with_grammars), (1, with_grammars)]
 

@@ -120,7 +120,7 @@ class FakeDevice:
             assert 0 <= index < self.config.max_blocks_per_seq
             self.slots[slot].tables[group, index] = block
         decoding = [(row, self.slots[int(plan.slots[row])]) for row in range(plan.num_decode_rows)]
-        drafts = {row: self._draft(slot, plan.width - 1) for row, slot in decoding if slot.alive}
+        drafts = {row: self._draft(slot, int(plan.query_lens[row]) - 1) for row, slot in decoding if slot.alive}
         self._write(plan, drafts)
         return self._sample(plan, drafts)
 
@@ -135,7 +135,11 @@ class FakeDevice:
         assert {a.slot for a in plan.admissions} <= set(plan.slots.tolist())
         assert sum(len(a.token_ids) for a in plan.admissions) <= self.config.max_upload_ints
         decode = slice(0, plan.num_decode_rows)
-        assert (plan.query_lens[decode] == plan.width).all() and plan.samples[decode].all()
+        for slot, count in zip(plan.slots[decode].tolist(), plan.query_lens[decode].tolist(), strict=True):
+            message = self.slots[slot].message
+            alone = message.params.disable_spec_decode or message.host_grammar is not None
+            assert count == (1 if alone else plan.width)
+        assert plan.samples[decode].all()
         admitted = {a.slot: a for a in plan.admissions}
         for slot in plan.slots[decode].tolist():
             assert slot not in admitted

@@ -46,6 +46,7 @@ def jobs(draw: st.DrawFn) -> Job:
         "logprobs": draw(st.sampled_from([None, None, 0])),
         "prompt_logprobs": draw(st.sampled_from([None, None, None, 0])),
         "cache_salt": draw(st.sampled_from([None, None, "salt"])),
+        "disable_spec_decode": draw(st.sampled_from([False, False, True])),
     }
     abort_after = draw(st.none() | st.none() | st.integers(0, 25))
     lags = draw(st.sampled_from([False, False, True]))

@@ -25,6 +25,7 @@ EVERYWHERE: dict[str, Any] = {
     "min_tokens": 2,
     "stop_token_ids": [111],
     "ignore_eos": True,
+    "disable_spec_decode": True,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "logit_bias": {"105": -3.0},

@@ -14,6 +14,8 @@ FEW = [2, 8, 40, 96]
 LOOPS: dict[str, dict[str, Any]] = {
     "loop": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 60, "allowed_token_ids": FEW[:3]},
     "warm_loop": {"temperature": 0.4, "ignore_eos": True, "max_tokens": 30, "logprobs": 2, "allowed_token_ids": FEW},
+    "loop_alone": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 30, "allowed_token_ids": FEW[:3]}
+    | {"disable_spec_decode": True},
     "loop_until": {"temperature": 0.0, "max_tokens": 40, "allowed_token_ids": [*FEW, *EOS], "min_tokens": 20},
 }
 

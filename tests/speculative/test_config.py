@@ -13,6 +13,8 @@ from headway.core.speculative import SpeculativeConfig, read_speculative
 
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
 
+SUFFIX: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": 4}
+
 
 def test_a_mapping_its_json_and_the_object_are_the_same() -> None:
     config = SpeculativeConfig(**NGRAM)
@@ -35,18 +37,34 @@ def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: 
     assert SpeculativeConfig(**NGRAM, **given).lookup == lookup
 
 
+def test_suffix_decoding_defaults_as_elsewhere() -> None:
+    assert SpeculativeConfig(**SUFFIX).suffix == (20, 10_000, 1.0, 0.1)
+    names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+    given = dict(zip((f"suffix_decoding_{name}" for name in names), (5, 0, 0, 0), strict=True))
+    assert SpeculativeConfig(**SUFFIX, **given).suffix == (1, 0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"method": "ngram"}, "lacks num_speculative_tokens"),
         ({"num_speculative_tokens": 2}, "lacks method"),
-        (NGRAM | {"method": "medusa"}, "method must be one of ngram, draft_model"),
+        (NGRAM | {"method": "medusa"}, "method must be one of ngram, suffix, draft_model"),
         (NGRAM | {"num_speculative_tokens": 0}, "from 1 to 32; got 0"),
         (NGRAM | {"num_speculative_tokens": True}, "got True"),
         (NGRAM | {"num_speculative_tokens": 33}, "from 1 to 32"),
         (NGRAM | {"prompt_lookup_max": 65}, "prompt_lookup_max must be an integer from 1 to 64"),
         (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 2}, "lower the one or raise the other"),
         (NGRAM | {"prompt_lookup_mx": 4}, "did you mean 'prompt_lookup_max'"),
+        (NGRAM | {"suffix_decoding_max_tree_depth": 9}, "suffix_decoding_max_tree_depth belong to method='suffix'"),
+        (SUFFIX | {"prompt_lookup_max": 2}, "belong to method='ngram'"),
+        (SUFFIX | {"model": "x"}, "has no model"),
+        (SUFFIX | {"suffix_decoding_max_tree_depth": 4}, "no room for a match"),
+        (SUFFIX | {"suffix_decoding_max_tree_depth": 129}, "from 1 to 128"),
+        (SUFFIX | {"suffix_decoding_max_cached_requests": -1}, "from 1 to 131072"),
+        (SUFFIX | {"suffix_decoding_max_spec_factor": -0.5}, "from 0 to 32"),
+        (SUFFIX | {"suffix_decoding_min_token_prob": 1.5}, "from 0 to 1; got 1.5"),
+        (SUFFIX | {"suffix_decoding_min_token_prob": True}, "got True"),
         ("{", "is not JSON"),
         ("[1]", "must be a mapping"),
         (7, "must be a mapping"),

@@ -49,7 +49,7 @@ def test_every_feature_on_the_cpu(number: int, depth: int) -> None:
 
 @pytest.mark.parametrize(("number", "depth", "graphs"), [(3, 2, True), (5, 4, False)])
 def test_on_the_simulated_device(number: int, depth: int, graphs: bool) -> None:
-    batch = repetitive(["loop", "warm_loop", "loop_until", "schema", "host_grammar", "presence"], seed=20 + number)
+    batch = repetitive(["loop", "warm_loop", "loop_alone", "loop_until", "schema", "host_grammar"], seed=20 + number)
     sizes = {"max_num_seqs": 4, "enforce_eager": not graphs}
     with simulated(number, run_ahead=depth, **ngram(number), **(SMALL | sizes)) as (core, _, _):
         check(core, batch)

@@ -31,6 +31,7 @@ FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
 BUILD_SECONDS = 120
 
 _POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_DOUBLE = ctypes.c_double
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_rms_norm": (None, [_POINTER] * 4 + [_INT64] * 2 + [_FLOAT, _INT, _INT]),
     "headway_silu_mul": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
@@ -50,6 +51,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_slot_advance": (None, [_POINTER] * 16 + [_INT64] * 11),
     "headway_count_tokens": (None, [_POINTER] * 5 + [_INT64] * 5),
     "headway_ngram_draft": (None, [_POINTER] * 4 + [_INT64] * 6),
+    "headway_suffix_draft": (None, [_POINTER] * 7 + [_INT64] * 7 + [_DOUBLE] * 2),
+    "headway_suffix_keep": (None, [_POINTER] * 9 + [_INT64] * 5),
     "headway_logit_bias": (None, [_POINTER] * 5 + [_INT64] * 5),
     "headway_allowed_tokens": (None, [_POINTER] * 4 + [_INT64] * 5 + [_INT]),
     "headway_min_tokens": (None, [_POINTER] * 6 + [_INT64] * 5),

@@ -30,6 +30,9 @@ and the token is the argmax of x - log(E), E ~ Exponential(1) (the exponential r
 lowest index on ties. E comes from a hash of (seed, position, token) and of nothing else, so a request's tokens depend
 neither on its batch nor on the device (rounding of log and exp aside). A row without any logit above -inf gives -1: there
 is nothing to draw.
+
+``filtered_logits``: what the race is run over, f32 [N, V], for who needs the distribution itself: arguments as above; x with
+penalties, the temperature of rows that have one, and -inf for what the filters leave out. Torch's operations on every device.
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ import torch
 
 from headway.kernels.registry import Op
 from headway.kernels.sample.reference import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K, may_be_wide
+from headway.kernels.sample.reference import filtered_logits as _filtered
 from headway.kernels.sample.reference import sample as _reference
 
-__all__ = ["MIN_P", "PENALTIES", "RANDOM", "TOP", "TWICE", "WIDE", "WIDE_K", "may_be_wide", "sample"]
+__all__ = ["MIN_P", "PENALTIES", "RANDOM", "TOP", "TWICE", "WIDE", "WIDE_K", "filtered_logits", "may_be_wide", "sample"]
 
 sample = Op(
     "sample(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
@@ -50,4 +54,11 @@ sample = Op(
     meta=lambda logits, slots, *rest: torch.empty_like(slots, dtype=torch.int32),
     triton="headway.kernels.sample.triton:sample",
     cpu="headway.kernels.cpu.sampling_ops:sample",
+)
+
+filtered_logits = Op(
+    "filtered_logits(Tensor logits, Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+    "Tensor counts, Tensor count_on, Tensor repetition, Tensor frequency, Tensor presence, int flags) -> Tensor",
+    reference=_filtered,
+    meta=lambda logits, *rest: torch.empty_like(logits, dtype=torch.float32),
 )

@@ -37,6 +37,32 @@ def sample(
     flags: int,
 ) -> torch.Tensor:
     """See the package."""
+    in_table = (slots >= 0) & (slots < temperature.shape[0])
+    slot = torch.where(in_table, slots, 0).to(torch.int64)
+    numbers = (temperature, top_k, top_p, min_p)
+    x = filtered_logits(logits, slots, *numbers, counts, count_on, repetition, frequency, presence, flags)
+    if flags & RANDOM:
+        bits = token_bits(seeds.index_select(0, slot), num_tokens.index_select(0, slot), logits.shape[1])
+        x = x - log_exponential(bits) * (temperature.index_select(0, slot)[:, None] >= GREEDY_EPS)
+    drawn = torch.where(x.amax(1) > float("-inf"), x.argmax(1), -1)
+    return torch.where(in_table, drawn, 0).to(torch.int32)
+
+
+def filtered_logits(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    counts: torch.Tensor,
+    count_on: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+    flags: int,
+) -> torch.Tensor:
+    """See the package."""
     inf = float("inf")
     in_table = (slots >= 0) & (slots < temperature.shape[0])
     slot = torch.where(in_table, slots, 0).to(torch.int64)
@@ -52,10 +78,7 @@ def sample(
             k, p, low = (table.index_select(0, slot)[:, None] for table in (top_k, top_p, min_p))
             bound = _threshold(x, k, p, low) if flags & TOP else _min_p_threshold(x.amax(1, keepdim=True), low)
             x = torch.where((x >= bound) | ~random, x, -inf)
-        bits = token_bits(seeds.index_select(0, slot), num_tokens.index_select(0, slot), logits.shape[1])
-        x = x - log_exponential(bits) * random
-    drawn = torch.where(x.amax(1) > -inf, x.argmax(1), -1)
-    return torch.where(in_table, drawn, 0).to(torch.int32)
+    return x
 
 
 def _penalised(
