@@ -54,7 +54,7 @@ from headway.runner.admission import MAX_STOP_IDS
 from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
-from headway.scheduler import Scheduler
+from headway.scheduler import OnePassScheduler, Scheduler
 from headway.speculative.base import DraftHouse, DraftModel
 from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.media import media_tables
@@ -176,7 +176,7 @@ def _build(
     fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
     pacer = Pacer(fills if args.run_ahead == "auto" else args.run_ahead, device.asynchronous)
     groups = loaded.model.spec.cache.groups or ALL_LAYERS
-    scheduler = Scheduler(
+    scheduler = (Scheduler if sizes.num_blocks else OnePassScheduler)(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
