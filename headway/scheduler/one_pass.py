@@ -7,10 +7,11 @@ together, in arrays: of a text the host touches a few fields only.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,18 @@ from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, RequestUpdate, StepUpdates
 from headway.core.plan import Floats, Int32s, StepPlan, StepResult, Texts
+from headway.core.task import Task
 
-NO_VECTORS = "the step brought no vectors for a request that pools"
+NO_VECTORS: Final = "the step brought no vectors for a request that pools"
+BY_TOKEN: Final = frozenset(task for task in Task if task.by_token)
+
+
+class _Waiting(NamedTuple):
+    """A request in the queue; its tokens as int32, and what it uploads."""
+
+    request: AddRequest
+    tokens: array[int]
+    upload: int
 
 
 @dataclass(slots=True)
@@ -43,8 +54,8 @@ class OnePassScheduler:
     def __init__(self, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> None:
         self._config, self._upload_ints = config, upload_ints
         self._open: dict[str, AddRequest] = {}
-        self._waiting: deque[tuple[AddRequest, int]] = deque()
-        """In order of arrival, with their uploads. Those that are not in ``_open`` any more were aborted."""
+        self._waiting: deque[_Waiting] = deque()
+        """In order of arrival. Those that are not in ``_open`` any more were aborted."""
         self._launched: dict[int, _Step] = {}
         self._next_step = 0
         self._prompt_tokens = 0
@@ -75,8 +86,9 @@ class OnePassScheduler:
                 f"the request has to send {upload} values in one step, which carries {self._config.max_upload_ints}; "
                 "shorten the prompt"
             )
+        tokens = array("i", message.prompt_token_ids)  # here, where an id that is no int32 fails its own request alone
         self._open[message.request_id] = message
-        self._waiting.append((message, upload))
+        self._waiting.append(_Waiting(message, tokens, upload))
 
     def abort(self, request_id: str) -> bool:
         return self._open.pop(request_id, None) is not None
@@ -90,20 +102,20 @@ class OnePassScheduler:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        requests = self._take()
-        if not requests:
+        taken = self._take()
+        if not taken:
             return None
-        lens = np.array([len(each.prompt_token_ids) for each in requests], np.int32)
-        order = np.argsort(-lens, kind="stable")  # equal lengths side by side, and the longest begin first
-        requests, lens = [requests[i] for i in order.tolist()], lens[order]
+        taken.sort(key=_length, reverse=True)  # equal lengths side by side, and the longest begin first
+        requests, tokens = [each.request for each in taken], [each.tokens for each in taken]
+        lens = np.array([len(each) for each in tokens], np.int32)
         count = len(requests)
         plan = StepPlan(self._next_step, self._slots[:count], lens, self._starts[:count], self._samples[:count], 0)
         plan.pools, plan.owners = True, requests
-        plan.token_vectors = any([each.task.by_token for each in requests])
+        plan.token_vectors = any([each.task in BY_TOKEN for each in requests])
         ids = [each.request_id for each in requests]
         plan.texts = Texts(
             ids,
-            np.fromiter(chain.from_iterable([each.prompt_token_ids for each in requests]), np.int32, int(lens.sum())),
+            np.frombuffer(b"".join(tokens), np.int32),
             np.array([each.pool_start for each in requests], np.int32),
             np.array([each.raw for each in requests], np.int32),
             np.array([each.token_type_range for each in requests], np.int32),
@@ -112,19 +124,19 @@ class OnePassScheduler:
         self._next_step += 1
         return plan
 
-    def _take(self) -> list[AddRequest]:
+    def _take(self) -> list[_Waiting]:
         """The first that wait, as many as fit into a step."""
         config, waiting, still_open = self._config, self._waiting, self._open.get
         tokens, uploads, room = config.max_num_batched_tokens, config.max_upload_ints, config.max_num_seqs
-        found: list[AddRequest] = []
+        found: list[_Waiting] = []
         while waiting and len(found) < room:
-            message, upload = waiting[0]
-            if still_open(message.request_id) is message:
-                tokens -= len(message.prompt_token_ids)
-                uploads -= upload
+            first = waiting[0]
+            if still_open(first.request.request_id) is first.request:
+                tokens -= len(first.tokens)
+                uploads -= first.upload
                 if tokens < 0 or uploads < 0:
                     break
-                found.append(message)
+                found.append(first)
             waiting.popleft()
         return found
 
@@ -181,7 +193,7 @@ class OnePassScheduler:
         return bool(self._open)
 
     def stats(self) -> EngineStats:
-        waiting = sum(self._open.get(each.request_id) is each for each, _ in self._waiting)
+        waiting = sum(self._open.get(each.request.request_id) is each.request for each in self._waiting)
         return EngineStats(
             num_running=len(self._open) - waiting,
             num_waiting=waiting,
@@ -190,10 +202,14 @@ class OnePassScheduler:
         )
 
     def check_integrity(self) -> None:
-        known = [each for each, _ in self._waiting] + [r for step in self._launched.values() for r in step.requests]
+        known = [each.request for each in self._waiting] + [r for step in self._launched.values() for r in step.requests]
         lost = self._open.keys() - {each.request_id for each in known}
         if lost:
             raise HeadwayError(f"{len(lost)} open requests neither wait nor run")
+
+
+def _length(waiting: _Waiting) -> int:
+    return len(waiting.tokens)
 
 
 def _failure(request_id: str, message: str) -> RequestUpdate:
