@@ -176,7 +176,8 @@ def _build(
     fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
     pacer = Pacer(fills if args.run_ahead == "auto" else args.run_ahead, device.asynchronous)
     groups = loaded.model.spec.cache.groups or ALL_LAYERS
-    scheduler = (Scheduler if sizes.num_blocks else OnePassScheduler)(
+    block_size = sizes.block_size if sizes.num_blocks else 0
+    scheduler = (Scheduler if block_size else OnePassScheduler)(
         SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
@@ -197,7 +198,7 @@ def _build(
             **scheduled(loaded.model.spec, sizes),
             cohorts=args.pipeline_parallel_size,
         ),
-        upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
+        upload_ints=lambda request: _upload_ints(runner, request, block_size, len(groups)),
     )
     waits = HostWaits(device) if args.count_host_waits else None
     draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
@@ -407,8 +408,11 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
 
 
 def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int, num_groups: int) -> int:
-    """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
+    """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors.
+    ``block_size``: 0 where nothing is cached."""
     num_tokens = len(request.prompt_token_ids)
+    if not block_size:
+        return runner.admissions.prepare(request) + segment_ints(num_tokens)
     read = sum(cdiv(item.rows, block_size) for item in request.media if item.first < 0)
     num_blocks = num_groups * cdiv(num_tokens, block_size) + read
     return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * num_blocks

@@ -183,7 +183,7 @@ class PoolingDoor:
         first = 0 if first is None and len(prompts) > 1 else first
         texts, places = [], []
         for i, prompt in enumerate(prompts):
-            if isinstance(prompt, Mapping):
+            if type(prompt) is not list and isinstance(prompt, Mapping):
                 prompt = _of_mapping(prompt)
             if isinstance(prompt, str):
                 if not prompt:
@@ -224,16 +224,20 @@ class PoolingDoor:
         InvalidRequestError.
         """
         most, size = self.info.max_model_len, self.info.vocab_size
-        for i, ids in enumerate(found):
-            if not ids:
+        lengths = [*map(len, found)]
+        if lengths and not 0 < min(lengths) <= max(lengths) <= most:
+            i = next(i for i, length in enumerate(lengths) if not 0 < length <= most)
+            if not lengths[i]:
                 raise InvalidRequestError(f"{which_of(i, first)} has no tokens; give at least one", "prompt")
-            if len(ids) > most:
-                raise too_long(f"{which_of(i, first)} has {len(ids)} tokens", most, pools=True)
-            if (given or self._checks_ids) and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
-                wrong = next(t for t in ids if type(t) is not int or not 0 <= t < size)
-                if type(wrong) is not int:
-                    raise InvalidRequestError(f"token ids must be integers, got {wrong!r:.80}", "prompt")
-                raise InvalidRequestError(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "prompt")
+            raise too_long(f"{which_of(i, first)} has {lengths[i]} tokens", most, pools=True)
+        if not (given or self._checks_ids):
+            return
+        flat = list(itertools.chain.from_iterable(found))  # one look at all of them: a call for each text costs more
+        if flat and not ({*map(type, flat)} == {int} and min(flat) >= 0 and max(flat) < size):
+            wrong = next(t for t in flat if type(t) is not int or not 0 <= t < size)
+            if type(wrong) is not int:
+                raise InvalidRequestError(f"token ids must be integers, got {wrong!r:.80}", "prompt")
+            raise InvalidRequestError(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "prompt")
 
     def messages(
         self,
@@ -302,7 +306,8 @@ HINTS: Final = {
 
 def salts(prompts: Sequence[object]) -> list[str | None] | None:
     """The cache salts that prompts bring; None where none does. Raises InvalidRequestError."""
-    if not any(isinstance(prompt, Mapping) and "cache_salt" in prompt for prompt in prompts):
+    kinds = {kind for kind in {*map(type, prompts)} if issubclass(kind, Mapping)}
+    if not kinds or not any(type(prompt) in kinds and "cache_salt" in prompt for prompt in prompts):
         return None
     return [checked_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None for prompt in prompts]
 
