@@ -36,6 +36,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
             long as the context.
         token_type_range: (start, end): prompt tokens at these positions are of type 1, the others of type 0. The second of a
             pair of texts, for models with ``PoolingInfo.num_token_types`` of 2.
+        adapter: which of the model's adapters it runs with, counted from 1 (``PoolingInfo.adapters``); 0: none.
         raw: vectors are wanted as they are, neither normalised nor activated.
         pool_start: tokens before this position take no part in a mean, a maximum, or what is told token by token.
         media: what an encoder must have read before tokens are computed that read it.
@@ -59,6 +60,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     media: list[EncoderItem] = []
     runs: list[MediaRun] = []
     speech: SpeechRules | None = None
+    adapter: int = 0
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):

@@ -64,7 +64,7 @@ class Texts:
     Attributes:
         request_ids: R.
         tokens: int32 [T], the rows' token ids, one row behind the other.
-        pool_starts, raw: int32 [R], ``AddRequest``'s.
+        pool_starts, raw, adapters: int32 [R], ``AddRequest``'s.
         type_ranges: int32 [R, 2], ``AddRequest.token_type_range``.
     """
 
@@ -73,6 +73,7 @@ class Texts:
     pool_starts: Int32s
     raw: Int32s
     type_ranges: Int32s
+    adapters: Int32s
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
         step_tag_id: rewards stand at the tokens with this id (process reward models); None: at every token.
         returned_token_ids: which of a token's numbers a process reward model is asked for; empty: all.
         matryoshka_dimensions: lengths to which vectors may be cut; empty: no length is known to be bad.
+        adapters: names of the tasks that the model has adapters for; ``AddRequest.adapter`` is a place among them, from 1.
         append_eos: texts are to end with the end-of-sequence token where the tokenizer does not add it.
     """
 
@@ -69,4 +70,5 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
     matryoshka_dimensions: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()
     append_eos: bool = False

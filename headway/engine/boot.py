@@ -352,8 +352,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     hidden, extras = loaded.model.spec.hidden_size, loaded.extras
     tables = core + sampler_tables(vocab_size, speech=hears(loaded.model.spec)) + encoder_tables(layout)
     tables += extras.pooling.tables(hidden) if extras.pooling else []
-    if loaded.model.spec.num_token_types > 1:
-        tables += type_tables()
+    tables += type_tables(loaded.model.spec.num_token_types, len(loaded.model.spec.adapters))
     if loaded.model.spec.vision is not None:
         tables += media_tables()
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 from headway.core.config import EngineArgs
@@ -58,7 +59,8 @@ def pooling_info(args: EngineArgs, model: Model, checkpoint: Checkpoint, max_mod
         max_length=min(files.max_length or max_model_len, max_model_len),
         lower_case=files.lower_case,
         num_token_types=model.spec.num_token_types,
-        prompts=dict(files.prompts),
+        prompts=_instructions(config) | dict(files.prompts),
+        adapters=model.spec.adapters,
         default_prompt_name=files.default_prompt_name,
         include_prompt=files.include_prompt,
         similarity=files.similarity,
@@ -69,6 +71,12 @@ def pooling_info(args: EngineArgs, model: Model, checkpoint: Checkpoint, max_mod
         returned_token_ids=tuple(settings.get("returned_token_ids") or ()),
         matryoshka_dimensions=tuple(dimensions) if isinstance(dimensions, list) else (),
     )
+
+
+def _instructions(config: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in front of texts by the task that an adapter is for, as Jina v3's config.json has it."""
+    listed = config.get("task_instructions")
+    return {str(name): str(text) for name, text in listed.items()} if isinstance(listed, Mapping) else {}
 
 
 def _score_by(tasks: tuple[Task, ...]) -> Literal["", "pair", "vectors", "tokens"]:

@@ -10,6 +10,7 @@ from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
+from headway.models.rope_bert import JinaEmbeddingsV3Model
 
 GAMMA_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """What tensors of norms were called once."""
@@ -95,6 +96,8 @@ class RobertaModel(EncoderModel):
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
+        if fields.get("position_embedding_type") == "rotary":  # what Jina v3's makers call their files
+            return JinaEmbeddingsV3Model.read(fields)
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, pad_token_id=1, type_vocab_size=1)
         hidden = fields.count("hidden_size")
         dense = HeadLayer(name="classifier.dense", size=hidden, activation="tanh")

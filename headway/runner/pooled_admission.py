@@ -12,7 +12,7 @@ from headway.core.plan import Admission, Int32s, Texts
 from headway.pooling.text import POOL_RAW, POOL_START
 from headway.state.packed_step import PackedStep, segment_ints
 from headway.state.slots import SlotArena
-from headway.state.token_types import TOKEN_TYPES
+from headway.state.token_types import ADAPTER, TOKEN_TYPES
 
 
 class PooledAdmissions:
@@ -25,6 +25,7 @@ class PooledAdmissions:
     def __init__(self, arena: SlotArena) -> None:
         self._arena = arena
         self._has_types = arena.has(TOKEN_TYPES)
+        self._has_adapters = arena.has(ADAPTER)
         names = ["num_tokens", "num_computed", "alive"]
         self._pools_text = arena.has(POOL_START)
         if self._pools_text:
@@ -32,7 +33,7 @@ class PooledAdmissions:
         places = [(name, 0) for name in names] + ([(TOKEN_TYPES, 0), (TOKEN_TYPES, 1)] if self._has_types else [])
         self._bases = np.array([arena.position(name, 0, column) for name, column in places], np.int64)
         self._strides = np.array([arena.stride(name) for name, _ in places], np.int64)
-        self._upload = segment_ints(1) * len(places)
+        self._upload = segment_ints(1) * (len(places) + self._has_adapters)
 
     def check(self, request: AddRequest) -> int:
         """Ints of the packed step that admitting ``request`` takes, its tokens and KV blocks left out.
@@ -54,6 +55,8 @@ class PooledAdmissions:
             raise InvalidRequestError(
                 "this model knows one type of tokens; leave token_type_range out", "token_type_range"
             )
+        if request.adapter and not self._has_adapters:
+            raise InvalidRequestError("this model has no adapters; leave the task's name out", "task")
         return self._upload
 
     def write(self, packed: PackedStep, admissions: Sequence[Admission]) -> None:
@@ -81,5 +84,7 @@ class PooledAdmissions:
             packed.write(place(POOL_RAW, 0), texts.raw)
         if self._has_types:
             packed.write(place(TOKEN_TYPES, 0), texts.type_ranges.reshape(-1))
+        if self._has_adapters:
+            packed.write(place(ADAPTER, 0), texts.adapters)
         history = place("history", 0) + np.arange(rows) * self._arena.stride("history")
         packed.write_runs(history, lens, texts.tokens)

@@ -119,6 +119,7 @@ class OnePassScheduler:
             np.array([each.pool_start for each in requests], np.int32),
             np.array([each.raw for each in requests], np.int32),
             np.array([each.token_type_range for each in requests], np.int32),
+            np.array([each.adapter for each in requests], np.int32),
         )
         self._launched[plan.step] = _Step(requests, ids, lens)
         self._next_step += 1

@@ -39,6 +39,7 @@ class Wanted:
         normalize: vectors have to be made of length 1 here, since they are cut or the engine does not.
         raw: the engine leaves vectors as they are.
         prompt: text in front of every text.
+        adapter: see ``AddRequest``.
         pool_start: the engine leaves out so many tokens when it pools.
         columns: which of a token's numbers are wanted, of process reward models; empty: all.
         activation: of these columns, to be applied here, behind their choice.
@@ -56,6 +57,7 @@ class Wanted:
     columns: tuple[int, ...] = ()
     activation: str = "none"
     step_tag_id: int | None = None
+    adapter: int = 0
 
 
 class PoolingDoor:
@@ -87,7 +89,8 @@ class PoolingDoor:
             )
         check_task(self.info, task)
         dimensions, normalize, raw = self._vector(params, task)
-        prompt = self._prompt(params.prompt_name)
+        adapter = self._adapter(params.task)
+        prompt = self._prompt(params.prompt_name, params.task)
         by_step = self.pooling if task is Task.TOKEN_CLASSIFY else NO_STEPS
         return Wanted(
             task=task,
@@ -101,6 +104,7 @@ class PoolingDoor:
             columns=by_step.returned_token_ids,
             activation="none" if raw else by_step.activation,
             step_tag_id=by_step.step_tag_id,
+            adapter=adapter,
         )
 
     def _vector(self, params: PoolingParams, task: Task) -> tuple[int | None, bool, bool]:
@@ -147,8 +151,19 @@ class PoolingDoor:
         longest = min(self.pooling.max_length, self.info.max_model_len)
         return longest if asked == -1 else min(asked, longest)
 
-    def _prompt(self, name: str | None) -> str:
+    def _adapter(self, task: str | None) -> int:
+        known = self.pooling.adapters
+        if task is None:
+            return 0
+        if task not in known:
+            what = f"one of {', '.join(map(repr, known))}" if known else "left out: this model has no adapters for tasks"
+            raise InvalidRequestError(f"task must be {what}; got {task!r:.80}", "task")
+        return known.index(task) + 1
+
+    def _prompt(self, name: str | None, task: str | None) -> str:
         prompts = self.pooling.prompts
+        if name is None and task is not None:
+            return prompts.get(task, "")
         if name is None:
             default = self.pooling.default_prompt_name
             return prompts.get(default, "") if default is not None else ""
@@ -264,6 +279,7 @@ class PoolingDoor:
                 task=task,
                 pool_start=min(start, len(ids) - 1),
                 raw=wanted.raw,
+                adapter=wanted.adapter,
             )
             for ids in found
         ]

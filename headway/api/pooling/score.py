@@ -19,9 +19,10 @@ from headway.core.task import Task
 if TYPE_CHECKING:
     from headway.api.pooling.texts import Texts
 
-QUERY_NAMES: Final = ("query",)
-DOCUMENT_NAMES: Final = ("document", "passage", "corpus")
-"""Prompts that stand before queries and documents when the request names none; sentence-transformers' names."""
+QUERY_NAMES: Final = ("query", "retrieval.query")
+DOCUMENT_NAMES: Final = ("document", "passage", "corpus", "retrieval.passage")
+"""Prompts that stand before queries and documents when the request names none: sentence-transformers' names, and Jina's, whose
+adapters of these names they run with, too."""
 MAX_INSTRUCTION_CHARS: Final = 2**16
 TASK_OF: Final = {"pair": Task.SCORE, "vectors": Task.EMBED, "tokens": Task.TOKEN_EMBED}
 
@@ -122,7 +123,7 @@ def score_job(
         if params.prompt_name is not None:
             raise InvalidRequestError("prompt_name is of embedding models; this model scores pairs", "prompt_name")
         wanted = wanted_second = replace(wanted, prompt="", pool_start=0)
-    elif params.prompt_name is None:
+    elif params.prompt_name is None and params.task is None:
         wanted = _with_prompt(door, params, kind, QUERY_NAMES, wanted)
         wanted_second = _with_prompt(door, params, kind, DOCUMENT_NAMES, wanted_second)
     first, second = _texts(data_1, "data_1"), _texts(data_2, "data_2")
@@ -143,7 +144,10 @@ def _with_prompt(
     door: PoolingDoor, params: PoolingParams, kind: str, names: tuple[str, ...], otherwise: Wanted
 ) -> Wanted:
     known = next((name for name in names if name in door.pooling.prompts), None)
-    return otherwise if known is None else door.wanted(replace(params, prompt_name=known), TASK_OF[kind])
+    if known is None:
+        return otherwise
+    task = known if known in door.pooling.adapters else None
+    return door.wanted(replace(params, prompt_name=known, task=task), TASK_OF[kind])
 
 
 def _texts(data: object, name: str) -> list[str]:

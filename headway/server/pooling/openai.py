@@ -25,7 +25,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     if service.llm.pooling_door.pooling.sparse:
         raise refuse(f"{service.names[0]} makes sparse vectors: use /embed_sparse", "model", "model_not_supported")
     prompts = inputs_of(body.input, "input")
-    params = params_of(body, dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name)
+    more = {name: getattr(body, name) for name in ("dimensions", "normalize", "prompt_name", "task")}
+    params = params_of(body, **more)
     call = PoolingCall(service, request, body.model, NAMES)
 
     def write(number: int, array: Floats) -> bytes:

@@ -30,6 +30,7 @@ class EmbeddingRequest(Cut, kw_only=True, forbid_unknown_fields=True):
     dimensions: Positive | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
+    task: str | None = None
 
 
 class PoolingRequest(Cut, kw_only=True, forbid_unknown_fields=True):
