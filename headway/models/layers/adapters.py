@@ -77,8 +77,8 @@ class LinearAdapters(nn.Module):
 
     def finalize(self) -> None:
         """A [N r, K] and B [N r, M]."""
-        self.down.data = self.down.data.flatten(0, 1)
-        self.up.data = self.up.data.transpose(1, 2).flatten(0, 1).contiguous()
+        self.down = nn.Parameter(self.down.flatten(0, 1), requires_grad=False)
+        self.up = nn.Parameter(self.up.transpose(1, 2).flatten(0, 1).contiguous(), requires_grad=False)
 
 
 class TableAdapters(nn.Module):
@@ -107,4 +107,5 @@ class TableAdapters(nn.Module):
 
     def finalize(self) -> None:
         """A [N V, r] and B [N r, M]."""
-        self.down.data, self.up.data = self.down.data.flatten(0, 1), self.up.data.flatten(0, 1)
+        self.down = nn.Parameter(self.down.flatten(0, 1), requires_grad=False)
+        self.up = nn.Parameter(self.up.flatten(0, 1), requires_grad=False)
