@@ -273,8 +273,8 @@ class PoolingParams:
             refuses prompts that are too long.
         truncation_side: which end is cut off, "right" or "left"; None: as the model's tokenizer is set up.
         prompt_name: put the model's instruction of this name in front of each text; None takes the model's default.
-        task: run with the model's adapter for this task ("retrieval.query", ...), and put the task's own instruction in front of
-            each text unless ``prompt_name`` names another; None runs without an adapter.
+        task: run with the model's adapter for this task ("retrieval.query", ...), and put the task's own instruction in front
+            of each text unless ``prompt_name`` names another; None runs without an adapter.
     """
 
     dimensions: int | None = None

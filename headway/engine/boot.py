@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,28 +178,32 @@ def _build(
     pacer = Pacer(fills if args.run_ahead == "auto" else args.run_ahead, device.asynchronous)
     groups = loaded.model.spec.cache.groups or ALL_LAYERS
     block_size = sizes.block_size if sizes.num_blocks else 0
-    scheduler = (Scheduler if block_size else OnePassScheduler)(
-        SchedulerConfig(
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_model_len=sizes.max_model_len,
-            block_size=sizes.block_size,
-            num_blocks=sizes.num_blocks,
-            enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
-            max_upload_ints=upload_budget(sizes, loaded.model.spec.vocab_size, loaded.model.spec.cache),
-            headroom_divisor=thresholds.headroom_divisor,
-            width=sizes.width,
-            pools=loaded.extras.pooling is not None,
-            lookahead=sizes.lookahead,
-            forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
-            groups=groups,
-            has_states=loaded.model.spec.cache.has_states,
-            num_checkpoints=sizes.num_checkpoints,
-            checkpoint_every=thresholds.checkpoint_every,
-            **scheduled(loaded.model.spec, sizes),
-            cohorts=args.pipeline_parallel_size,
-        ),
-        upload_ints=lambda request: _upload_ints(runner, request, block_size, len(groups)),
+    config = SchedulerConfig(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        block_size=sizes.block_size,
+        num_blocks=sizes.num_blocks,
+        enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
+        max_upload_ints=upload_budget(sizes, loaded.model.spec.vocab_size, loaded.model.spec.cache),
+        headroom_divisor=thresholds.headroom_divisor,
+        width=sizes.width,
+        pools=loaded.extras.pooling is not None,
+        lookahead=sizes.lookahead,
+        forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
+        groups=groups,
+        has_states=loaded.model.spec.cache.has_states,
+        num_checkpoints=sizes.num_checkpoints,
+        checkpoint_every=thresholds.checkpoint_every,
+        **scheduled(loaded.model.spec, sizes),
+        cohorts=args.pipeline_parallel_size,
+    )
+
+    def upload_ints(request: AddRequest) -> int:
+        return _upload_ints(runner, request, block_size, len(groups))
+
+    scheduler: Scheduler | OnePassScheduler = (
+        Scheduler(config, upload_ints) if block_size else _one_pass(loaded, config, upload_ints)
     )
     waits = HostWaits(device) if args.count_host_waits else None
     draft_pacer = DraftPacer(sizes.width) if extras.drafts is not None and extras.drafts.adaptive else None
@@ -218,6 +223,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         pooler_config=args.pooler_config,
         sentence=checkpoint.sentence,
         folder=folder,
+        token_heads=checkpoint.token_heads,
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
@@ -404,6 +410,11 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
     return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
+
+
+def _one_pass(loaded: Loaded, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> OnePassScheduler:
+    spec = loaded.model.spec.pooling
+    return OnePassScheduler(config, upload_ints, None if spec is None else spec.token_columns())
 
 
 def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int, num_groups: int) -> int:

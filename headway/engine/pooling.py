@@ -9,6 +9,7 @@ from headway.core.config import EngineArgs
 from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 from headway.engine.extras import Pooling
+from headway.models.encoder import EncoderModel
 from headway.models.interface import Model
 from headway.pooling.spec import PoolingSpec
 from headway.pooling.text import TextPooler, pooling_tables
@@ -33,7 +34,8 @@ def pooling_of(model: Model, spec: PoolingSpec) -> Pooling:
         return pooling_tables(spec, model.head_width if spec.head_first else hidden, chunked=chunked)
 
     def pooler(arena: SlotArena, hidden: int) -> TextPooler:
-        return TextPooler(arena, spec, hidden, model.logits, model.head_width, chunked=chunked)
+        own = model.token_logits if isinstance(model, EncoderModel) and spec.token_parts else None
+        return TextPooler(arena, spec, hidden, model.logits, model.head_width, chunked=chunked, token_head=own)
 
     return Pooling(spec.tasks(), pooler, tables)
 
@@ -55,6 +57,10 @@ def pooling_info(args: EngineArgs, model: Model, checkpoint: Checkpoint, max_mod
         normalize=spec.normalize,
         activation=cast(Any, spec.activation),
         labels=spec.labels,
+        token_weights=(Task.TOKEN_CLASSIFY, 1) in spec.token_parts,
+        token_widths={task.value: size for task, size in spec.token_parts},
+        token_embed_start=int(bool(spec.token_parts)),
+        missing=checkpoint.token_heads.pickled,
         sparse=spec.kind == "sparse",
         max_length=min(files.max_length or max_model_len, max_model_len),
         lower_case=files.lower_case,

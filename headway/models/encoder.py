@@ -231,6 +231,7 @@ class EncoderModel(nn.Module):
         self.bias = None if config.bias is None else PositionBias(config.bias, max_model_len, device=device)
         self.head = Head(config.outputs.head, config.outputs.inputs(hidden), device=device, embedding=self.word)
         self.head_width = self.head.width
+        self.token_heads = nn.ModuleList(Head(spec, hidden, device=device) for spec in config.outputs.token_heads)
         self._layers: list[EncoderBlock] = [block for block in self.blocks if isinstance(block, EncoderBlock)]
         none = tuple(None for _ in config.blocks)
         self.spec = ModelSpec(
@@ -280,6 +281,10 @@ class EncoderModel(nn.Module):
         """[N, C] hidden states, or what was pooled of them -> f32 [N, width]."""
         return self.head.forward(hidden)
 
+    def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> f32 [T, numbers of all ``Outputs.token_heads``]."""
+        return torch.cat([head(hidden) for head in self.token_heads], dim=1)
+
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         config, spec = self.config, self.config.embedding
@@ -292,7 +297,9 @@ class EncoderModel(nn.Module):
             found |= block.destinations(f"{config.layers}.{i}.")
         if self.bias is not None:
             found |= self.bias.destinations()
-        found |= self.head.destinations()
+        for head in (self.head, *self.token_heads):
+            assert isinstance(head, Head)
+            found |= head.destinations()
         for each, name in zip(self._added, (spec.word, spec.token_type), strict=False):
             found |= each.destinations(name)
         renamed = config.renamed if config.adapters is None else {**config.renamed, ORIGINAL: ".weight"}

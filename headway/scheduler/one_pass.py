@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -47,12 +47,18 @@ class OnePassScheduler:
 
     Args:
         upload_ints: int32 values that admitting a request sends.
+        columns: [start, end) of a token's vector that each task by token wants; others want all.
     """
 
     width = 1
 
-    def __init__(self, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> None:
-        self._config, self._upload_ints = config, upload_ints
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        upload_ints: Callable[[AddRequest], int],
+        columns: Mapping[Task, tuple[int, int]] | None = None,
+    ) -> None:
+        self._config, self._upload_ints, self._columns = config, upload_ints, columns or {}
         self._open: dict[str, AddRequest] = {}
         self._waiting: deque[_Waiting] = deque()
         """In order of arrival. Those that are not in ``_open`` any more were aborted."""
@@ -70,7 +76,8 @@ class OnePassScheduler:
         length = len(message.prompt_token_ids)
         if not message.task.pools:
             raise InvalidRequestError(
-                f"this engine serves requests that pool, such as embeddings, not the task {message.task.value!r}", "task"
+                f"this engine serves requests that pool, such as embeddings, not the task {message.task.value!r}",
+                "task",
             )
         if not 0 < length <= self._config.max_model_len:
             raise InvalidRequestError(
@@ -111,7 +118,7 @@ class OnePassScheduler:
         count = len(requests)
         plan = StepPlan(self._next_step, self._slots[:count], lens, self._starts[:count], self._samples[:count], 0)
         plan.pools, plan.owners = True, requests
-        plan.token_vectors = any([each.task in BY_TOKEN for each in requests])
+        plan.token_vectors = not BY_TOKEN.isdisjoint([each.task for each in requests])
         ids = [each.request_id for each in requests]
         plan.texts = Texts(
             ids,
@@ -167,7 +174,8 @@ class OnePassScheduler:
             vectors = None if result.vectors is None else result.vectors[row]
             if request.task.by_token:
                 start = ends[row] - len(request.prompt_token_ids) + request.pool_start
-                vectors = None if result.token_vectors is None else result.token_vectors[start : ends[row]]
+                first, last = self._columns.get(request.task, (0, None))
+                vectors = None if result.token_vectors is None else result.token_vectors[start : ends[row], first:last]
             if vectors is None:
                 updates.append(_failure(request.request_id, NO_VECTORS))
                 continue
@@ -203,7 +211,9 @@ class OnePassScheduler:
         )
 
     def check_integrity(self) -> None:
-        known = [each.request for each in self._waiting] + [r for step in self._launched.values() for r in step.requests]
+        known = [each.request for each in self._waiting] + [
+            r for step in self._launched.values() for r in step.requests
+        ]
         lost = self._open.keys() - {each.request_id for each in known}
         if lost:
             raise HeadwayError(f"{len(lost)} open requests neither wait nor run")

@@ -16,8 +16,6 @@ through ``list_at``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 

@@ -96,5 +96,3 @@ def test_lists_of_adapters_that_make_no_sense_are_refused(jina: tuple[str, list[
             read_config({**config, "lora_adaptations": broken})
     with pytest.raises(UnsupportedModelError, match="truncate_dim"):
         read_config({**config, "truncate_dim": 64})
-
-

@@ -91,6 +91,7 @@ class PoolingDoor:
         dimensions, normalize, raw = self._vector(params, task)
         adapter = self._adapter(params.task)
         prompt = self._prompt(params.prompt_name, params.task)
+        first = self.pooling.token_embed_start if task is Task.TOKEN_EMBED else 0
         by_step = self.pooling if task is Task.TOKEN_CLASSIFY else NO_STEPS
         return Wanted(
             task=task,
@@ -100,7 +101,7 @@ class PoolingDoor:
             normalize=normalize,
             raw=raw or bool(by_step.returned_token_ids),
             prompt=prompt,
-            pool_start=self._pool_start(prompt),
+            pool_start=max(self._pool_start(prompt), first),
             columns=by_step.returned_token_ids,
             activation="none" if raw else by_step.activation,
             step_tag_id=by_step.step_tag_id,
@@ -114,12 +115,13 @@ class PoolingDoor:
             for name in ("dimensions", "normalize"):
                 if getattr(params, name) is not None:
                     raise InvalidRequestError(f"{name} is of embeddings; the task {task.value!r} gives scores", name)
-            return None, False, params.use_activation is False and pooling.activation != "none"
+            activates = pooling.activation != "none" or (pooling.token_weights and task is Task.TOKEN_CLASSIFY)
+            return None, False, params.use_activation is False and activates
         if params.use_activation is not None:
             raise InvalidRequestError(
                 "use_activation is of classifiers; for embeddings there is normalize", "use_activation"
             )
-        width = pooling.token_width if task in TOKEN_TASKS else pooling.width
+        width = pooling.width_by_token(task) if task in TOKEN_TASKS else pooling.width
         if dimensions is not None and dimensions > width:
             raise InvalidRequestError(
                 f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}",
@@ -156,7 +158,9 @@ class PoolingDoor:
         if task is None:
             return 0
         if task not in known:
-            what = f"one of {', '.join(map(repr, known))}" if known else "left out: this model has no adapters for tasks"
+            what = (
+                f"one of {', '.join(map(repr, known))}" if known else "left out: this model has no adapters for tasks"
+            )
             raise InvalidRequestError(f"task must be {what}; got {task!r:.80}", "task")
         return known.index(task) + 1
 
@@ -294,9 +298,9 @@ def check_task(info: ModelInfo, task: Task) -> None:
     """Raises InvalidRequestError where the model does not serve ``task``."""
     if task not in info.tasks:
         served = ", ".join(each.value for each in info.tasks)
-        raise InvalidRequestError(
-            f"{info.model} serves {served}, not {task.value}; {HINTS[info.tasks[0].pools]}", "task"
-        )
+        hint = info.pooling.missing if info.pooling is not None and task in TOKEN_TASKS else ""
+        hint = hint or HINTS[info.tasks[0].pools]
+        raise InvalidRequestError(f"{info.model} serves {served}, not {task.value}; {hint}", "task")
 
 
 def task_of(name: Task | str | None, door: PoolingDoor) -> Task:

@@ -27,6 +27,7 @@ from headway.core.outputs import (
     ScoringRequestOutput,
 )
 from headway.core.params import PoolingParams
+from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ PoolingPrompts = Any
 class Pooled:
     """One call's groups, in the order of its prompts."""
 
-    def __init__(self, groups: list[OpenPooling], token_width: int) -> None:
+    def __init__(self, groups: list[OpenPooling], pooling: PoolingInfo) -> None:
         self.groups = groups
         self.messages = [message for group in groups for message in group.messages]
         self.cached = [number for group in groups for number in group.cached]
-        self._token_width = token_width
+        self._pooling = pooling
 
     def arrays(self) -> list[Floats]:
         """Of each prompt."""
-        return [each for group in self.groups for each in group.arrays(self._token_width)]
+        return [each for group in self.groups for each in group.arrays(self._pooling)]
 
     def vectors(self) -> list[Floats]:
         """Of each prompt, flat, as they came."""
@@ -109,7 +110,7 @@ class PoolingRunner:
                 raise
         for group in groups:
             group.check()
-        return Pooled(groups, self.door.pooling.token_width)
+        return Pooled(groups, self.door.pooling)
 
     def _feed(
         self,

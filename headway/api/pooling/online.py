@@ -103,7 +103,7 @@ class AsyncPooling:
 
     def arrays(self, group: OpenPooling) -> list[Floats]:
         """float32 of each prompt, [width], or [tokens, width]."""
-        return group.arrays(self._pools.pooling.token_width)
+        return group.arrays(self._pools.pooling)
 
     @staticmethod
     def score_outputs(job: ScoreJob, group: OpenPooling) -> list[ScoringRequestOutput]:

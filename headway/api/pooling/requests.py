@@ -12,6 +12,7 @@ from headway.api.pooling.door import TOKEN_TASKS, Wanted
 from headway.api.request_metrics import RequestMetrics
 from headway.core.errors import InvalidRequestError, RequestFailedError
 from headway.core.messages import AddRequest, PooledBatch, RequestUpdate, Update
+from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 
 Floats = npt.NDArray[np.float32]
@@ -74,21 +75,22 @@ class OpenPooling:
         if self.aborted:
             raise RequestFailedError("the request was aborted")
 
-    def arrays(self, token_width: int) -> list[Floats]:
-        """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
-        arrays = finished_vectors(self.vectors, self.wanted, token_width)
+    def arrays(self, pooling: PoolingInfo) -> list[Floats]:
+        """What each prompt gets: float32 [width], or by token [tokens, width]; cut and normalised. May be read-only."""
+        arrays = finished_vectors(self.vectors, self.wanted, pooling)
         if self.wanted.columns or self.wanted.step_tag_id is not None:
             pairs = zip(arrays, self.messages, strict=True)
             arrays = [_steps(rows, message.prompt_token_ids, self.wanted) for rows, message in pairs]
         return arrays
 
 
-def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) -> list[Floats]:
+def finished_vectors(vectors: list[Floats], wanted: Wanted, pooling: PoolingInfo) -> list[Floats]:
     """Vectors as they came, cut to ``dimensions`` and made of length 1 where that is left to do here."""
     if not vectors:
         return []
     if wanted.task in TOKEN_TASKS:
-        vectors = [vector.reshape(-1, token_width) for vector in vectors]
+        width = pooling.width_by_token(wanted.task)
+        vectors = [vector.reshape(-1, width) for vector in vectors]
     if wanted.dimensions is None and not wanted.normalize:
         return vectors  # nothing is copied: the engine's own bytes, which nobody may write
     if wanted.task in TOKEN_TASKS:

@@ -96,8 +96,8 @@ class ScoreJob:
         """float32 [pairs] of what the requests brought."""
         if self.is_paired:
             return np.array([vector[-1] for vector in vectors], np.float32)
-        token_width, count = self.door.pooling.token_width, len(self.first)
-        arrays = finished_vectors(vectors, self.wanted, token_width)
+        count = len(self.first)
+        arrays = finished_vectors(vectors, self.wanted, self.door.pooling)
         if self.wanted.task is Task.TOKEN_EMBED:
             return max_sim(arrays[:count], arrays[count:])
         return similarities(np.stack(arrays[:count]), np.stack(arrays[count:]), self.door.pooling.similarity)

@@ -84,9 +84,7 @@ class LinearAdapters(nn.Module):
 class TableAdapters(nn.Module):
     """The same of a table of embeddings with V rows: A has a row for each, B gives M numbers."""
 
-    def __init__(
-        self, spec: AdapterSpec, rows: int, outputs: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: AdapterSpec, rows: int, outputs: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         number, self._rows = len(spec.names), rows
 
