@@ -36,6 +36,7 @@ class EmbeddingSpec:
         num_positions: rows of the table of positions.
         first_position: its row for position 0.
         num_token_types: rows of the table of types.
+        width: numbers of a row; 0: as many as of a hidden state. Else ``project`` is the product that follows the norm.
     """
 
     word: str
@@ -45,6 +46,8 @@ class EmbeddingSpec:
     num_positions: int = 0
     first_position: int = 0
     num_token_types: int = 0
+    width: int = 0
+    project: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +74,7 @@ class EncoderConfig:
         architecture: the name in config.json.
         longest_context: tokens up to which a text may go.
         layers: name of the blocks in the checkpoint.
+        layer_of: which block each layer is, where layers share them; (): there are as many.
         norm: of all norms.
         last_norm: name of the one behind all blocks, "" for none.
         bias: added to all layers' scores by distance; None: nothing.
@@ -94,6 +98,7 @@ class EncoderConfig:
     unused: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     adapters: AdapterSpec | None = None
+    layer_of: tuple[int, ...] = ()
 
     @property
     def pooling(self) -> PoolingSpec:
@@ -200,6 +205,7 @@ class EncoderModel(nn.Module):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
         hidden, spec = config.hidden_size, config.embedding
+        width = spec.width or hidden
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
         for block in config.blocks:
             key = block.mixer.rope, block.mixer.head_dim
@@ -209,7 +215,7 @@ class EncoderModel(nn.Module):
                 tables[key] = table
 
         def made(rows: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(rows, hidden, dtype=dtype, device=device), False) if rows else None
+            return nn.Parameter(torch.empty(rows, width, dtype=dtype, device=device), False) if rows else None
 
         self.word, self.position, self.token_type = (
             made(rows) for rows in (config.vocab_size, spec.num_positions, spec.num_token_types)
@@ -226,14 +232,18 @@ class EncoderModel(nn.Module):
             if config.adapters is not None
         )
         self._added: list[TableAdapters] = [each for each in self.adapters if isinstance(each, TableAdapters)]
-        self.embedding_norm = config.norm.make(hidden, dtype=dtype, device=device) if spec.norm else None
+        self.embedding_norm = config.norm.make(width, dtype=dtype, device=device) if spec.norm else None
+        self.project = (
+            Linear(width, {spec.project: hidden}, bias=True, dtype=dtype, device=device) if spec.project else None
+        )
         self.last_norm = config.norm.make(hidden, dtype=dtype, device=device) if config.last_norm else None
         self.bias = None if config.bias is None else PositionBias(config.bias, max_model_len, device=device)
         self.head = Head(config.outputs.head, config.outputs.inputs(hidden), device=device, embedding=self.word)
         self.head_width = self.head.width
         self.token_heads = nn.ModuleList(Head(spec, hidden, device=device) for spec in config.outputs.token_heads)
-        self._layers: list[EncoderBlock] = [block for block in self.blocks if isinstance(block, EncoderBlock)]
-        none = tuple(None for _ in config.blocks)
+        self._own: list[EncoderBlock] = [block for block in self.blocks if isinstance(block, EncoderBlock)]
+        self._layers = [self._own[i] for i in config.layer_of] if config.layer_of else self._own
+        none = tuple(None for _ in self._layers)
         self.spec = ModelSpec(
             architecture=config.architecture,
             vocab_size=config.vocab_size,
@@ -241,7 +251,7 @@ class EncoderModel(nn.Module):
             longest_context=config.longest_context,
             eos_token_ids=(),
             cache=CacheLayout(none, (), (-1,) * len(none)),
-            layer_kinds=config.blocks,
+            layer_kinds=tuple(block.spec for block in self._layers),
             layer_weights=sum(parameter.numel() for parameter in self.blocks.parameters()),
             head_weights=0,
             num_token_types=max(spec.num_token_types, 1),
@@ -275,7 +285,8 @@ class EncoderModel(nn.Module):
             types = torch.zeros_like(batch.input_ids) if batch.token_types is None else batch.token_types
             for each, index in zip(self._added, (batch.input_ids, types), strict=True):
                 x = each.forward(x, index, batch.adapters, mask)
-        return x if self.embedding_norm is None else self.embedding_norm.forward(x)
+        x = x if self.embedding_norm is None else self.embedding_norm.forward(x)
+        return x if self.project is None else self.project.forward(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] hidden states, or what was pooled of them -> f32 [N, width]."""
@@ -293,7 +304,9 @@ class EncoderModel(nn.Module):
         for name, norm in ((spec.norm, self.embedding_norm), (config.last_norm, self.last_norm)):
             if norm is not None:
                 found |= norm.destinations(f"{name}.")
-        for i, block in enumerate(self._layers):
+        if self.project is not None:
+            found |= self.project.destinations("")
+        for i, block in enumerate(self._own):
             found |= block.destinations(f"{config.layers}.{i}.")
         if self.bias is not None:
             found |= self.bias.destinations()
