@@ -326,6 +326,9 @@ class EncoderModel(nn.Module):
                 module.finalize()
             vars(module).update(module.named_parameters(recurse=False))  # as in ``DecoderModel.finalize``
             vars(module).update(module.named_children())
+        for block in self._own:
+            if self.config.adapters is None:  # those add to the product before it is activated
+                block.ffn.fuse()
         if self.bias is not None:
             self.bias.finalize()
         self.head.finalize()
