@@ -117,5 +117,5 @@ def test_heads_beside_a_classifier(tmp_path: Path) -> None:
     folder = Path(save(build("XLMRobertaForSequenceClassification", pad_token_id=1, type_vocab_size=1), tmp_path))
     head = {"weight": torch.zeros(1, 32), "bias": torch.zeros(1)}
     safetensors.torch.save_file(head, folder / "sparse_linear.safetensors")
-    with pytest.raises(UnsupportedModelError, match="sparse_linear.safetensors: only encoders"):
+    with pytest.raises(UnsupportedModelError, match=r"sparse_linear.safetensors: only encoders"):
         engine(str(folder))

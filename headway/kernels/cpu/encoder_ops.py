@@ -9,7 +9,7 @@ import torch
 from headway.kernels.cpu.ops import available, is_native, native
 from headway.kernels.registry import OPS
 
-__all__ = ["add_layer_norm", "available", "dense_attention"]
+__all__ = ["add_layer_norm", "available", "serves", "short_attention"]
 
 MOST_KEYS, MOST_SIZE = 512, 128
 """Tokens of a text, and numbers of a head, that the kernel has room for; encoder.c knows the same."""
@@ -30,25 +30,32 @@ def add_layer_norm(
     return out
 
 
-def dense_attention(
-    qkv: torch.Tensor, query_start: torch.Tensor, num_heads: int, num_kv_heads: int, scale: float, longest: int
-) -> torch.Tensor | None:
-    """``dense_attention`` of rows of up to ``longest`` tokens that see all of each other; None: it is not for this kernel."""
-    size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+def serves(qkv: torch.Tensor, query_start: torch.Tensor, size: int) -> bool:
+    """Whether ``short_attention`` can: heads of ``size`` numbers fit its vectors."""
     if not available() or not is_native(qkv) or query_start.dtype is not torch.int32 or not query_start.is_contiguous():
-        return None
-    if longest > MOST_KEYS or size > MOST_SIZE or size % _lanes():
-        return None
-    out = qkv.new_empty((qkv.shape[0], num_heads * size))
+        return False
+    return size <= MOST_SIZE and size % _lanes() == 0
+
+
+def short_attention(
+    out: torch.Tensor,
+    qkv: torch.Tensor,
+    query_start: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    most: int,
+) -> None:
+    """``dense_attention`` of the rows of up to ``most`` tokens, at most ``MOST_KEYS``, which see all of each other."""
+    size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     native().headway_dense_attention(
         qkv.data_ptr(), query_start.data_ptr(), out.data_ptr(), len(query_start) - 1, num_heads, num_kv_heads, size,
-        scale, qkv.dtype is torch.bfloat16, torch.get_num_threads(),
+        most, scale, qkv.dtype is torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
-    return out
 
 
 @functools.cache
 def _lanes() -> int:
     """Numbers of a vector that the kernels were built for."""
-    found: int = native().headway_dense_attention(None, None, None, 0, 1, 1, 0, 0.0, 0, 1)
+    found: int = native().headway_dense_attention(None, None, None, 0, 1, 1, 0, 0, 0.0, 0, 1)
     return found

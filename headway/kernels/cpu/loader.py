@@ -41,7 +41,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "headway_linear": (_INT, [_POINTER] * 4 + [_INT64] * 3 + [_INT, _INT, _INT]),
     "headway_add_layer_norm": (None, [_POINTER] * 5 + [_INT64] * 2 + [_FLOAT, _INT, _INT]),
-    "headway_dense_attention": (_INT, [_POINTER] * 3 + [_INT64] * 4 + [_FLOAT, _INT, _INT]),
+    "headway_dense_attention": (_INT, [_POINTER] * 3 + [_INT64] * 5 + [_FLOAT, _INT, _INT]),
     "headway_linear_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
     "headway_blocks_linear": (_INT, [_POINTER] * 5 + [_INT64] * 3 + [_INT, _INT]),
     "headway_blocks_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),

@@ -1,5 +1,5 @@
-"""``dense_attention`` on a CPU: a kernel of our own for rows that see all of each other, else torch's attention, once for each run
-of rows of equal length, which needs no copy."""
+"""``dense_attention`` on a CPU: our kernel for short rows whose tokens all see each other, else torch's attention, once for each
+run of rows of equal length, which needs no copy."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def dense_attention(
 ) -> torch.Tensor:
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     starts = query_start.tolist()  # host: a CPU operation
-    longest = max((end - start for start, end in pairwise(starts)), default=0)
-    if bias is None and soft_cap == 0 and not 0 <= reach < longest - 1:
-        found = encoder_ops.dense_attention(qkv, query_start, num_heads, num_kv_heads, scale, longest)
-        if found is not None:
-            return found
     out = torch.empty((qkv.shape[0], num_heads * size), dtype=qkv.dtype)
+    most = 0  # tokens of rows that our kernel takes; what a row goes through depends on the row alone
+    if bias is None and soft_cap == 0 and encoder_ops.serves(qkv, query_start, size):
+        most = encoder_ops.MOST_KEYS if reach < 0 else min(encoder_ops.MOST_KEYS, reach + 1)
+        encoder_ops.short_attention(out, qkv, query_start, num_heads, num_kv_heads, scale, most)
     for start, rows, length in runs(starts):
+        if length <= most:
+            continue
         end = start + rows * length
         if soft_cap > 0:
             ends = torch.arange(0, end - start + 1, length, dtype=torch.int32)

@@ -67,6 +67,7 @@ async def classify(service: Service, request: Request) -> Response:
     body = await service.body.read(request, ClassifyRequest)
     need_task(service, Task.CLASSIFY)
     prompts = inputs_of(body.input, "input")
+    count = max(len(prompts), len(body.text_pair)) if isinstance(body.text_pair, list) else len(prompts)
     params = params_of(body, use_activation=body.use_activation)
     call = PoolingCall(service, request, body.model, NAMES)
     labels = service.llm.pooling_door.pooling.labels
@@ -76,10 +77,13 @@ async def classify(service: Service, request: Request) -> Response:
         return encode({**found, "num_classes": len(array)})
 
     async def work() -> bytes:
-        _, arrays = await call.pool(prompts, params, Task.CLASSIFY)
+        if body.text_pair is None:
+            _, arrays = await call.pool(prompts, params, Task.CLASSIFY)
+        else:
+            arrays = await call.pairs(body.input, body.text_pair, params)
         return call.listing("classify-", await written(arrays, write))
 
-    return await call.answer(len(prompts), "input", work)
+    return await call.answer(count, "input", work)
 
 
 def label_name(labels: tuple[str, ...], number: int) -> str:

@@ -59,7 +59,7 @@ struct dense {
     const void *qkv;
     const int32_t *starts;
     void *out;
-    int64_t heads, kv_heads, size;
+    int64_t heads, kv_heads, size, most;
     float scale;
     int bf;
 };
@@ -171,16 +171,16 @@ static void attend_item(void *context, int64_t item) {
     const struct dense *a = context;
     const int64_t row = item / a->heads, head = item % a->heads;
     struct scratch s;
-    if (a->starts[row + 1] <= a->starts[row]) return;
+    if (a->starts[row + 1] <= a->starts[row] || a->starts[row + 1] - a->starts[row] > a->most) return;
     if (a->bf) attend(a, row, head, &s, 1);
     else attend(a, row, head, &s, 0);
 }
 
-/* qkv [T, (heads + 2 kv_heads) * size], starts [rows + 1], out [T, heads * size]; rows of up to MOST_KEYS tokens, size a multiple
- * of LANES up to MOST_SIZE. Returns LANES with rows = 0, so that callers learn it. */
+/* qkv [T, (heads + 2 kv_heads) * size], starts [rows + 1], out [T, heads * size]; size is a multiple of LANES up to MOST_SIZE. Rows of
+ * more than `most` <= MOST_KEYS tokens are left out: nothing is written for them. Returns LANES. */
 EXPORT int headway_dense_attention(const void *qkv, const int32_t *starts, void *out, int64_t rows, int64_t heads,
-                                   int64_t kv_heads, int64_t size, float scale, int bf, int threads) {
-    struct dense a = {qkv, starts, out, heads, kv_heads, size, scale, bf};
+                                   int64_t kv_heads, int64_t size, int64_t most, float scale, int bf, int threads) {
+    struct dense a = {qkv, starts, out, heads, kv_heads, size, most, scale, bf};
     if (rows) parallel_for(rows * heads, threads, attend_item, &a);
     return LANES;
 }
