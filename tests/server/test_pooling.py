@@ -347,3 +347,15 @@ def test_embeddings_by_task(serve: Open) -> None:
     assert error["param"] == "task" and "'retrieval.query', 'separation'" in error["message"]
     error = told(serve("embed").post("/v1/embeddings", json={"input": "w1", "task": "separation"}), 400)["error"]
     assert error["param"] == "task" and "has no adapters" in error["message"]
+
+
+def test_errors_speak_of_the_fields_of_their_route(serve: Open) -> None:
+    client = serve("cross")
+    for path, body, param, says in (
+        ("/rerank", {"query": "w1", "documents": ["w1"], "top_n": 0}, "top_n", "top_n must be at least 1; got 0"),
+        ("/rerank", {"query": "w1", "documents": ["w1", ""]}, "documents", "text 1 of documents is empty"),
+        ("/score", {"text_1": ["w1"] * 2, "text_2": "w1"}, "text_1", "text_1 has 2 texts and text_2 1"),
+        ("/predict", {"inputs": [["w1", ""]]}, "inputs", "inputs is empty"),
+    ):
+        error = told(client.post(path, json=body), 400)["error"]
+        assert error["param"] == param and error["message"].startswith(says), error
