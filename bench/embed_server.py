@@ -3,9 +3,10 @@
     python -m bench.embed_server [MODEL] [--dummy] [--lengths 32 128 510] [--texts 4096] [--clients 256] [--batch 1 32]
                                  [--peers transformers sentence-transformers] [--json FILE] [-- options of headway serve]
 
-``headway serve`` runs as a process of its own; the client shares the machine with it (``client busy`` says how much of one core
-it takes). Prompts are token ids, in one request ``batch`` of them. Offline is ``LLM.embed`` in a process of its own. Peers run
-offline: texts sorted by length, batches of 256, padded, mean over the tokens, length 1, on the GPU in bfloat16 where there is one.
+``headway serve`` runs as a process of its own; the client shares the machine with it (``client busy`` says how much of
+one core it takes). Prompts are token ids, in one request ``batch`` of them. Offline is ``LLM.embed`` in a process of its
+own. Peers run offline: texts sorted by length, batches of 256, padded, mean over the tokens, length 1, on the GPU in
+bfloat16 where there is one.
 On the card: ``python -m bench.embed_server --dummy`` (BERT-base's shape), or with a model's folder.
 """
 
@@ -42,7 +43,7 @@ def prompts(length: int, count: int, vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(vocabulary // 20, vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def offline(model: str, given: argparse.Namespace, vocabulary: int, options: list[str]) -> dict[int, float]:
+def offline(model: str, given: argparse.Namespace, options: list[str]) -> dict[int, float]:
     """Texts a second of ``LLM.embed`` by length, in a process of its own."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
@@ -141,7 +142,7 @@ def main() -> None:
     folder = str(locate(given.model, load_format="dummy" if given.dummy else "auto").path)
     vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     engine = [*options, "--skip-tokenizer-init", *(["--load-format", "dummy"] if given.dummy else [])]
-    alone = offline(given.model, given, vocabulary, engine)
+    alone = offline(given.model, given, engine)
     port = server.free_port()
     with TemporaryDirectory() as logs:
         log = Path(logs) / "server.log"

@@ -337,7 +337,9 @@ def test_pairs_are_classified_at_once() -> None:
 
 
 def test_tasks_of_adapters_have_names() -> None:
-    given = '{"adapters": ["retrieval.query", "retrieval.passage", "separation"], "prompts": {"retrieval.query": "w9 "}}'
+    given = (
+        '{"adapters": ["retrieval.query", "retrieval.passage", "separation"], "prompts": {"retrieval.query": "w9 "}}'
+    )
     with LLM("embed " + given) as llm:
         for task, adapter, tokens in (("retrieval.query", 1, "w9 w1"), ("separation", 3, "w1"), (None, 0, "w1")):
             [output] = llm.embed("w1", pooling_params=PoolingParams(task=task))
@@ -345,10 +347,14 @@ def test_tasks_of_adapters_have_names() -> None:
         [output] = llm.embed("w1", pooling_params=PoolingParams(task="separation", prompt_name="retrieval.query"))
         assert core(llm).seen[-1].adapter == 3 and len(output.prompt_token_ids) == 4
         llm.score("w1", ["w2"])
-        assert [r.adapter for r in core(llm).seen[-2:]] == [1, 0], "a document's prompt is not told here, nor its adapter"
+        assert [r.adapter for r in core(llm).seen[-2:]] == [1, 0], (
+            "a document's prompt is not told here, nor its adapter"
+        )
         llm.score("w1", ["w2"], pooling_params=PoolingParams(task="separation"))
         assert [r.adapter for r in core(llm).seen[-2:]] == [3, 3]
-        with pytest.raises(InvalidRequestError, match="task must be one of 'retrieval.query', 'retrieval.passage'") as told:
+        with pytest.raises(
+            InvalidRequestError, match="task must be one of 'retrieval.query', 'retrieval.passage'"
+        ) as told:
             llm.embed("w1", pooling_params=PoolingParams(task="query"))
         assert told.value.parameter == "task"
         with pytest.raises(InvalidRequestError, match="name of a task"):
