@@ -109,6 +109,7 @@ class OnePassScheduler:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
+        """See ``Scheduler``."""
         taken = self._take()
         if not taken:
             return None
@@ -186,6 +187,7 @@ class OnePassScheduler:
         return updates
 
     def discard(self, plan: StepPlan, message: str) -> list[RequestUpdate]:
+        """See ``Scheduler``."""
         if next(reversed(self._launched), None) != plan.step:
             raise HeadwayError(f"step {plan.step} is not the newest in flight; only that one can be discarded")
         step = self._launched.pop(plan.step)
@@ -202,6 +204,7 @@ class OnePassScheduler:
         return bool(self._open)
 
     def stats(self) -> EngineStats:
+        """See ``Scheduler``."""
         waiting = sum(self._open.get(each.request.request_id) is each.request for each in self._waiting)
         return EngineStats(
             num_running=len(self._open) - waiting,
@@ -211,6 +214,7 @@ class OnePassScheduler:
         )
 
     def check_integrity(self) -> None:
+        """See ``Scheduler``."""
         known = [each.request for each in self._waiting] + [
             r for step in self._launched.values() for r in step.requests
         ]

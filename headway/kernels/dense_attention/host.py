@@ -1,5 +1,5 @@
-"""``dense_attention`` on a CPU: our kernel for short rows whose tokens all see each other, else torch's attention, once for each
-run of rows of equal length, which needs no copy."""
+"""``dense_attention`` on a CPU: our kernel for short rows whose tokens all see each other, else torch's attention, once for
+each run of rows of equal length, which needs no copy."""
 
 from __future__ import annotations
 
