@@ -353,7 +353,7 @@ def test_tasks_of_adapters_have_names() -> None:
         llm.score("w1", ["w2"], pooling_params=PoolingParams(task="separation"))
         assert [r.adapter for r in core(llm).seen[-2:]] == [3, 3]
         with pytest.raises(
-            InvalidRequestError, match="task must be one of 'retrieval.query', 'retrieval.passage'"
+            InvalidRequestError, match=r"task must be one of 'retrieval.query', 'retrieval.passage'"
         ) as told:
             llm.embed("w1", pooling_params=PoolingParams(task="query"))
         assert told.value.parameter == "task"
