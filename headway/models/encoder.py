@@ -111,6 +111,7 @@ class EncoderBlock(nn.Module):
 
     Args:
         cos_sin: float32 [L, Drot], of the mixer's rope.
+        adapters: of its four products.
 
     Attributes:
         attend_otherwise: what attends in place of the mixer, projections [T, 3 * H * D] -> [T, H * D]; None: the mixer does.
@@ -122,7 +123,7 @@ class EncoderBlock(nn.Module):
         norm: NormSpec,
         hidden: int,
         cos_sin: torch.Tensor,
-        adapters: AdapterSpec | None,
+        adapters: AdapterSpec | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,

@@ -329,7 +329,7 @@ def test_pairs_are_classified_at_once() -> None:
             ({"text_pair": "w1", "pooling_params": PoolingParams(prompt_name="query")}, "prompt_name"),
         ):
             with pytest.raises(InvalidRequestError, match=says):
-                llm.classify(["w1", "w2"], **wrong)  # type: ignore[call-overload]
+                llm.classify(["w1", "w2"], **wrong)
         with pytest.raises(InvalidRequestError, match="prompt must be a text or a list of texts"):
             llm.classify([[2, 8, 3]], text_pair="w1")
     with LLM("embed") as llm, pytest.raises(InvalidRequestError, match="serves embed, not classify"):

@@ -14,7 +14,7 @@ from headway.pooling.text import pooling_tables
 from headway.runner.pooled_admission import PooledAdmissions
 from headway.state.packed_step import ROW_INTS, ROWS_AT, PackedRows, PackedStep
 from headway.state.slots import SlotArena, core_tables
-from headway.state.token_types import type_tables
+from headway.state.token_types import ADAPTER, type_tables
 from tests.engine.tiny_encoders import message
 
 SLOTS = 4
@@ -22,7 +22,7 @@ SLOTS = 4
 
 def arena(with_types: bool) -> SlotArena:
     tables = [*core_tables(3000, 1, 1), *pooling_tables(PoolingSpec(kind="embed"), 8, chunked=False)]
-    made = SlotArena(tables + (type_tables() if with_types else []), SLOTS, torch.device("cpu"))
+    made = SlotArena(tables + (type_tables(2, 3) if with_types else []), SLOTS, torch.device("cpu"))
     made.ints.fill_(-7)  # what former requests left
     return made
 
@@ -46,6 +46,7 @@ def test_texts_of_a_step_are_written_as_admissions_would_be(lengths: list[int], 
         np.array(columns[0], np.int32),
         np.array(columns[1], np.int32),
         ranges,
+        np.array([row % 3 for row in range(len(lengths))], np.int32),
     )
     lens = np.array(lengths, np.int32)
     rows = len(lens)
@@ -64,5 +65,11 @@ def test_texts_of_a_step_are_written_as_admissions_would_be(lengths: list[int], 
         begun = ROWS_AT + ROW_INTS * rows
         assert packed.finish() - begun <= uploads, "a step may send more than the scheduler counts"
         apply_edits(made.ints, torch.from_numpy(ints), packed.num_edits)
+        if with_types:  # adapters are of whole texts alone
+            adapters = made.view(ADAPTER)
+            assert adapters.tolist() == (
+                [0, 1, 2, 0] if at_once and rows == 4 else [0, -7, -7, -7] if at_once else [-7] * 4
+            )
+            adapters.fill_(0)
         found.append(made.ints)
     assert torch.equal(*found)

@@ -74,6 +74,13 @@ def test_texts_are_whole_the_longest_first_and_begin_at_once() -> None:
     made.check_integrity()
 
 
+def test_a_step_has_no_more_tokens_than_it_holds() -> None:
+    made = scheduler()
+    for name, length in (("a", 9), ("b", 8), ("c", 7), ("d", 2)):
+        made.add(text(name, length))
+    assert [planned(made).query_lens.tolist() for _ in range(3)] == [[9], [8, 7], [2]], "b does not fit beside a"
+
+
 def test_a_step_carries_no_more_than_its_upload() -> None:
     made = scheduler(max_upload_ints=12)
     for name, length in (("a", 6), ("b", 7), ("c", 5)):

@@ -326,8 +326,9 @@ HINTS: Final = {
 
 def salts(prompts: Sequence[object]) -> list[str | None] | None:
     """The cache salts that prompts bring; None where none does. Raises InvalidRequestError."""
-    kinds = {kind for kind in {*map(type, prompts)} if issubclass(kind, Mapping)}
-    if not kinds or not any(type(prompt) in kinds and "cache_salt" in prompt for prompt in prompts):
+    if not any(issubclass(kind, Mapping) for kind in {*map(type, prompts)}):  # a look at each prompt costs more
+        return None
+    if not any(isinstance(prompt, Mapping) and "cache_salt" in prompt for prompt in prompts):
         return None
     return [checked_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None for prompt in prompts]
 
