@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -252,7 +253,7 @@ class PoolingDoor:
         if not (given or self._checks_ids):
             return
         flat = list(itertools.chain.from_iterable(found))  # one look at all of them: a call for each text costs more
-        if flat and not ({*map(type, flat)} == {int} and min(flat) >= 0 and max(flat) < size):
+        if flat and not ({*map(type, flat)} == {int} and _within(flat, size)):
             wrong = next(t for t in flat if type(t) is not int or not 0 <= t < size)
             if type(wrong) is not int:
                 raise InvalidRequestError(f"token ids must be integers, got {wrong!r:.80}", "prompt")
@@ -292,6 +293,15 @@ class PoolingDoor:
         for message, salt in zip(made, salts or ()):
             message.cache_salt = salt
         return made
+
+
+def _within(ids: list[int], size: int) -> bool:
+    """Whether all integers are from 0 to ``size`` - 1."""
+    try:
+        found = np.frombuffer(array("i", ids), np.int32)
+    except OverflowError:
+        return False
+    return bool(found.min() >= 0 and found.max() < size)
 
 
 def check_task(info: ModelInfo, task: Task) -> None:
