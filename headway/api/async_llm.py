@@ -29,7 +29,7 @@ from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.hearing import SpeechRules
-from headway.core.messages import EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import EngineStats, ModelInfo, Update
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 from headway.core.task import Task
@@ -58,7 +58,7 @@ Open = OpenRequest | OpenPooling
 class Processor(Protocol):
     """What the hub needs of an OutputProcessor, or of a PoolingProcessor."""
 
-    def apply(self, updates: list[RequestUpdate], /) -> tuple[Sequence[Open], list[str]]: ...
+    def apply(self, updates: list[Any], /) -> tuple[Sequence[Open], list[str]]: ...
     def requests(self) -> Sequence[Open]: ...
     def drop(self, request: Any, /) -> list[str]: ...
 
@@ -79,7 +79,7 @@ class _Hub:
         self._died: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._inbox: list[RequestUpdate] = []
+        self._inbox: list[Update] = []
         self._called = False
         self._news: dict[int, Open] = {}
         """Requests whose consumers are to be woken, by id(); of the loop alone."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
@@ -22,7 +22,7 @@ from headway.api.pooling.offline import PoolingMethods, PoolingRunner
 from headway.api.prompts import Prompt, prompt_list
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, InvalidRequestError
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, Update
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 from headway.core.task import Task
@@ -200,9 +200,9 @@ class LLM(PoolingMethods):
             if not updates and not self._client.has_work():
                 raise EngineDeadError(f"the engine lost {num_open} requests")
 
-    def _take(self, updates: list[RequestUpdate], progress: Progress) -> int:
+    def _take(self, updates: list[Update], progress: Progress) -> int:
         """Hand updates to their requests; returns how many requests have finished with them."""
-        touched, aborts = self._processor.apply(updates)
+        touched, aborts = self._processor.apply(cast("list[RequestUpdate]", updates))  # nothing pools here
         if aborts:
             self._client.abort(aborts)
         finished = [request for request in touched if request.finished]

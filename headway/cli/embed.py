@@ -34,6 +34,7 @@ def embed(
     ] = "-",
     field: Annotated[str | None, typer.Option("--field", help="Member of JSON objects that holds the text.")] = None,
     prompt_name: Annotated[str | None, typer.Option("--prompt-name", help="The model's prompt to put before.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="The task whose adapter texts run with (Jina v3).")] = None,
     dimensions: Annotated[int | None, typer.Option("--dimensions", help="Only so many leading numbers.")] = None,
     truncate: Annotated[
         bool, typer.Option("--truncate/--no-truncate", help="Cut texts that are too long; else they are an error.")
@@ -45,7 +46,7 @@ def embed(
     from headway import LLM
 
     params = PoolingParams(
-        prompt_name=prompt_name, dimensions=dimensions, truncate_prompt_tokens=-1 if truncate else None
+        prompt_name=prompt_name, task=task, dimensions=dimensions, truncate_prompt_tokens=-1 if truncate else None
     )
     if file != "-" and not Path(file).is_file():
         raise ConfigError(f"there is no file {file!r}")

@@ -268,7 +268,7 @@ class SchedulerConfig:
 
     Attributes:
         num_blocks: KV blocks in the pool; block 0 is the null block and never handed out. 0: the model caches nothing, its
-            texts are not cut, and all that it does is pool.
+            texts are not cut, and all that it does is pool (``OnePassScheduler``).
         max_upload_ints: most int32 values of new-request state (tokens, tables) one step may carry.
         headroom_divisor: see ``Thresholds``.
         width: most tokens of a decode row, drafts included.

@@ -36,6 +36,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
             long as the context.
         token_type_range: (start, end): prompt tokens at these positions are of type 1, the others of type 0. The second of a
             pair of texts, for models with ``PoolingInfo.num_token_types`` of 2.
+        adapter: which of the model's adapters it runs with, counted from 1 (``PoolingInfo.adapters``); 0: none.
         raw: vectors are wanted as they are, neither normalised nor activated.
         pool_start: tokens before this position take no part in a mean, a maximum, or what is told token by token.
         media: what an encoder must have read before tokens are computed that read it.
@@ -59,6 +60,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     media: list[EncoderItem] = []
     runs: list[MediaRun] = []
     speech: SpeechRules | None = None
+    adapter: int = 0
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
@@ -93,6 +95,30 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     pooled: bytes | None = None
 
 
+class PooledBatch(msgspec.Struct, array_like=True):
+    """The ends of many requests that pool, in one object: the columns of ``StepUpdates``.
+
+    Attributes:
+        vectors: float32 [n, width], in native byte order.
+    """
+
+    request_ids: list[str]
+    vectors: bytes
+    width: int
+    queue_seconds: list[float | None] = []
+
+
+Update = RequestUpdate | PooledBatch
+"""What clients of an engine are handed."""
+
+
+def ended_by(update: Update) -> list[str]:
+    """The requests that are over with it."""
+    if isinstance(update, PooledBatch):
+        return update.request_ids
+    return [update.request_id] if update.finish_reason is not None else []
+
+
 class StepUpdates(msgspec.Struct, array_like=True, eq=False):
     """The updates of one step, in order. Most rows get one token and nothing else: what they get is two columns, and an
     object only for who iterates. Compares like a list of updates.
@@ -123,12 +149,11 @@ class StepUpdates(msgspec.Struct, array_like=True, eq=False):
     def __len__(self) -> int:
         return len(self.request_ids)
 
-    def ended(self) -> list[str]:
-        """Requests that are over."""
-        found = [each.request_id for each in self.more.values() if each.finish_reason is not None]
-        if not self.width:
-            return found
-        return found + [name for place, name in enumerate(self.request_ids) if place not in self.more]
+    def parts(self) -> list[Update]:
+        """The same, with vectors of requests that bring nothing else left together."""
+        if not self.width or self.more:
+            return list(self)
+        return [PooledBatch(self.request_ids, self.vectors, self.width, self.queue_seconds)]
 
     def _pooled(self) -> Iterator[RequestUpdate]:
         size, seconds = 4 * self.width, self.queue_seconds

@@ -282,6 +282,8 @@ class PoolingParams:
             refuses prompts that are too long.
         truncation_side: which end is cut off, "right" or "left"; None: as the model's tokenizer is set up.
         prompt_name: put the model's instruction of this name in front of each text; None takes the model's default.
+        task: run with the model's adapter for this task ("retrieval.query", ...), and put the task's own instruction in front
+            of each text unless ``prompt_name`` names another; None runs without an adapter.
     """
 
     dimensions: int | None = None
@@ -290,6 +292,7 @@ class PoolingParams:
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     prompt_name: str | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, most in (("dimensions", 1, 2**20), ("truncate_prompt_tokens", -1, 2**31 - 1)):
@@ -303,6 +306,7 @@ class PoolingParams:
                 _refuse(name, f"must be true or false, got {value!r:.80}")
         if self.truncation_side not in (None, "right", "left"):
             _refuse("truncation_side", f"must be 'right' or 'left', got {self.truncation_side!r:.80}")
-        name_given = self.prompt_name
-        if name_given is not None and (not isinstance(name_given, str) or len(name_given) > MAX_PROMPT_NAME_CHARS):
-            _refuse("prompt_name", f"must be the name of a prompt of the model, got {name_given!r:.80}")
+        for name, what in (("prompt_name", "a prompt"), ("task", "a task")):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or len(value) > MAX_PROMPT_NAME_CHARS):
+                _refuse(name, f"must be the name of {what} of the model, got {value!r:.80}")

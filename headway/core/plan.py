@@ -58,6 +58,25 @@ class Admission:
 
 
 @dataclass(slots=True)
+class Texts:
+    """Whole texts that begin and end with their step: row r runs in slot r, whatever was there before.
+
+    Attributes:
+        request_ids: R.
+        tokens: int32 [T], the rows' token ids, one row behind the other.
+        pool_starts, raw, adapters: int32 [R], ``AddRequest``'s.
+        type_ranges: int32 [R, 2], ``AddRequest.token_type_range``.
+    """
+
+    request_ids: list[str]
+    tokens: Int32s
+    pool_starts: Int32s
+    raw: Int32s
+    type_ranges: Int32s
+    adapters: Int32s
+
+
+@dataclass(slots=True)
 class StepPlan:
     """What one step runs. Rows with one token that continue a generation come first ("decode rows").
 
@@ -87,6 +106,7 @@ class StepPlan:
         media_rows: (slot, run of its prompt, row of the encoder cache with its first token's features), before the rows run.
         media: some row has tokens that are no ids, or that see later ones.
         encodes: what encoders do before the rows run; never in steps of decode rows alone.
+        texts: of a step of whole texts all of its rows, in place of ``admissions``.
     """
 
     step: int
@@ -109,6 +129,7 @@ class StepPlan:
     encodes: list[EncodeJob] = field(default_factory=list)
     media_rows: list[tuple[int, int, int]] = field(default_factory=list)
     media: bool = False
+    texts: Texts | None = None
 
     @property
     def num_rows(self) -> int:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from headway.core.task import Task
+
 
 class PoolingInfo(msgspec.Struct, kw_only=True):
     """What the vectors of an engine that pools mean, and what its texts should look like.
@@ -25,6 +27,9 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
         labels: their names, in order; empty where the model's vectors are no scores of labels.
         sparse: a text's vector has a number for each entry of the vocabulary, most of them 0 (SPLADE).
         token_weights: a token's one number is its weight (sparse vectors of BGE-M3): of token_classify.
+        token_widths: ``token_width`` of tasks that have a head of their own for tokens.
+        token_embed_start: so many first tokens have no vectors (BGE-M3's first one).
+        missing: what stands in the way of tasks that the model could serve, and what to do about it.
         max_length: most tokens of a text that the model was trained for, at most ``ModelInfo.max_model_len``; longer ones are
             truncated where the request asks for it, to this or less.
         truncation_side: which end of a text that is too long goes.
@@ -44,6 +49,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
         step_tag_id: rewards stand at the tokens with this id (process reward models); None: at every token.
         returned_token_ids: which of a token's numbers a process reward model is asked for; empty: all.
         matryoshka_dimensions: lengths to which vectors may be cut; empty: no length is known to be bad.
+        adapters: names of the tasks that the model has adapters for; ``AddRequest.adapter`` is a place among them, from 1.
         append_eos: texts are to end with the end-of-sequence token where the tokenizer does not add it.
     """
 
@@ -55,6 +61,9 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
     labels: tuple[str, ...] = ()
     sparse: bool = False
     token_weights: bool = False
+    token_widths: dict[str, int] = {}
+    token_embed_start: int = 0
+    missing: str = ""
     max_length: int
     truncation_side: Literal["left", "right"] = "right"
     lower_case: bool = False
@@ -69,4 +78,9 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
     matryoshka_dimensions: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()
     append_eos: bool = False
+
+    def width_by_token(self, task: Task) -> int:
+        """``token_width`` of one task."""
+        return self.token_widths.get(task.value, self.token_width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +56,7 @@ from headway.runner.admission import MAX_STOP_IDS
 from headway.runner.config import RunnerConfig
 from headway.runner.runner import ModelRunner
 from headway.sampling.sampler import Sampler, sampler_tables
-from headway.scheduler import Scheduler
+from headway.scheduler import OnePassScheduler, Scheduler
 from headway.speculative.base import DraftHouse, DraftModel
 from headway.state.cache_pool import CachePool, StateStorage, bytes_per_block
 from headway.state.media import media_tables
@@ -177,28 +178,33 @@ def _build(
     fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
     pacer = Pacer(fills if args.run_ahead == "auto" else args.run_ahead, device.asynchronous)
     groups = loaded.model.spec.cache.groups or ALL_LAYERS
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_model_len=sizes.max_model_len,
-            block_size=sizes.block_size,
-            num_blocks=sizes.num_blocks,
-            enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
-            max_upload_ints=upload_budget(sizes, loaded.model.spec.vocab_size, loaded.model.spec.cache),
-            headroom_divisor=thresholds.headroom_divisor,
-            width=sizes.width,
-            pools=loaded.extras.pooling is not None,
-            lookahead=sizes.lookahead,
-            forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
-            groups=groups,
-            has_states=loaded.model.spec.cache.has_states,
-            num_checkpoints=sizes.num_checkpoints,
-            checkpoint_every=thresholds.checkpoint_every,
-            **scheduled(loaded.model.spec, sizes),
-            cohorts=args.pipeline_parallel_size,
-        ),
-        upload_ints=lambda request: _upload_ints(runner, request, sizes.block_size, len(groups)),
+    block_size = sizes.block_size if sizes.num_blocks else 0
+    config = SchedulerConfig(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        block_size=sizes.block_size,
+        num_blocks=sizes.num_blocks,
+        enable_prefix_caching=args.enable_prefix_caching and not runner.needs_whole_prompts,
+        max_upload_ints=upload_budget(sizes, loaded.model.spec.vocab_size, loaded.model.spec.cache),
+        headroom_divisor=thresholds.headroom_divisor,
+        width=sizes.width,
+        pools=loaded.extras.pooling is not None,
+        lookahead=sizes.lookahead,
+        forgets_last_hit=extras.drafts is not None and extras.drafts.forgets_last_hit,
+        groups=groups,
+        has_states=loaded.model.spec.cache.has_states,
+        num_checkpoints=sizes.num_checkpoints,
+        checkpoint_every=thresholds.checkpoint_every,
+        **scheduled(loaded.model.spec, sizes),
+        cohorts=args.pipeline_parallel_size,
+    )
+
+    def upload_ints(request: AddRequest) -> int:
+        return _upload_ints(runner, request, block_size, len(groups))
+
+    scheduler: Scheduler | OnePassScheduler = (
+        Scheduler(config, upload_ints) if block_size else _one_pass(loaded, config, upload_ints)
     )
     waits = HostWaits(device) if args.count_host_waits else None
     draft_pacer = DraftPacer(runner.config.widths) if extras.drafts is not None and extras.drafts.adaptive else None
@@ -218,6 +224,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         pooler_config=args.pooler_config,
         sentence=checkpoint.sentence,
         folder=folder,
+        token_heads=checkpoint.token_heads,
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
@@ -341,8 +348,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     hidden, extras = loaded.model.spec.hidden_size, loaded.extras
     tables = core + sampler_tables(vocab_size, speech=hears(loaded.model.spec)) + encoder_tables(layout)
     tables += extras.pooling.tables(hidden) if extras.pooling else []
-    if loaded.model.spec.num_token_types > 1:
-        tables += type_tables()
+    tables += type_tables(loaded.model.spec.num_token_types, len(loaded.model.spec.adapters))
     if loaded.model.spec.vision is not None:
         tables += media_tables()
     arena = SlotArena(tables, sizes.max_num_seqs, device.torch_device)
@@ -398,9 +404,17 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
     return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
 
 
+def _one_pass(loaded: Loaded, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> OnePassScheduler:
+    spec = loaded.model.spec.pooling
+    return OnePassScheduler(config, upload_ints, None if spec is None else spec.token_columns())
+
+
 def _upload_ints(runner: ModelRunner, request: AddRequest, block_size: int, num_groups: int) -> int:
-    """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors."""
+    """What admitting ``request`` takes of the packed step: tables, tokens, block edits (4 ints a block), descriptors.
+    ``block_size``: 0 where nothing is cached."""
     num_tokens = len(request.prompt_token_ids)
+    if not block_size:
+        return runner.admissions.prepare(request) + segment_ints(num_tokens)
     read = sum(cdiv(item.rows, block_size) for item in request.media if item.first < 0)
     num_blocks = num_groups * cdiv(num_tokens, block_size) + read
     return runner.admissions.prepare(request) + segment_ints(num_tokens) + 4 * num_blocks

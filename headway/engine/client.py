@@ -26,7 +26,7 @@ from typing import Protocol, cast
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, HeadwayError
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, Update
 
 DEFAULT_FACTORY = "headway.engine.early:build_engine"
 
@@ -67,7 +67,7 @@ class EngineClient(Protocol):
     def abort(self, request_ids: list[str]) -> None:
         """Stop requests; unknown ids are ignored. Updates already on their way may still arrive."""
 
-    def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
+    def poll(self, timeout: float | None = None) -> list[Update]:
         """Next updates. Waits (asleep, not spinning) until there are some or ``timeout`` seconds have passed.
 
         InprocClient, which has no thread of its own, takes one turn whatever the ``timeout``, and returns [] at once
@@ -159,15 +159,16 @@ class InprocClient:
         for request_id in request_ids:
             core.abort(request_id)
 
-    def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
+    def poll(self, timeout: float | None = None) -> list[Update]:
         core = self._alive()
-        updates, self._refused = self._refused, []
+        updates: list[Update] = [*self._refused]
+        self._refused = []
         deadline = None if timeout is None else monotonic() + timeout
         in_time = True
         with interrupt_held_back():
             while not updates and core.has_work() and in_time:
                 try:
-                    updates = list(core.step())
+                    updates = core.step().parts()
                     in_time = deadline is None or monotonic() < deadline
                 except Exception as error:
                     self._core, self._reason = None, f"the engine failed: {type(error).__name__}: {error}"
@@ -197,7 +198,7 @@ class _Shared:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.commands: deque[ThreadCommand] = deque()
-        self.updates: list[RequestUpdate] = []
+        self.updates: list[Update] = []
         self.core: Core | None = None
         self.boot_error: BaseException | None = None
         self.dead: str | None = None
@@ -240,7 +241,7 @@ class _Shared:
                 return False
             self.busy = True
             commands, self.commands = self.commands, deque()
-        updates = []
+        updates: list[Update] = []
         for command in commands:
             if isinstance(command, Vocabulary):
                 core.learn(command)
@@ -250,7 +251,7 @@ class _Shared:
                     core.abort(item)
                 else:
                     updates += add_all(core, [item])
-        updates += core.step()
+        updates += core.step().parts()
         if updates:
             with self.changed:
                 self.updates += updates
@@ -300,7 +301,7 @@ class ThreadClient:
     def abort(self, request_ids: list[str]) -> None:
         self._post(request_ids)
 
-    def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
+    def poll(self, timeout: float | None = None) -> list[Update]:
         shared = self._shared
         with shared.changed:
             shared.changed.wait_for(lambda: shared.updates or shared.dead is not None or shared.closing, timeout)

@@ -20,7 +20,7 @@ from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
 from headway.runner.executor import BACK_PRESSURE
 from headway.runner.runner import InFlight, ModelRunner
-from headway.scheduler import Scheduler
+from headway.scheduler import OnePassScheduler, Scheduler
 from headway.scheduler.drafts import reached
 from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
@@ -40,7 +40,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | OnePassScheduler,
         runner: ModelRunner,
         pacer: Pacer,
         info: ModelInfo,
@@ -114,8 +114,9 @@ class EngineCore:
             updates.add(self._failures)
             self._failures = []
         self._meter.stamp(updates)
-        for request_id in updates.ended():
-            self._forget(request_id)
+        for update in updates.more.values():  # of the others nothing is kept once they are stamped
+            if update.finish_reason is not None:
+                self._forget(update.request_id)
         return updates
 
     def _forget(self, request_id: str) -> None:
@@ -225,9 +226,9 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
         return (
-            self._runner.is_lost
+            self._scheduler.has_unfinished()
             or bool(self._in_flight or self._failures or self._preparing)
-            or self._scheduler.has_unfinished()
+            or self._runner.is_lost
         )
 
     def stats(self) -> EngineStats:

@@ -84,8 +84,8 @@ class StepMeter:
     def launched(self, plan: StepPlan, step: InFlight, replayed: bool) -> None:
         """The plan's work is queued on the device."""
         now = perf_counter()
-        for admission in plan.admissions:
-            request_id = admission.request.request_id
+        ids = plan.texts.request_ids if plan.texts is not None else [a.request.request_id for a in plan.admissions]
+        for request_id in ids:
             at = self._arrivals.pop(request_id, None)
             if at is not None:
                 self._queued[request_id] = self._planned - at

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 from headway.core.config import EngineArgs
 from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 from headway.engine.extras import Pooling
+from headway.models.encoder import EncoderModel
 from headway.models.interface import Model
 from headway.pooling.spec import PoolingSpec
 from headway.pooling.text import TextPooler, pooling_tables
@@ -32,7 +34,8 @@ def pooling_of(model: Model, spec: PoolingSpec) -> Pooling:
         return pooling_tables(spec, model.head_width if spec.head_first else hidden, chunked=chunked)
 
     def pooler(arena: SlotArena, hidden: int) -> TextPooler:
-        return TextPooler(arena, spec, hidden, model.logits, model.head_width, chunked=chunked)
+        own = model.token_logits if isinstance(model, EncoderModel) and spec.token_parts else None
+        return TextPooler(arena, spec, hidden, model.logits, model.head_width, chunked=chunked, token_head=own)
 
     return Pooling(spec.tasks(), pooler, tables)
 
@@ -54,11 +57,16 @@ def pooling_info(args: EngineArgs, model: Model, checkpoint: Checkpoint, max_mod
         normalize=spec.normalize,
         activation=cast(Any, spec.activation),
         labels=spec.labels,
+        token_weights=(Task.TOKEN_CLASSIFY, 1) in spec.token_parts,
+        token_widths={task.value: size for task, size in spec.token_parts},
+        token_embed_start=int(bool(spec.token_parts)),
+        missing=checkpoint.token_heads.pickled,
         sparse=spec.kind == "sparse",
         max_length=min(files.max_length or max_model_len, max_model_len),
         lower_case=files.lower_case,
         num_token_types=model.spec.num_token_types,
-        prompts=dict(files.prompts),
+        prompts=_instructions(config) | dict(files.prompts),
+        adapters=model.spec.adapters,
         default_prompt_name=files.default_prompt_name,
         include_prompt=files.include_prompt,
         similarity=files.similarity,
@@ -69,6 +77,12 @@ def pooling_info(args: EngineArgs, model: Model, checkpoint: Checkpoint, max_mod
         returned_token_ids=tuple(settings.get("returned_token_ids") or ()),
         matryoshka_dimensions=tuple(dimensions) if isinstance(dimensions, list) else (),
     )
+
+
+def _instructions(config: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in front of texts by the task that an adapter is for, as Jina v3's config.json has it."""
+    listed = config.get("task_instructions")
+    return {str(name): str(text) for name, text in listed.items()} if isinstance(listed, Mapping) else {}
 
 
 def _score_by(tasks: tuple[Task, ...]) -> Literal["", "pair", "vectors", "tokens"]:

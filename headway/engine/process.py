@@ -24,7 +24,7 @@ from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
 from headway.core.log import logger, shown_format
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, Update, ended_by
 from headway.core.processes import processor_seconds
 from headway.engine import channel
 from headway.engine.client import DEFAULT_FACTORY
@@ -201,13 +201,15 @@ class ProcessClient:
         self._open.difference_update(request_ids)
         self._link.send(channel.Abort(request_ids))
 
-    def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
+    def poll(self, timeout: float | None = None) -> list[Update]:
         report = self._receive(timeout)
         if report is None:
             return []
         if isinstance(report, channel.Updates):
-            self._open.difference_update(report.updates.ended())
-            return list(report.updates)
+            updates = report.updates.parts()
+            for update in updates:
+                self._open.difference_update(ended_by(update))
+            return updates
         message = report.message if isinstance(report, channel.Dead) else f"unexpected {type(report).__name__}"
         self._dead = EngineDeadError(f"the engine failed: {message}")
         raise self._dead

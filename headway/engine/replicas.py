@@ -19,7 +19,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
 from headway.core.histogram import Histogram
 from headway.core.log import logger
-from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, ModelInfo, Update, ended_by
 from headway.engine.client import EngineClient
 
 PREFIX_TOKENS: Final = 64
@@ -92,7 +92,7 @@ class _State:
     def __init__(self, clients: list[EngineClient]) -> None:
         self.clients = clients
         self.changed = threading.Condition()
-        self.updates: list[RequestUpdate] = []
+        self.updates: list[Update] = []
         self.router = Router(len(clients))
         self.where: dict[str, int] = {}
         self.dead: str | None = None
@@ -108,9 +108,8 @@ class _State:
                 self._died(nth, error)
                 return
             with self.changed:
-                for update in updates:
-                    if update.finish_reason is not None:
-                        self.forget(update.request_id)
+                for name in [name for update in updates for name in ended_by(update)]:
+                    self.forget(name)
                 self.updates += updates
                 self.changed.notify_all()
 
@@ -186,7 +185,7 @@ class ReplicaClient:
         for replica, group in groups.items():
             state.clients[replica].abort(group)
 
-    def poll(self, timeout: float | None = None) -> list[RequestUpdate]:
+    def poll(self, timeout: float | None = None) -> list[Update]:
         state = self._state
         with state.changed:
             state.changed.wait_for(lambda: state.updates or state.dead is not None or state.closing, timeout)

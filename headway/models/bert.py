@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.models.encoder import EmbeddingSpec, EncoderBlockSpec, EncoderConfig, EncoderModel
 from headway.models.encoder_config import DENSE_HEADS, read_outputs, read_sizes
 from headway.models.fields import Fields
@@ -10,13 +12,19 @@ from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
+from headway.models.rope_bert import JinaEmbeddingsV3Model
 
 GAMMA_BETA = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """What tensors of norms were called once."""
 
 
 def bert_like(
-    fields: Fields, prefix: str, *, first_position: int, head: dict[str, tuple[HeadLayer, ...]]
+    fields: Fields,
+    prefix: str,
+    *,
+    first_position: int,
+    head: dict[str, tuple[HeadLayer, ...]],
+    project: str = "",
 ) -> EncoderConfig:
     """A BERT.
 
@@ -24,6 +32,7 @@ def bert_like(
         prefix: of all names but the heads'.
         first_position: row of the table of positions that the first token has.
         head: layers behind the hidden states, by the architecture's task.
+        project: name of the product behind embeddings of another width than hidden states, where there may be such.
 
     Raises:
         UnsupportedModelError: a field is missing, or its value is not implemented.
@@ -45,6 +54,9 @@ def bert_like(
         norms=("attention.output.LayerNorm", "output.LayerNorm"),
     )  # fmt: skip
     types = fields.with_defaults(type_vocab_size=2).count("type_vocab_size")
+    width = fields.with_defaults(embedding_size=sizes.hidden_size).count("embedding_size") if project else 0
+    if width == sizes.hidden_size:
+        width, project = 0, ""
     return EncoderConfig(
         architecture=fields["architectures"][0],
         vocab_size=sizes.vocab_size,
@@ -58,6 +70,8 @@ def bert_like(
             num_positions=sizes.max_position,
             first_position=first_position,
             num_token_types=types,
+            width=width,
+            project=project,
         ),
         blocks=(block,) * sizes.num_layers,
         layers="encoder.layer",
@@ -95,6 +109,8 @@ class RobertaModel(EncoderModel):
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
+        if fields.get("position_embedding_type") == "rotary":  # what Jina v3's makers call their files
+            return JinaEmbeddingsV3Model.read(fields)
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, pad_token_id=1, type_vocab_size=1)
         hidden = fields.count("hidden_size")
         dense = HeadLayer(name="classifier.dense", size=hidden, activation="tanh")
@@ -108,3 +124,18 @@ class RobertaModel(EncoderModel):
         head = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0)), "sparse": (transform, decoder)}
         first = int(fields.number("pad_token_id", 1, least=0)) + 1
         return bert_like(fields, "roberta.", first_position=first, head={**DENSE_HEADS, **head})
+
+
+class ElectraModel(EncoderModel):
+    """Electra's discriminator (Clark et al. 2020): BERT's blocks, maybe behind narrower embeddings."""
+
+    @staticmethod
+    def read(fields: Fields) -> EncoderConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, embedding_size=128)
+        dense = HeadLayer(name="classifier.dense", size=fields.count("hidden_size"), activation="gelu")
+        head = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
+        project = "embeddings_project"
+        config = bert_like(fields, "electra.", first_position=0, head={**DENSE_HEADS, **head}, project=project)
+        heads = ("discriminator_predictions.", "generator_predictions.", "generator_lm_head.")
+        return replace(config, unused=(*config.unused, *heads))

@@ -157,12 +157,14 @@ class Outputs:
 
     Attributes:
         head: behind its hidden states, before pooling or behind it.
+        token_heads: in the order of ``PoolingSpec.token_parts``.
         words: of a masked language model, what it says of a token: a weight of each entry of the vocabulary.
     """
 
     pooling: PoolingSpec
     head: HeadSpec = field(default_factory=HeadSpec)
     words: HeadSpec | None = None
+    token_heads: tuple[HeadSpec, ...] = ()
 
     def sparse(self) -> Outputs | None:
         """The greatest weight of each entry over a text's tokens (Formal et al. 2021); None where there are no words."""

@@ -57,6 +57,7 @@ class ModelSpec:
             caches anything of its own.
         auxiliary_layers: layers whose output ``Want.auxiliary`` may ask for.
         num_token_types: kinds of tokens it knows; from 2 on it reads ``StepBatch.token_types``.
+        adapters: names of its tasks' adapters; where there are any it reads ``StepBatch.adapters``.
         pooling: what it gives instead of logits; None: it generates.
         encoder: what its encoder takes; None: it has none, and ``encode`` is never called.
         vision: how pictures are prepared for it; None: it sees none.
@@ -76,6 +77,7 @@ class ModelSpec:
     narrow_layers: int = 0
     auxiliary_layers: tuple[int, ...] = ()
     num_token_types: int = 1
+    adapters: tuple[str, ...] = ()
     pooling: PoolingSpec | None = None
     encoder: EncoderSpec | None = None
     vision: VisionInfo | None = None

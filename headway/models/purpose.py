@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import ConfigError, UnsupportedModelError
+from headway.core.task import Task
 from headway.models.blocks import BlockSpec
 from headway.models.config import map_blocks
 from headway.models.decoder import DecoderConfig
@@ -20,7 +21,9 @@ from headway.models.encoder_config import read_activation, read_labels
 from headway.models.fields import Fields
 from headway.models.heads import HeadLayer, HeadSpec, Outputs
 from headway.pooling.spec import METHODS, Kind, PoolingSpec
+from headway.weights.checkpoint import NO_HEADS
 from headway.weights.sentence import SentenceFiles
+from headway.weights.token_heads import VECTORS, WEIGHTS, TokenHeads
 
 DECODER_SUFFIXES: Final[Mapping[str, str]] = {
     "ForSequenceClassification": "classify",
@@ -43,6 +46,7 @@ class Wish:
         runner, convert, pooler_config: see ``EngineArgs``.
         sentence: sentence-transformers' files, None for none.
         folder: where a tokenizer.json may lie.
+        token_heads: files of heads for tokens.
     """
 
     runner: str = "auto"
@@ -50,6 +54,7 @@ class Wish:
     pooler_config: Mapping[str, Any] | None = None
     sentence: SentenceFiles | None = None
     folder: Path | None = None
+    token_heads: TokenHeads = NO_HEADS
 
     @property
     def pools(self) -> bool:
@@ -90,6 +95,11 @@ def adapted(config: DecoderConfig | EncoderConfig, fields: Fields, wish: Wish) -
     assert outputs is not None
     if wish.sentence is not None:
         outputs = _with_sentence(outputs, wish.sentence, config.hidden_size)
+    if wish.token_heads.files:
+        if not isinstance(config, EncoderConfig) or outputs.pooling.kind != "embed" or outputs.head.layers:
+            listed = ", ".join(f"{name}.safetensors" for name in wish.token_heads.files)
+            raise UnsupportedModelError(f"{listed}: only encoders that give vectors as they are have such heads")
+        outputs = _with_token_heads(outputs, wish.token_heads)
     return replace(config, outputs=replace(outputs, pooling=_with_settings(outputs.pooling, wish.pooler_config or {})))
 
 
@@ -208,6 +218,14 @@ def _with_sentence(outputs: Outputs, files: SentenceFiles, hidden: int) -> Outpu
     return Outputs(pooling=pooling, head=HeadSpec(layers=tuple(layers)))
 
 
+def _with_token_heads(outputs: Outputs, heads: TokenHeads) -> Outputs:
+    """Vectors and weights of tokens beside the vectors of texts (BGE-M3)."""
+    sizes = {VECTORS: (Task.TOKEN_EMBED, heads.vectors), WEIGHTS: (Task.TOKEN_CLASSIFY, 1)}
+    parts = tuple(sizes[name] for name in heads.files)
+    specs = tuple(HeadSpec(layers=(HeadLayer(name=name, size=sizes[name][1]),)) for name in heads.files)
+    return replace(outputs, pooling=replace(outputs.pooling, token_parts=parts), token_heads=specs)
+
+
 def _with_settings(spec: PoolingSpec, settings: Mapping[str, Any]) -> PoolingSpec:
     """What the user says of pooling."""
     unknown = sorted({*settings} - {*_SETTINGS})
@@ -221,6 +239,8 @@ def _with_settings(spec: PoolingSpec, settings: Mapping[str, Any]) -> PoolingSpe
                 f"{settings['pooling_type']!r:.60}"
             )
         spec = replace(spec, methods=methods)
+        if spec.by_token:
+            spec = replace(spec, token_parts=())
     for name, allowed in (("normalize", (True, False)), ("activation", ("none", "sigmoid", "softmax"))):
         if name in settings:
             if settings[name] not in allowed:

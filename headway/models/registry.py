@@ -120,10 +120,12 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 
 ENCODERS: Mapping[str, str] = MappingProxyType(
     {
+        "Albert": "headway.models.albert:AlbertModel",
         "Bert": "headway.models.bert:BertModel",
         "Camembert": "headway.models.bert:RobertaModel",
         "DebertaV2": "headway.models.deberta:DebertaV2Model",
         "DistilBert": "headway.models.distilbert:DistilBertModel",
+        "Electra": "headway.models.bert:ElectraModel",
         "EuroBert": "headway.models.eurobert:EuroBertModel",
         "Gte": "headway.models.rope_bert:GteModel",
         "JinaBert": "headway.models.rope_bert:JinaBertModel",

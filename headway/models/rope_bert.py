@@ -10,6 +10,7 @@ from headway.models.encoder_config import DENSE_HEADS, HeadLayers, kind_of, read
 from headway.models.fields import Fields
 from headway.models.heads import HeadLayer
 from headway.models.layers.activation import ACTIVATIONS
+from headway.models.layers.adapters import AdapterSpec
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
@@ -111,21 +112,36 @@ class NomicBertModel(EncoderModel):
         return _rope_bert(fields, mixer="attn", mlp=mlp, bias=bias, prefixes=prefixes, heads=heads, method=_cls(fields))
 
 
+def _read_adapters(fields: Fields) -> AdapterSpec | None:
+    """Jina v3's; None where the files have none."""
+    names = fields.get("lora_adaptations")
+    if not names:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise fields.refuse("lora_adaptations", "must be a list of different names")
+    rank = fields.count("lora_rank")
+    return AdapterSpec(names=tuple(names), rank=rank, scale=fields.number("lora_alpha", 1.0, least=0) / rank)
+
+
 class JinaEmbeddingsV3Model(EncoderModel):
-    """Jina v3 as transformers has it, an adapter merged into it or none."""
+    """Jina v3 (Sturua et al. 2024): as its makers write it, with adapters by task, or as transformers does, without."""
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(rotary_emb_base=20000.0)
         fields = fields.with_defaults(
-            hidden_act="gelu", max_position_embeddings=8194, type_vocab_size=1, rope_theta=20000.0, layer_norm_eps=1e-5
-        )
+            hidden_act="gelu", max_position_embeddings=8194, type_vocab_size=1, layer_norm_eps=1e-5,
+            rope_theta=fields.number("rotary_emb_base"),
+        )  # fmt: skip
+        _refuse_others(fields, {"truncate_dim": None})
         dense = HeadLayer(name="classifier.dense", size=fields.count("hidden_size"), activation="tanh")
         heads: dict[str, tuple[HeadLayer, ...]] = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}
         mlp = MLPSpec(size=0, gated=False, bias=True, names=(("mlp.fc1",), "mlp.fc2"))
-        return _rope_bert(
+        config = _rope_bert(
             fields, mixer="mixer", mlp=mlp, bias=True, prefixes=("roberta.",), heads=heads, method=_cls(fields)
         )
+        return replace(config, adapters=_read_adapters(fields))
 
 
 class GteModel(EncoderModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal
 
 from headway.core.task import Task
@@ -24,6 +25,8 @@ class PoolingSpec:
         normalize: vectors get length 1.
         activation: of scores, and of what a head gives: "none", "sigmoid", "softmax", "relu".
         labels: names of the scores.
+        token_parts: tasks by token that have heads of their own, and how many numbers these give; what they give lies one
+            behind the other in a token's vector.
         head_first: the head runs on the tokens' hidden states, and what it gives is pooled (SPLADE).
     """
 
@@ -33,14 +36,22 @@ class PoolingSpec:
     activation: str = "none"
     labels: tuple[str, ...] = ()
     head_first: bool = False
+    token_parts: tuple[tuple[Task, int], ...] = ()
 
     @property
     def by_token(self) -> bool:
         """Whether tokens have vectors and texts have none."""
         return self.kind == "token_classify" or "all" in self.methods or "step" in self.methods
 
+    def token_columns(self) -> dict[Task, tuple[int, int]]:
+        """Where the numbers of each of ``token_parts`` lie, [start, end)."""
+        ends = list(accumulate(size for _, size in self.token_parts))
+        return {task: (end - size, end) for (task, size), end in zip(self.token_parts, ends, strict=True)}
+
     def tasks(self) -> tuple[Task, ...]:
         """What requests may want."""
+        if self.token_parts:
+            return (Task.EMBED, *(task for task, _ in self.token_parts))
         if self.kind == "token_classify":
             return (Task.TOKEN_CLASSIFY,)
         if self.by_token:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from headway.core.task import Task
 from headway.kernels.masked_write import masked_write_
 from headway.kernels.segment_pool import MAXIMUM, SUM, WEIGHTED_SUM, segment_pool
 from headway.pooling.spec import PoolingSpec
@@ -53,15 +54,27 @@ class TextPooler:
         head: what follows pooling, or comes before it (``PoolingSpec.head_first``).
         head_width: numbers that it gives for one vector.
         chunked: texts may come in several steps.
+        token_head: gives a token's numbers, for ``PoolingSpec.token_parts``; None: the head does.
     """
 
     def __init__(
-        self, arena: SlotArena, spec: PoolingSpec, hidden: int, head: Head, head_width: int, *, chunked: bool
+        self,
+        arena: SlotArena,
+        spec: PoolingSpec,
+        hidden: int,
+        head: Head,
+        head_width: int,
+        *,
+        chunked: bool,
+        token_head: Head | None = None,
     ) -> None:
         self._spec, self._arena, self._head, self._chunked = spec, arena, head, chunked
+        self._token_head = token_head
         self.wants_all = spec.by_token or any(method != "last" for method in spec.methods)
         self.width = 0 if spec.by_token else head_width
         self.token_width = head_width if any(task.by_token for task in spec.tasks()) else 0
+        if spec.token_parts:
+            self.token_width = sum(size for _, size in spec.token_parts)
 
     def __call__(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """See ``Pooler``."""
@@ -76,7 +89,15 @@ class TextPooler:
         """See ``Pooler``."""
         token = torch.arange(len(hidden), device=hidden.device, dtype=torch.int32)
         row = torch.searchsorted(batch.query_start[1:], token, right=True).clamp(max=len(batch.row_slots) - 1)
-        return self._finished(self._head(hidden), batch.row_slots.index_select(0, row))
+        slots = batch.row_slots.index_select(0, row)
+        if self._token_head is None:
+            return self._finished(self._head(hidden), slots)
+        raw, columns = self._token_head(hidden), self._spec.token_columns()
+        parts = [
+            F.normalize(raw[:, start:end], dim=-1) if task is Task.TOKEN_EMBED else F.relu(raw[:, start:end])
+            for task, (start, end) in columns.items()
+        ]
+        return self._unless_raw(raw, torch.cat(parts, dim=1), slots)
 
     def _finished(self, raw: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Normalised or activated f32 [N, width], but as it is for requests that want that."""
@@ -91,6 +112,10 @@ class TextPooler:
             done = F.relu(raw)
         else:
             return raw
+        return self._unless_raw(raw, done, slots)
+
+    def _unless_raw(self, raw: torch.Tensor, done: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """``done``, but ``raw`` where the slot's request wants that."""
         wanted = self._arena.view(POOL_RAW).index_select(0, slots.clamp(min=0)) != 0
         return torch.where(wanted[:, None], raw, done)
 

@@ -11,7 +11,7 @@ from headway.core.automaton import MAX_TABLE_INTS
 from headway.core.log import logger
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
-from headway.core.plan import Admission, Int32s
+from headway.core.plan import Admission, Int32s, Texts
 from headway.kernels.suffix_draft import OFF, OWN, SHARED
 from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
@@ -112,6 +112,10 @@ class AdmissionWriter:
     def write_pooled(self, packed: PackedStep, admissions: Sequence[Admission]) -> None:
         """``write`` for all requests of a step that pools."""
         self._pooled.write(packed, admissions)
+
+    def write_texts(self, packed: PackedStep, lens: Int32s, texts: Texts) -> None:
+        """``write`` for a step of whole texts."""
+        self._pooled.write_texts(packed, lens, texts)
 
     def write(self, packed: PackedStep, admission: Admission) -> None:
         """Add the edits that make ``admission.slot`` belong to its (prepared) request, and update the host mirrors."""

@@ -62,6 +62,8 @@ class Packer:
         index = plan.step % self._config.max_in_flight
         packed = PackedStep(ints, self._head, index, sent=few and not changed)
         counted_at, num_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
+        if plan.texts is not None:
+            self.admissions.write_texts(packed, plan.query_lens, plan.texts)
         if len(plan.block_edit_ids):
             stride = self._arena.stride("block_table")
             base = self._arena.position("block_table", 0)

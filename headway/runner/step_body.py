@@ -30,7 +30,7 @@ from headway.state.cache_pool import CachePool
 from headway.state.media import MEDIA, MEDIA_ROWS
 from headway.state.packed_step import ROW_INTS, ROWS_AT
 from headway.state.slots import SlotArena
-from headway.state.token_types import TOKEN_TYPES, token_types
+from headway.state.token_types import ADAPTER, TOKEN_TYPES, slots_of_tokens, token_types
 
 
 class StepBody:
@@ -131,6 +131,8 @@ class StepBody:
         )
         if self._has_types:
             batch.token_types = token_types(batch, self._arena.view(TOKEN_TYPES))
+        if self.model.spec.adapters:
+            batch.adapters = self._arena.view(ADAPTER).index_select(0, slots_of_tokens(batch))
         self._place_media(batch, media)
         return batch
 

@@ -50,14 +50,6 @@ class _Draft:
         self.masks.append((request.slot, request.mask))
         request.mask = None
 
-    def longest_first(self) -> None:
-        """Rows of equal length lie side by side, and the longest begin first, where attention is done row by row."""
-        order = sorted(range(len(self.requests)), key=self.query_lens.__getitem__, reverse=True)
-        self.requests = [self.requests[i] for i in order]
-        self.query_lens = [self.query_lens[i] for i in order]
-        self.starts = [self.starts[i] for i in order]
-        self.samples = [self.samples[i] for i in order]
-
     def edit(self, row: int, first_index: int, block_ids: list[int]) -> None:
         """``row``: of the block tables."""
         self.edit_rows += [row] * len(block_ids)
@@ -342,8 +334,6 @@ class Planner:
                 return
             if request.lags and request.mask is None:  # it was preempted, and its grammar is at the last token
                 return
-            if not life.kv.stores and len(request.tokens) > draft.tokens_left:
-                return  # where nothing is cached, no text is cut
             hits = life.kv.lookup(request)
             if not life.kv.fits(request, hits, others_run=len(life.running) > 0):
                 self._blocked = (request, life.kv.pool.num_free)
@@ -405,8 +395,6 @@ class Planner:
         rows = decode
         samples = self._all_true[:n]
         query_lens = self._ones[:n] if self.width == 1 else self._table.lengths(rows.index, self.width)
-        if not self._life.kv.stores:
-            draft.longest_first()
         if draft.requests:
             more = Rows.of(draft.requests, self._table)
             columns = (

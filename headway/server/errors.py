@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -91,7 +92,11 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
         if name is None or name == error.parameter:
             raise
         text, old = str(error), f"{error.parameter}"
-        raise InvalidRequestError(name + text[len(old) :] if text.startswith(old) else text, name) from error
+        text = name + text[len(old) :] if text.startswith(old) else text
+        for ours, theirs in names.items():
+            if "_" in ours:  # no word that the text might mean otherwise
+                text = re.sub(rf"\b{ours}\b", theirs, text)
+        raise InvalidRequestError(text, name) from error
 
 
 def shutting_down(cut: bool = False) -> ApiError:

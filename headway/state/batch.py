@@ -74,6 +74,7 @@ class StepBatch:
         max_seq_len_bound: >= every seq_len; sizes grids only.
         width: W, outcomes that a row can have: 1, or with drafts one more than there are.
         token_types: [T], for models with several types of tokens; None: nobody reads them.
+        adapters: [T], which adapter each token runs with, 0 for none; None: the model has none.
         media_rows: [T], row of the encoder cache that is a token's input, -1 for none; None: no token's.
         ends: [T], position up to which a token sees, see ``span_attention``; None: up to its own.
         places: [3, T], time, row and column of each token's rotation; None: its position is all three.
@@ -106,6 +107,7 @@ class StepBatch:
     decode_rows: torch.Tensor | None = None
     width: int = 1
     token_types: torch.Tensor | None = None
+    adapters: torch.Tensor | None = None
     media_rows: torch.Tensor | None = None
     ends: torch.Tensor | None = None
     places: torch.Tensor | None = None
@@ -178,6 +180,7 @@ class StepBatch:
             arrivals=self.arrivals[own],
             num_decode_rows=max(0, min(end, decodes) - first),
             token_types=None if self.token_types is None else self.token_types[first:end],
+            adapters=None if self.adapters is None else self.adapters[first:end],
             masks={},
         )
 

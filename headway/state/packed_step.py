@@ -17,8 +17,6 @@ through ``list_at``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -127,19 +125,19 @@ class PackedStep:
         edits[:, 2] = np.minimum(len(values) - starts, MAX_EDIT)
         self._add(edits)
 
-    def write_many(self, positions: npt.NDArray[np.integer], values: Sequence[Int32s]) -> None:
-        """``write`` of each of ``values``, which are not empty, to its position."""
-        lengths = np.array([len(each) for each in values], np.int32)
-        if int(lengths.max()) > MAX_EDIT:
-            for position, each in zip(positions.tolist(), values, strict=True):  # host: numpy
-                self.write(position, each)
-            return
-        source = self.list_at(np.concatenate(values))
-        edits = np.empty((len(values), EDIT_INTS), np.int32)
-        edits[:, 0] = positions
-        edits[0, 1] = source
-        edits[1:, 1] = source + lengths[:-1].cumsum()
-        edits[:, 2] = lengths
+    def write_runs(self, positions: npt.NDArray[np.integer], lengths: Int32s, values: Int32s) -> None:
+        """``write`` of ``values`` run by run, none of them empty: the next ``lengths[i]`` to ``positions[i]``."""
+        source = self.list_at(values)
+        starts = np.zeros(len(lengths), np.int32)
+        np.cumsum(lengths[:-1], out=starts[1:])
+        pieces = -(-lengths // MAX_EDIT)
+        run = np.repeat(np.arange(len(lengths)), pieces)
+        first = np.arange(len(run)) - np.repeat(pieces.cumsum() - pieces, pieces)  # of a run's pieces
+        first *= MAX_EDIT
+        edits = np.empty((len(run), EDIT_INTS), np.int32)
+        edits[:, 0] = positions[run] + first
+        edits[:, 1] = source + starts[run] + first
+        edits[:, 2] = np.minimum(lengths[run] - first, MAX_EDIT)
         self._add(edits)
 
     def scatter(self, positions: npt.NDArray[np.integer], values: Int32s) -> None:

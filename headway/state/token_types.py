@@ -1,4 +1,4 @@
-"""Types of tokens (the first and the second of a pair of texts), as a range of positions in each slot."""
+"""What slots say of their tokens: types (the first and the second of a pair of texts), as a range of positions; adapters."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ TOKEN_TYPES: Final = "token_types"
 """Slot table: tokens at positions from the first number to before the second are of type 1."""
 
 
-def type_tables() -> list[Table]:
-    """What admissions write, for models with several types."""
-    return [Table(TOKEN_TYPES, 2)]
+ADAPTER: Final = "adapter"
+"""Slot table: the number of the adapter that all of its tokens run with, 0 for none."""
+
+
+def type_tables(num_token_types: int, num_adapters: int) -> list[Table]:
+    """What admissions write, for models with several types, and with adapters."""
+    types = [Table(TOKEN_TYPES, 2)] if num_token_types > 1 else []
+    return [*types, Table(ADAPTER)] if num_adapters else types
+
+
+def slots_of_tokens(batch: StepBatch) -> torch.Tensor:
+    """int32 [T], each token's slot; some slot of padding."""
+    token = torch.arange(len(batch.input_ids), device=batch.input_ids.device, dtype=torch.int32)
+    row = torch.searchsorted(batch.query_start[1:], token, right=True).clamp(max=len(batch.row_slots) - 1)
+    return batch.row_slots.index_select(0, row).clamp(min=0)
 
 
 def token_types(batch: StepBatch, ranges: torch.Tensor) -> torch.Tensor:
     """int32 [T], the type of each token; ``ranges``: int32 [S, 2] of the slots. Padding is of some type."""
-    token = torch.arange(len(batch.input_ids), device=ranges.device, dtype=torch.int32)
-    row = torch.searchsorted(batch.query_start[1:], token, right=True).clamp(max=len(batch.row_slots) - 1)
-    slot = batch.row_slots.index_select(0, row).clamp(min=0)
-    start, end = ranges.index_select(0, slot).unbind(1)
+    start, end = ranges.index_select(0, slots_of_tokens(batch)).unbind(1)
     return ((batch.positions >= start) & (batch.positions < end)).int()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -18,6 +18,9 @@ from headway.weights.gguf_file import read_header
 from headway.weights.safetensors import SafetensorsFiles
 from headway.weights.sentence import SentenceFiles, read_sentence_files
 from headway.weights.source import locate
+from headway.weights.token_heads import TokenHeads, read_token_heads
+
+NO_HEADS: Final = TokenHeads()
 
 
 class TensorFiles(Protocol):
@@ -38,6 +41,7 @@ class Checkpoint:
         config: in the form of a Hugging Face ``config.json``.
         generation_config: ``generation_config.json``, {} if there is none.
         sentence: what sentence-transformers wrote beside it, None for nothing.
+        token_heads: what lies beside it for tokens.
         is_dummy: the weights are not to be read; fill parameters with random numbers.
         num_bytes: bytes of all tensors as ``tensors()`` gives them; 0 for a dummy.
         in_blocks: whether there is a tensor in quantised blocks; ``quantized`` counts them by the name of their type.
@@ -50,8 +54,10 @@ class Checkpoint:
         generation_config: dict[str, Any],
         files: TensorFiles | None,
         sentence: SentenceFiles | None = None,
+        token_heads: TokenHeads = NO_HEADS,
     ) -> None:
         self.path, self.config, self.generation_config, self.sentence = path, config, generation_config, sentence
+        self.token_heads = token_heads
         self._files = files
         self.is_dummy = files is None
         self.num_bytes = files.num_bytes if files else 0
@@ -75,10 +81,13 @@ class Checkpoint:
         return chain(own, self._dense_tensors())
 
     def _dense_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors of sentence-transformers' Dense modules, named from their folders on."""
+        """Tensors of sentence-transformers' Dense modules and of heads for tokens, named from their folders or files on."""
         for dense in self.sentence.dense if self.sentence is not None else ():
             for name, tensor in SafetensorsFiles(self.path / dense.folder).tensors():
                 yield f"{dense.folder}.{name}", tensor
+        for file in self.token_heads.files:
+            for name, tensor in SafetensorsFiles(self.path, only=file).tensors():
+                yield f"{file}.{name}", tensor
 
     def tensor_names(self) -> set[str]:
         """Names ``tensors()`` will give. Raises WeightsError for a dummy checkpoint."""
@@ -119,7 +128,8 @@ def open_checkpoint(
     generation_file = source.path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     opened = None if is_dummy else SafetensorsFiles(own, integers=integers)
-    return Checkpoint(source.path, config, generation, opened, sentence)
+    heads = read_token_heads(source.path) if opened is not None else NO_HEADS
+    return Checkpoint(source.path, config, generation, opened, sentence, heads)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -16,6 +16,13 @@ from headway.core.errors import UnsupportedModelError, WeightsError
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 DTYPE_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+TOKEN_HEADS: Final = ("colbert_linear", "sparse_linear")
+"""Files of heads beside a model, see ``weights.token_heads``: no part of it."""
+CONVERSION: Final = (
+    'python -c "from transformers import AutoConfig as c; import transformers as t; '
+    "getattr(t, c.from_pretrained('.').architectures[0]).from_pretrained('.').save_pretrained('.')\""
+)
+"""What a user may run where there are pickles alone."""
 INDICES: Final = ("position_ids", "token_type_ids")
 """Endings of integer tensors that older exporters wrote: 0, 1, 2, ..., or all zeros. Nobody needs them."""
 PACKED: Final = ("_blocks", "_scales")
@@ -40,12 +47,17 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         if missing:
             raise WeightsError(f"{folder} lacks {', '.join(missing)}, listed in {INDEX_NAME}; download it again")
         return files, weight_map
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(file for file in folder.glob("*.safetensors") if file.stem not in TOKEN_HEADS)
     if len(found) == 1:
         return found, None
     if found:
         raise WeightsError(f"{folder} holds {len(found)} safetensors files but no {INDEX_NAME} to say how they belong")
-    raise WeightsError(f"{folder} holds no safetensors file; Headway reads safetensors and GGUF, no pickled weights")
+    hint = ""
+    if any(folder.glob("pytorch_model*.bin")):
+        hint = f"; convert them once, in {folder}, if you trust them: {CONVERSION}"
+    raise WeightsError(
+        f"{folder} holds no safetensors file; Headway reads safetensors and GGUF, no pickled weights{hint}"
+    )
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -75,15 +87,16 @@ class SafetensorsFiles:
 
     Args:
         integers: whether there may be tensors of integers and truth values, too.
+        only: name of the one file to read, without its ending; "": those of the model.
 
     Raises:
         WeightsError: a file is missing, corrupt or truncated, a tensor occurs twice, or index and files disagree.
         UnsupportedModelError: a tensor of another dtype than float32, float16, bfloat16.
     """
 
-    def __init__(self, folder: Path, *, integers: bool = False) -> None:
+    def __init__(self, folder: Path, *, integers: bool = False, only: str = "") -> None:
         self._sizes = DTYPE_BYTES | (INTEGER_BYTES if integers else {})
-        self._files, weight_map = weight_files(folder)
+        self._files, weight_map = ([folder / f"{only}.safetensors"], None) if only else weight_files(folder)
         self._file_of: dict[str, Path] = {}
         self.num_bytes = 0
         for file in self._files:

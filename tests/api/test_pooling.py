@@ -309,3 +309,65 @@ def test_token_ids_alone() -> None:
         assert llm.embed([[2, 8, 3]])[0].outputs.data[0] == 3
         with pytest.raises(InvalidRequestError, match="must be token ids"):
             llm.embed("w1")
+
+
+def test_pairs_are_classified_at_once() -> None:
+    with LLM('labels {"num_token_types": 2}') as llm:
+        outputs = llm.classify(["w1", "w2 w3"], text_pair=["w4", "w5"])
+        assert [o.prompt_token_ids for o in outputs] == [[CLS, *ids("w1"), SEP, *ids("w4"), SEP],
+                                                         [CLS, *ids("w2 w3"), SEP, *ids("w5"), SEP]]  # fmt: skip
+        assert [r.token_type_range for r in core(llm).seen] == [(3, 5), (4, 6)]
+        assert outputs[0].outputs.probs == [5.0, 0.0, 1.0]
+        assert llm.classify("w1", text_pair=["w2", "w3", "w4 w5"], as_numpy=True)[:, 0].tolist() == [5, 5, 6]
+        cut = PoolingParams(truncate_prompt_tokens=6)
+        assert len(llm.classify("w1 w2 w3 w4", text_pair="w5", pooling_params=cut)[0].prompt_token_ids) == 6
+        for wrong, says in (
+            ({"text_pair": ["a", "b", "c"]}, "prompt has 2 texts and text_pair 3"),
+            ({"text_pair": ""}, "text_pair is empty"),
+            ({"text_pair": []}, "text_pair is empty"),
+            ({"text_pair": [[8]]}, "text_pair must be a text or a list of texts"),
+            ({"text_pair": "w1", "pooling_params": PoolingParams(prompt_name="query")}, "prompt_name"),
+        ):
+            with pytest.raises(InvalidRequestError, match=says):
+                llm.classify(["w1", "w2"], **wrong)
+        with pytest.raises(InvalidRequestError, match="prompt must be a text or a list of texts"):
+            llm.classify([[2, 8, 3]], text_pair="w1")
+    with LLM("embed") as llm, pytest.raises(InvalidRequestError, match="serves embed, not classify"):
+        llm.classify("w1", text_pair="w2")
+
+
+def test_tasks_of_adapters_have_names() -> None:
+    given = (
+        '{"adapters": ["retrieval.query", "retrieval.passage", "separation"], "prompts": {"retrieval.query": "w9 "}}'
+    )
+    with LLM("embed " + given) as llm:
+        for task, adapter, tokens in (("retrieval.query", 1, "w9 w1"), ("separation", 3, "w1"), (None, 0, "w1")):
+            [output] = llm.embed("w1", pooling_params=PoolingParams(task=task))
+            assert core(llm).seen[-1].adapter == adapter and output.prompt_token_ids == [CLS, *ids(tokens), SEP]
+        [output] = llm.embed("w1", pooling_params=PoolingParams(task="separation", prompt_name="retrieval.query"))
+        assert core(llm).seen[-1].adapter == 3 and len(output.prompt_token_ids) == 4
+        llm.score("w1", ["w2"])
+        assert [r.adapter for r in core(llm).seen[-2:]] == [1, 0], (
+            "a document's prompt is not told here, nor its adapter"
+        )
+        llm.score("w1", ["w2"], pooling_params=PoolingParams(task="separation"))
+        assert [r.adapter for r in core(llm).seen[-2:]] == [3, 3]
+        with pytest.raises(
+            InvalidRequestError, match=r"task must be one of 'retrieval.query', 'retrieval.passage'"
+        ) as told:
+            llm.embed("w1", pooling_params=PoolingParams(task="query"))
+        assert told.value.parameter == "task"
+        with pytest.raises(InvalidRequestError, match="name of a task"):
+            PoolingParams(task=3)  # type: ignore[arg-type]
+
+
+def test_heads_that_are_missing_are_explained() -> None:
+    with LLM('embed {"missing": "convert it so"}') as llm:
+        with pytest.raises(InvalidRequestError, match="makes no sparse vectors: convert it so"):
+            llm.embed_sparse("w1")
+        with pytest.raises(InvalidRequestError, match="not token_classify; convert it so"):
+            llm.encode("w1", pooling_task="token_classify")
+    heads = '{"token_widths": {"token_embed": 1, "token_classify": 2}, "token_embed_start": 1}'
+    with LLM("both " + heads) as llm:
+        [output] = llm.encode("w1 w2", pooling_task="token_embed")
+        assert output.outputs.data.shape == (8, 1) and core(llm).seen[-1].pool_start == 1

@@ -34,6 +34,7 @@ def drain(client: EngineClient, count: int) -> dict[str, list[RequestUpdate]]:
     seen: dict[str, list[RequestUpdate]] = {}
     while sum(updates[-1].finish_reason is not None for updates in seen.values()) < count:
         for update in client.poll():
+            assert isinstance(update, RequestUpdate)
             seen.setdefault(update.request_id, []).append(update)
     return seen
 

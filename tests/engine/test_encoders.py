@@ -26,6 +26,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRobertaModel", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": ("DistilBertModel", {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}),
     "mpnet": ("MPNetModel", {"pad_token_id": 1}),
+    "albert": ("AlbertModel", {"embedding_size": 16, "num_hidden_layers": 5, "num_hidden_groups": 2}),
+    "electra": ("ElectraModel", {"embedding_size": 16}),
+    "electra, as wide": ("ElectraModel", {"embedding_size": 32}),
     "modernbert": (
         "ModernBertModel",
         {
@@ -182,6 +185,10 @@ CLASSIFIERS = [
         Task.CLASSIFY,
     ),
     ("MPNetForSequenceClassification", {"num_labels": 2, "pad_token_id": 1}, Task.CLASSIFY),
+    ("AlbertForSequenceClassification", {"num_labels": 3, "embedding_size": 16, "inner_group_num": 1}, Task.CLASSIFY),
+    ("AlbertForTokenClassification", {"num_labels": 2, "embedding_size": 16}, Task.TOKEN_CLASSIFY),
+    ("ElectraForSequenceClassification", {"num_labels": 3, "embedding_size": 16}, Task.CLASSIFY),
+    ("ElectraForTokenClassification", {"num_labels": 2}, Task.TOKEN_CLASSIFY),
     ("ModernBertForSequenceClassification", {"num_labels": 1, "classifier_pooling": "mean", **SPECIAL}, Task.SCORE),
     ("ModernBertForTokenClassification", {"num_labels": 4, "classifier_bias": True, **SPECIAL}, Task.TOKEN_CLASSIFY),
     ("DebertaV2ForSequenceClassification", {"num_labels": 1, "relative_attention": False}, Task.SCORE),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from headway.kernels.cpu import encoder_ops
 from headway.kernels.dense_attention import dense_attention
 from headway.kernels.testing import assert_close, interpreter_loops, kernel_dtypes, make_random
 
@@ -97,6 +98,39 @@ def test_a_row_is_the_same_whoever_shares_its_step(device: str) -> None:
             together = run(qkv, torch.tensor([0, 30, 37], dtype=torch.int32, device=device), *rest)
             alone = run(qkv[30:37].clone(), torch.tensor([0, 7], dtype=torch.int32, device=device), *rest)
             assert torch.equal(together[30:37], alone)
+
+
+@pytest.mark.skipif(not encoder_ops.available(), reason="no C compiler here")
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 3, 16), (4, 2, 32), (2, 1, 64), (1, 1, 112)])
+@pytest.mark.parametrize("reach", [-1, 32])
+def test_short_rows_have_a_kernel_of_their_own(
+    heads: int, kv_heads: int, size: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows on both sides of what it takes; a row's bits depend neither on the others nor on the number of threads."""
+    monkeypatch.setattr(encoder_ops, "MOST_KEYS", 40)
+    lengths = [1, 2, 33, 32, 0, 40, 41, 6, 7, 64]
+    for dtype in (torch.float32, torch.bfloat16):
+        qkv, starts = inputs(lengths, heads, kv_heads, size, dtype, "cpu")
+        assert encoder_ops.serves(qkv, starts, size)
+        rest = numbers(lengths, heads, kv_heads, size, "cpu", reach=reach)
+        run = dense_attention.implementation("cpu")
+        found = run(qkv, starts, *rest)
+        assert_close(found[: sum(lengths)], by_row(qkv, starts, *rest))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for first, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+                only = torch.tensor([0, end - first], dtype=torch.int32)
+                if 0 < end - first <= 33:
+                    assert torch.equal(run(qkv[first:end].clone(), only, *rest), found[first:end])
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_what_the_kernel_of_short_rows_does_not_take() -> None:
+    qkv, starts = inputs([3], 2, 2, 144, torch.float32, "cpu")
+    assert not encoder_ops.serves(qkv, starts, 144) and not encoder_ops.serves(qkv.half(), starts, 16)
+    assert not encoder_ops.serves(qkv, starts.long(), 16)
 
 
 def test_meta_gives_shapes() -> None:

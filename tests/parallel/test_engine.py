@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
-from headway.core.messages import AddRequest
+from headway.core.messages import AddRequest, RequestUpdate
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added
@@ -137,6 +137,7 @@ def answers_of(client: ReplicaClient, made: list[AddRequest]) -> dict[str, Answe
     client.add(made)
     while client.has_work():
         for update in client.poll(timeout=20.0):
+            assert isinstance(update, RequestUpdate)
             answers.setdefault(update.request_id, Answer()).take(update)
     return answers
 

@@ -16,7 +16,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError
-from headway.core.messages import AddRequest
+from headway.core.messages import AddRequest, RequestUpdate
 from headway.engine import rank_messages, ranks
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
@@ -87,6 +87,7 @@ def test_a_killed_rank_ends_an_idle_engine(tiny_model: Path) -> None:
         answer = Answer()
         while not answer.finish_reason:
             for update in client.poll(timeout=20.0):
+                assert isinstance(update, RequestUpdate)
                 answer.take(update)
         os.kill(int(children[0]), signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=r"rank 1 \(part 1\), process \d+, was killed by signal 9"):

@@ -9,6 +9,8 @@ import pytest
 
 from headway.core.config import Thresholds
 from headway.core.messages import AddRequest
+from headway.engine.core import EngineCore
+from headway.scheduler import Scheduler
 from tests.engine.harness import request, run
 from tests.recurrent.test_engine import arguments, engine
 from tests.recurrent.tiny_hybrids import VOCAB
@@ -16,6 +18,11 @@ from tests.sim.harness import simulated
 
 SHARED = 67
 OFTEN = Thresholds(checkpoint_every=24)
+
+
+def scheduler_of(core: EngineCore) -> Scheduler:
+    assert isinstance(core._scheduler, Scheduler)
+    return core._scheduler
 
 
 def conversation(seed: int = 5) -> list[AddRequest]:
@@ -78,7 +85,7 @@ def test_prompt_logprobs_hit_nothing_and_save_nothing() -> None:
     prompt = list(range(3, 80))
     for number in range(2):
         run(core, [request(str(number), prompt, temperature=0.0, max_tokens=2, prompt_logprobs=1)])
-    states = core._scheduler._life.kv.states
+    states = scheduler_of(core)._life.kv.states
     assert states is not None and len(states) == 0
     core.shutdown()
 
@@ -86,9 +93,9 @@ def test_prompt_logprobs_hit_nothing_and_save_nothing() -> None:
 def test_forgotten_prefixes_leave_all_checkpoints_free() -> None:
     core = engine("mamba2", enable_prefix_caching=True)
     run(core, conversation())
-    states = core._scheduler._life.kv.states
+    states = scheduler_of(core)._life.kv.states
     assert states is not None and len(states) > 0
-    core._scheduler._life.kv.forget_prefixes()
+    scheduler_of(core)._life.kv.forget_prefixes()
     assert len(states) == 0
     core.check_integrity()
     core.shutdown()

@@ -78,19 +78,6 @@ def test_a_step_without_vectors_fails_its_texts() -> None:
     made.check_integrity()
 
 
-def test_without_a_cache_texts_are_whole_and_hold_no_blocks() -> None:
-    made = scheduler(num_blocks=0, max_model_len=16)
-    for name, length in (("a", 9), ("b", 8), ("c", 7)):
-        made.add(text(name, length))
-    first, second = planned(made), planned(made)
-    assert first.query_lens.tolist() == [9] and second.query_lens.tolist() == [8, 7], "b does not fit beside a"
-    assert not len(first.block_edit_ids) and not len(second.block_edit_ids)
-    for plan in (first, second):
-        assert len(made.apply(plan, result(plan))) == plan.num_rows
-    assert made.stats().kv_cache_usage == 0.0
-    made.check_integrity()
-
-
 @pytest.mark.parametrize("changes", [{"pools": False}, {"pools": True, "max_num_batched_tokens": 15}])
 def test_what_needs_a_cache_is_refused_without_one(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="without a cache"):

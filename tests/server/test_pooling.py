@@ -204,7 +204,18 @@ def test_classify_and_predict(serve: Open) -> None:
     refused: list[Any] = [["w1", "w2", "w3"], [], [["w1", "w2", "w3"]], [[]], ["w1", ["w2"]]]
     for wrong in refused:
         assert told(client.post("/predict", json={"inputs": wrong}), 400)["error"]["param"] == "inputs"
-    assert "not score" in told(client.post("/predict", json={"inputs": ["w1", "w2"]}), 400)["error"]["message"]
+    assert told(client.post("/predict", json={"inputs": ["w1", "w2"]})) == expected
+    body = {"input": "w1", "text_pair": ["w2", "w3 w4"]}
+    answer = told(client.post("/classify", json=body))
+    assert [each["index"] for each in answer["data"]] == [0, 1] and answer["usage"]["prompt_tokens"] == 11
+    for changes, param in (
+        ({"text_pair": []}, "text_pair"), ({"text_pair": ["w2", ""]}, "text_pair"), ({"input": [2, 8, 3]}, "input"),
+        ({"input": ["w1", "w2"], "text_pair": ["w1"] * 3}, "input"), ({"text_pair": [1]}, "text_pair"),
+        ({"input": ""}, "input"),
+    ):  # fmt: skip
+        error = told(client.post("/classify", json={**body, **changes}), 400)["error"]
+        assert error["param"].partition("[")[0] == param, error
+    assert told(client.post("/classify", json={**body, "text_pair": ["w1"] * 3000}), 400)["error"]["param"] == "input"
     assert len(told(client.post("/predict", json={"inputs": "w1", "raw_scores": True}))) == 3
     pair = told(serve("cross").post("/predict", json={"inputs": ["w1", "w2"]}))
     assert pair == [{"score": 3.0, "label": "LABEL_0"}]
@@ -323,3 +334,28 @@ def test_the_description_holds_every_body(serve: Open) -> None:
         {"$ref": "#/components/schemas/EmbeddingRequest", "components": document["components"]}
     ).is_valid
     assert check({"input": [[1, 2]]}) and not check({"input": "x", "temperature": 1}) and not check({})
+
+
+def test_embeddings_by_task(serve: Open) -> None:
+    client = serve('embed {"adapters": ["retrieval.query", "separation"], "prompts": {"retrieval.query": "w9 "}}')
+    plain, query, apart = (
+        told(client.post("/v1/embeddings", json={"input": "w1", **more}))["usage"]["prompt_tokens"]
+        for more in ({}, {"task": "retrieval.query"}, {"task": "separation"})
+    )
+    assert (plain, query, apart) == (3, 4, 3)
+    error = told(client.post("/v1/embeddings", json={"input": "w1", "task": "query"}), 400)["error"]
+    assert error["param"] == "task" and "'retrieval.query', 'separation'" in error["message"]
+    error = told(serve("embed").post("/v1/embeddings", json={"input": "w1", "task": "separation"}), 400)["error"]
+    assert error["param"] == "task" and "has no adapters" in error["message"]
+
+
+def test_errors_speak_of_the_fields_of_their_route(serve: Open) -> None:
+    client = serve("cross")
+    for path, body, param, says in (
+        ("/rerank", {"query": "w1", "documents": ["w1"], "top_n": 0}, "top_n", "top_n must be at least 1; got 0"),
+        ("/rerank", {"query": "w1", "documents": ["w1", ""]}, "documents", "text 1 of documents is empty"),
+        ("/score", {"text_1": ["w1"] * 2, "text_2": "w1"}, "text_1", "text_1 has 2 texts and text_2 1"),
+        ("/predict", {"inputs": [["w1", ""]]}, "inputs", "inputs is empty"),
+    ):
+        error = told(client.post(path, json=body), 400)["error"]
+        assert error["param"] == param and error["message"].startswith(says), error

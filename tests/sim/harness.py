@@ -155,7 +155,7 @@ class Scenario:
                 assert turns <= self.max_turns, "the engine turns without progress"
                 idle = 0 if waiting or told != core.stats().num_steps else idle + 1
                 told = core.stats().num_steps
-                assert idle <= MOST_IDLE, f"the engine launches nothing, open: {[*core._scheduler._life.open]}"
+                assert idle <= MOST_IDLE, f"the engine launches nothing, open: {core.stats()}"
                 for _ in range(min(len(waiting), rng.choice([0, 0, 1, 3]))):
                     core.add(waiting.pop(0))
                 if rng.random() < self.abort_rate:

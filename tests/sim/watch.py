@@ -15,6 +15,8 @@ from headway.device.sim.invariants import arguments
 from headway.device.sim.ops import Observer
 from headway.device.sim.tensor import SimTensor
 from headway.engine.core import EngineCore
+from headway.runner.config import RunnerConfig
+from headway.scheduler import OnePassScheduler, Scheduler
 
 GARBAGE = 1e4
 """What a KV block holds until its owner writes it: finite, as whatever a former owner left, and impossible to overlook."""
@@ -55,20 +57,11 @@ class PlanWatch:
 
     def attach(self, core: EngineCore) -> None:
         scheduler, runner = core._scheduler, core._runner
-        planner: Any = scheduler._planner
-        assemble, launch = planner._assemble, runner.launch
-        block_size, num_slots = runner.config.block_size, runner.config.max_num_seqs
-        of_tokens = scheduler._life.kv.num_groups  # groups behind these are written by encoder jobs (``CrossWatch``)
-
-        def watched_assemble(*args: Any) -> Any:
-            plan, rows = assemble(*args)
-            running = scheduler._life.running.requests()
-            held = {
-                request.request_id: [block for blocks in request.blocks for block in blocks if block]
-                for request in [*running, *rows.requests]
-            }
-            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size, num_slots, of_tokens))
-            return plan, rows
+        launch = runner.launch
+        if isinstance(scheduler, OnePassScheduler):
+            self._watch_texts(scheduler)
+        else:
+            self._watch_planner(scheduler, runner.config)
 
         def watched_launch(plan: StepPlan) -> Any:
             assert self._planned is not None and self._planned.plan is plan
@@ -92,9 +85,37 @@ class PlanWatch:
         with torch.inference_mode():  # views of one memory, made by an operation
             for state in states:
                 _on_device(state).fill_(GARBAGE)
-        planner._assemble = watched_assemble
         runner.launch = watched_launch  # type: ignore[method-assign]
         self._attached = True
+
+    def _watch_planner(self, scheduler: Scheduler, config: RunnerConfig) -> None:
+        planner: Any = scheduler._planner
+        assemble, block_size, num_slots = planner._assemble, config.block_size, config.max_num_seqs
+        of_tokens = scheduler._life.kv.num_groups  # groups behind these are written by encoder jobs (``CrossWatch``)
+
+        def watched_assemble(*args: Any) -> Any:
+            plan, rows = assemble(*args)
+            running = scheduler._life.running.requests()
+            held = {
+                request.request_id: [block for blocks in request.blocks for block in blocks if block]
+                for request in [*running, *rows.requests]
+            }
+            self._planned = Believed(plan, list(rows.ids), held, _fresh_blocks(plan, block_size, num_slots, of_tokens))
+            return plan, rows
+
+        planner._assemble = watched_assemble
+
+    def _watch_texts(self, scheduler: OnePassScheduler) -> None:
+        schedule = scheduler.schedule
+
+        def watched_schedule() -> StepPlan | None:
+            plan = schedule()
+            if plan is not None:
+                assert plan.texts is not None
+                self._planned = Believed(plan, plan.texts.request_ids, {}, [])
+            return plan
+
+        scheduler.schedule = watched_schedule  # type: ignore[method-assign]
 
     def _on_unpack(self, args: tuple[Any, ...]) -> Callable[[], None] | None:
         if not self._attached:

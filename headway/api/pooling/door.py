@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -39,6 +40,7 @@ class Wanted:
         normalize: vectors have to be made of length 1 here, since they are cut or the engine does not.
         raw: the engine leaves vectors as they are.
         prompt: text in front of every text.
+        adapter: see ``AddRequest``.
         pool_start: the engine leaves out so many tokens when it pools.
         columns: which of a token's numbers are wanted, of process reward models; empty: all.
         activation: of these columns, to be applied here, behind their choice.
@@ -56,6 +58,7 @@ class Wanted:
     columns: tuple[int, ...] = ()
     activation: str = "none"
     step_tag_id: int | None = None
+    adapter: int = 0
 
 
 class PoolingDoor:
@@ -87,7 +90,9 @@ class PoolingDoor:
             )
         check_task(self.info, task)
         dimensions, normalize, raw = self._vector(params, task)
-        prompt = self._prompt(params.prompt_name)
+        adapter = self._adapter(params.task)
+        prompt = self._prompt(params.prompt_name, params.task)
+        first = self.pooling.token_embed_start if task is Task.TOKEN_EMBED else 0
         by_step = self.pooling if task is Task.TOKEN_CLASSIFY else NO_STEPS
         return Wanted(
             task=task,
@@ -97,10 +102,11 @@ class PoolingDoor:
             normalize=normalize,
             raw=raw or bool(by_step.returned_token_ids),
             prompt=prompt,
-            pool_start=self._pool_start(prompt),
+            pool_start=max(self._pool_start(prompt), first),
             columns=by_step.returned_token_ids,
             activation="none" if raw else by_step.activation,
             step_tag_id=by_step.step_tag_id,
+            adapter=adapter,
         )
 
     def _vector(self, params: PoolingParams, task: Task) -> tuple[int | None, bool, bool]:
@@ -110,12 +116,13 @@ class PoolingDoor:
             for name in ("dimensions", "normalize"):
                 if getattr(params, name) is not None:
                     raise InvalidRequestError(f"{name} is of embeddings; the task {task.value!r} gives scores", name)
-            return None, False, params.use_activation is False and pooling.activation != "none"
+            activates = pooling.activation != "none" or (pooling.token_weights and task is Task.TOKEN_CLASSIFY)
+            return None, False, params.use_activation is False and activates
         if params.use_activation is not None:
             raise InvalidRequestError(
                 "use_activation is of classifiers; for embeddings there is normalize", "use_activation"
             )
-        width = pooling.token_width if task in TOKEN_TASKS else pooling.width
+        width = pooling.width_by_token(task) if task in TOKEN_TASKS else pooling.width
         if dimensions is not None and dimensions > width:
             raise InvalidRequestError(
                 f"dimensions must be at most {width}, the length of this model's vectors; got {dimensions}",
@@ -147,8 +154,21 @@ class PoolingDoor:
         longest = min(self.pooling.max_length, self.info.max_model_len)
         return longest if asked == -1 else min(asked, longest)
 
-    def _prompt(self, name: str | None) -> str:
+    def _adapter(self, task: str | None) -> int:
+        known = self.pooling.adapters
+        if task is None:
+            return 0
+        if task not in known:
+            what = (
+                f"one of {', '.join(map(repr, known))}" if known else "left out: this model has no adapters for tasks"
+            )
+            raise InvalidRequestError(f"task must be {what}; got {task!r:.80}", "task")
+        return known.index(task) + 1
+
+    def _prompt(self, name: str | None, task: str | None) -> str:
         prompts = self.pooling.prompts
+        if name is None and task is not None:
+            return prompts.get(task, "")
         if name is None:
             default = self.pooling.default_prompt_name
             return prompts.get(default, "") if default is not None else ""
@@ -183,7 +203,7 @@ class PoolingDoor:
         first = 0 if first is None and len(prompts) > 1 else first
         texts, places = [], []
         for i, prompt in enumerate(prompts):
-            if isinstance(prompt, Mapping):
+            if type(prompt) is not list and isinstance(prompt, Mapping):
                 prompt = _of_mapping(prompt)
             if isinstance(prompt, str):
                 if not prompt:
@@ -224,16 +244,20 @@ class PoolingDoor:
         InvalidRequestError.
         """
         most, size = self.info.max_model_len, self.info.vocab_size
-        for i, ids in enumerate(found):
-            if not ids:
+        lengths = [*map(len, found)]
+        if lengths and not 0 < min(lengths) <= max(lengths) <= most:
+            i = next(i for i, length in enumerate(lengths) if not 0 < length <= most)
+            if not lengths[i]:
                 raise InvalidRequestError(f"{which_of(i, first)} has no tokens; give at least one", "prompt")
-            if len(ids) > most:
-                raise too_long(f"{which_of(i, first)} has {len(ids)} tokens", most, pools=True)
-            if (given or self._checks_ids) and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
-                wrong = next(t for t in ids if type(t) is not int or not 0 <= t < size)
-                if type(wrong) is not int:
-                    raise InvalidRequestError(f"token ids must be integers, got {wrong!r:.80}", "prompt")
-                raise InvalidRequestError(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "prompt")
+            raise too_long(f"{which_of(i, first)} has {lengths[i]} tokens", most, pools=True)
+        if not (given or self._checks_ids):
+            return
+        flat = list(itertools.chain.from_iterable(found))  # one look at all of them: a call for each text costs more
+        if flat and not ({*map(type, flat)} == {int} and _within(flat, size)):
+            wrong = next(t for t in flat if type(t) is not int or not 0 <= t < size)
+            if type(wrong) is not int:
+                raise InvalidRequestError(f"token ids must be integers, got {wrong!r:.80}", "prompt")
+            raise InvalidRequestError(f"token id {wrong} is outside of the vocabulary (0 to {size - 1})", "prompt")
 
     def messages(
         self,
@@ -260,6 +284,7 @@ class PoolingDoor:
                 task=task,
                 pool_start=min(start, len(ids) - 1),
                 raw=wanted.raw,
+                adapter=wanted.adapter,
             )
             for ids in found
         ]
@@ -270,13 +295,22 @@ class PoolingDoor:
         return made
 
 
+def _within(ids: list[int], size: int) -> bool:
+    """Whether all integers are from 0 to ``size`` - 1."""
+    try:
+        found = np.frombuffer(array("i", ids), np.int32)
+    except OverflowError:
+        return False
+    return bool(found.min() >= 0 and found.max() < size)
+
+
 def check_task(info: ModelInfo, task: Task) -> None:
     """Raises InvalidRequestError where the model does not serve ``task``."""
     if task not in info.tasks:
         served = ", ".join(each.value for each in info.tasks)
-        raise InvalidRequestError(
-            f"{info.model} serves {served}, not {task.value}; {HINTS[info.tasks[0].pools]}", "task"
-        )
+        hint = info.pooling.missing if info.pooling is not None and task in TOKEN_TASKS else ""
+        hint = hint or HINTS[info.tasks[0].pools]
+        raise InvalidRequestError(f"{info.model} serves {served}, not {task.value}; {hint}", "task")
 
 
 def task_of(name: Task | str | None, door: PoolingDoor) -> Task:
@@ -302,6 +336,8 @@ HINTS: Final = {
 
 def salts(prompts: Sequence[object]) -> list[str | None] | None:
     """The cache salts that prompts bring; None where none does. Raises InvalidRequestError."""
+    if not any(issubclass(kind, Mapping) for kind in {*map(type, prompts)}):  # a look at each prompt costs more
+        return None
     if not any(isinstance(prompt, Mapping) and "cache_salt" in prompt for prompt in prompts):
         return None
     return [checked_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None for prompt in prompts]

@@ -15,7 +15,7 @@ import numpy as np
 from headway.api.pooling.door import PoolingDoor, Wanted, salts, task_of
 from headway.api.pooling.outputs import request_outputs, scoring_outputs
 from headway.api.pooling.requests import Floats, OpenPooling, PoolingProcessor
-from headway.api.pooling.score import ScoreJob, score_job
+from headway.api.pooling.score import ScoreJob, pair_job, score_job
 from headway.api.pooling.sparse import SparseVector, sparse_task, sparse_vectors
 from headway.api.prompts import Prompt, is_token_ids
 from headway.core.errors import EngineDeadError, InvalidRequestError
@@ -27,6 +27,7 @@ from headway.core.outputs import (
     ScoringRequestOutput,
 )
 from headway.core.params import PoolingParams
+from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ PoolingPrompts = Any
 class Pooled:
     """One call's groups, in the order of its prompts."""
 
-    def __init__(self, groups: list[OpenPooling], token_width: int) -> None:
+    def __init__(self, groups: list[OpenPooling], pooling: PoolingInfo) -> None:
         self.groups = groups
         self.messages = [message for group in groups for message in group.messages]
         self.cached = [number for group in groups for number in group.cached]
-        self._token_width = token_width
+        self._pooling = pooling
 
     def arrays(self) -> list[Floats]:
         """Of each prompt."""
-        return [each for group in self.groups for each in group.arrays(self._token_width)]
+        return [each for group in self.groups for each in group.arrays(self._pooling)]
 
     def vectors(self) -> list[Floats]:
         """Of each prompt, flat, as they came."""
@@ -109,7 +110,7 @@ class PoolingRunner:
                 raise
         for group in groups:
             group.check()
-        return Pooled(groups, self.door.pooling.token_width)
+        return Pooled(groups, self.door.pooling)
 
     def _feed(
         self,
@@ -261,12 +262,12 @@ class PoolingMethods:
     @overload
     def classify(
         self, prompts: PoolingPrompts, *, use_tqdm: bool = ..., pooling_params: PoolingParams | None = ...,
-        as_numpy: Literal[False] = ...,
+        text_pair: str | Sequence[str] | None = ..., as_numpy: Literal[False] = ...,
     ) -> list[ClassificationRequestOutput]: ...  # fmt: skip
     @overload
     def classify(
         self, prompts: PoolingPrompts, *, use_tqdm: bool = ..., pooling_params: PoolingParams | None = ...,
-        as_numpy: Literal[True],
+        text_pair: str | Sequence[str] | None = ..., as_numpy: Literal[True],
     ) -> Floats: ...  # fmt: skip
     def classify(
         self,
@@ -274,10 +275,19 @@ class PoolingMethods:
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
+        text_pair: str | Sequence[str] | None = None,
         as_numpy: bool = False,
     ) -> list[ClassificationRequestOutput] | Floats:
-        """Numbers of the model's labels (``model_info.pooling.labels``) for each prompt; as ``embed``."""
-        return self._one_each(prompts, Task.CLASSIFY, pooling_params, use_tqdm, as_numpy)
+        """Numbers of the model's labels (``model_info.pooling.labels``) for each prompt; as ``embed``.
+
+        Args:
+            text_pair: second texts of pairs that the model reads at once, such as an NLI model's hypotheses: as many as there
+                are prompts (texts), or for one prompt any number.
+        """
+        if text_pair is None:
+            return self._one_each(prompts, Task.CLASSIFY, pooling_params, use_tqdm, as_numpy)
+        job = pair_job(self._pooling.door, prompts, text_pair, pooling_params)
+        return self._made(self._pooling.pairs(job, use_tqdm), Task.CLASSIFY, as_numpy)
 
     def encode(
         self,
@@ -373,10 +383,12 @@ class PoolingMethods:
         door = self._pooling.door
         wanted = door.wanted(params, task)
         listed: list[Prompt] = prompts_of(prompts)
-        pooled = self._pooling.prompts(listed, wanted, use_tqdm)
+        return self._made(self._pooling.prompts(listed, wanted, use_tqdm), task, as_numpy, plain)
+
+    def _made(self, pooled: Pooled, task: Task, as_numpy: bool, plain: bool = False) -> Any:
         arrays = pooled.arrays()
         if as_numpy:
-            return np.stack(arrays) if arrays else np.empty((0, door.pooling.width), np.float32)
+            return np.stack(arrays) if arrays else np.empty((0, self._pooling.door.pooling.width), np.float32)
         return request_outputs(task, arrays, pooled.messages, pooled.cached, plain)
 
 

@@ -11,7 +11,7 @@ from headway.api.long_texts import LONG_TEXT_CHARS
 from headway.api.pooling.door import PoolingDoor, Wanted, salts, task_of
 from headway.api.pooling.outputs import request_outputs, scoring_outputs
 from headway.api.pooling.requests import Floats, OpenPooling, PoolingProcessor
-from headway.api.pooling.score import ScoreJob, score_job
+from headway.api.pooling.score import ScoreJob, pair_job, score_job
 from headway.core.messages import AddRequest, ModelInfo
 from headway.core.outputs import AnyPoolingOutput, ScoringRequestOutput
 from headway.core.params import PoolingParams
@@ -96,6 +96,11 @@ class AsyncPooling:
         size = _size(job.first) + _size(job.second)
         return job, await self._pooled(job.messages, job.wanted, size, None)
 
+    async def pool_pairs(self, prompts: object, text_pair: object, params: PoolingParams | None = None) -> OpenPooling:
+        """The finished group of pairs that a classifier reads at once; as ``LLM.classify``, errors as ``pool``."""
+        job = pair_job(self._pools, prompts, text_pair, params)
+        return await self._pooled(job.messages, job.wanted, _size(job.first) + _size(job.second), None)
+
     def outputs(self, group: OpenPooling, plain: bool = False) -> list[AnyPoolingOutput]:
         """The outputs of a finished group."""
         arrays = self.arrays(group)
@@ -103,7 +108,7 @@ class AsyncPooling:
 
     def arrays(self, group: OpenPooling) -> list[Floats]:
         """float32 of each prompt, [width], or [tokens, width]."""
-        return group.arrays(self._pools.pooling.token_width)
+        return group.arrays(self._pools.pooling)
 
     @staticmethod
     def score_outputs(job: ScoreJob, group: OpenPooling) -> list[ScoringRequestOutput]:

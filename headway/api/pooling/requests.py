@@ -11,7 +11,9 @@ import numpy.typing as npt
 from headway.api.pooling.door import TOKEN_TASKS, Wanted
 from headway.api.request_metrics import RequestMetrics
 from headway.core.errors import InvalidRequestError, RequestFailedError
-from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.messages import AddRequest, PooledBatch, RequestUpdate, Update
+from headway.core.pooling import PoolingInfo
+from headway.core.task import Task
 
 Floats = npt.NDArray[np.float32]
 NO_VECTOR = np.empty(0, np.float32)
@@ -73,21 +75,22 @@ class OpenPooling:
         if self.aborted:
             raise RequestFailedError("the request was aborted")
 
-    def arrays(self, token_width: int) -> list[Floats]:
-        """What each prompt gets: float32 [width], or by token [tokens, token_width]; cut and normalised. May be read-only."""
-        arrays = finished_vectors(self.vectors, self.wanted, token_width)
+    def arrays(self, pooling: PoolingInfo) -> list[Floats]:
+        """What each prompt gets: float32 [width], or by token [tokens, width]; cut and normalised. May be read-only."""
+        arrays = finished_vectors(self.vectors, self.wanted, pooling)
         if self.wanted.columns or self.wanted.step_tag_id is not None:
             pairs = zip(arrays, self.messages, strict=True)
             arrays = [_steps(rows, message.prompt_token_ids, self.wanted) for rows, message in pairs]
         return arrays
 
 
-def finished_vectors(vectors: list[Floats], wanted: Wanted, token_width: int) -> list[Floats]:
+def finished_vectors(vectors: list[Floats], wanted: Wanted, pooling: PoolingInfo) -> list[Floats]:
     """Vectors as they came, cut to ``dimensions`` and made of length 1 where that is left to do here."""
     if not vectors:
         return []
     if wanted.task in TOKEN_TASKS:
-        vectors = [vector.reshape(-1, token_width) for vector in vectors]
+        width = pooling.width_by_token(wanted.task)
+        vectors = [vector.reshape(-1, width) for vector in vectors]
     if wanted.dimensions is None and not wanted.normalize:
         return vectors  # nothing is copied: the engine's own bytes, which nobody may write
     if wanted.task in TOKEN_TASKS:
@@ -125,6 +128,11 @@ def normalized(rows: Floats) -> Floats:
     return rows / np.maximum(length, np.float32(1e-12))[:, None]
 
 
+def _measured(group: OpenPooling, place: int, now: float) -> tuple[Task, int, float]:
+    """Task, tokens, seconds since its arrival."""
+    return group.wanted.task, len(group.messages[place].prompt_token_ids), now - group.arrived
+
+
 class PoolingProcessor:
     """Keeps the open groups and routes updates to them. Not thread-safe: one thread (or event loop) owns it.
 
@@ -139,8 +147,7 @@ class PoolingProcessor:
     def open(self, messages: list[AddRequest], wanted: Wanted, request_id: str) -> OpenPooling:
         """Begin to follow a group."""
         group = OpenPooling(request_id, messages, wanted)
-        for place, message in enumerate(messages):
-            self._open[message.request_id] = (group, place)
+        self._open.update({message.request_id: (group, place) for place, message in enumerate(messages)})
         if self._metrics is not None and self._metrics.observer is not None:
             group.trace = self._metrics.observer.opened()
         return group
@@ -149,7 +156,7 @@ class PoolingProcessor:
         """Every group with a running prompt."""
         return list({id(group): group for group, _ in self._open.values()}.values())
 
-    def apply(self, updates: Iterable[RequestUpdate]) -> tuple[list[OpenPooling], list[str]]:
+    def apply(self, updates: Iterable[Update]) -> tuple[list[OpenPooling], list[str]]:
         """Take updates; those of prompts no longer followed are ignored.
 
         Returns:
@@ -158,6 +165,9 @@ class PoolingProcessor:
         touched: dict[int, OpenPooling] = {}
         now = monotonic()
         for update in updates:
+            if isinstance(update, PooledBatch):
+                self._take_batch(update, touched, now)
+                continue
             if update.finish_reason is None:
                 continue
             group, place = self._open.pop(update.request_id, (None, 0))
@@ -167,15 +177,29 @@ class PoolingProcessor:
             group.num_unfinished -= 1
             touched[id(group)] = group
             if self._metrics is not None:
-                self._metrics.pooled(
-                    group.wanted.task,
-                    len(group.messages[place].prompt_token_ids),
-                    now - group.arrived,
-                    update.queue_seconds,
-                    "error" if update.error is not None else "stop",
-                )
+                reason = "error" if update.error is not None else "stop"
+                self._metrics.pooled(*_measured(group, place, now), update.queue_seconds, reason)
                 self._ended(group, now)
         return list(touched.values()), []
+
+    def _take_batch(self, batch: PooledBatch, touched: dict[int, OpenPooling], now: float) -> None:
+        """The vectors of one step: the rows of one array."""
+        vectors = np.frombuffer(batch.vectors, np.float32).reshape(-1, batch.width)
+        pop, nobody, last = self._open.pop, (None, 0), None
+        seconds = batch.queue_seconds or [None] * len(vectors)
+        for name, vector, queued in zip(batch.request_ids, vectors, seconds, strict=True):
+            group, place = pop(name, nobody)
+            if group is None:
+                continue
+            group.vectors[place] = vector
+            group.num_unfinished -= 1
+            if group is not last:
+                touched[id(group)] = last = group
+            if queued is not None and queued > (group.queue_seconds or 0.0):
+                group.queue_seconds = queued
+            if self._metrics is not None:
+                self._metrics.pooled(*_measured(group, place, now), queued, "stop")
+                self._ended(group, now)
 
     def drop(self, group: OpenPooling) -> list[str]:
         """Stop following a group. Returns the ids to abort in the engine."""

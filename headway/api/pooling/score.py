@@ -19,9 +19,10 @@ from headway.core.task import Task
 if TYPE_CHECKING:
     from headway.api.pooling.texts import Texts
 
-QUERY_NAMES: Final = ("query",)
-DOCUMENT_NAMES: Final = ("document", "passage", "corpus")
-"""Prompts that stand before queries and documents when the request names none; sentence-transformers' names."""
+QUERY_NAMES: Final = ("query", "retrieval.query")
+DOCUMENT_NAMES: Final = ("document", "passage", "corpus", "retrieval.passage")
+"""Prompts that stand before queries and documents when the request names none: sentence-transformers' names, and Jina's, whose
+adapters of these names they run with, too."""
 MAX_INSTRUCTION_CHARS: Final = 2**16
 TASK_OF: Final = {"pair": Task.SCORE, "vectors": Task.EMBED, "tokens": Task.TOKEN_EMBED}
 
@@ -47,7 +48,7 @@ class ScoreJob:
     @property
     def is_paired(self) -> bool:
         """One request holds both texts."""
-        return self.wanted.task is Task.SCORE
+        return self.wanted.task in (Task.SCORE, Task.CLASSIFY)
 
     @property
     def num_requests(self) -> int:
@@ -95,8 +96,8 @@ class ScoreJob:
         """float32 [pairs] of what the requests brought."""
         if self.is_paired:
             return np.array([vector[-1] for vector in vectors], np.float32)
-        token_width, count = self.door.pooling.token_width, len(self.first)
-        arrays = finished_vectors(vectors, self.wanted, token_width)
+        count = len(self.first)
+        arrays = finished_vectors(vectors, self.wanted, self.door.pooling)
         if self.wanted.task is Task.TOKEN_EMBED:
             return max_sim(arrays[:count], arrays[count:])
         return similarities(np.stack(arrays[:count]), np.stack(arrays[count:]), self.door.pooling.similarity)
@@ -119,17 +120,11 @@ def score_job(
         )
     wanted = wanted_second = door.wanted(params, TASK_OF[kind])
     if kind == "pair":
-        if params.prompt_name is not None:
-            raise InvalidRequestError("prompt_name is of embedding models; this model scores pairs", "prompt_name")
-        wanted = wanted_second = replace(wanted, prompt="", pool_start=0)
-    elif params.prompt_name is None:
+        wanted = wanted_second = _of_pairs(wanted, params)
+    elif params.prompt_name is None and params.task is None:
         wanted = _with_prompt(door, params, kind, QUERY_NAMES, wanted)
         wanted_second = _with_prompt(door, params, kind, DOCUMENT_NAMES, wanted_second)
-    first, second = _texts(data_1, "data_1"), _texts(data_2, "data_2")
-    if len(first) not in (1, len(second)):
-        raise InvalidRequestError(
-            f"data_1 has {len(first)} texts and data_2 {len(second)}; give one text for all, or as many", "data_1"
-        )
+    first, second = _matched(data_1, data_2, ("data_1", "data_2"))
     has_place = "{instruction}" in door.pooling.score_template
     if instruction is not None and not (has_place and isinstance(instruction, str)):
         what = "must be text" if has_place else "has no place in this model's input; leave it out"
@@ -139,11 +134,36 @@ def score_job(
     return ScoreJob(door, first, second, wanted, wanted_second, instruction or door.pooling.score_instruction)
 
 
+def pair_job(door: PoolingDoor, prompts: object, text_pair: object, params: PoolingParams | None = None) -> ScoreJob:
+    """A job that classifies pairs of texts, such as what follows from what. Raises InvalidRequestError."""
+    params = PoolingParams() if params is None else params
+    wanted = _of_pairs(door.wanted(params, Task.CLASSIFY), params)
+    first, second = _matched(prompts, text_pair, ("prompt", "text_pair"))
+    return ScoreJob(door, first, second, wanted, wanted, door.pooling.score_instruction)
+
+
+def _of_pairs(wanted: Wanted, params: PoolingParams) -> Wanted:
+    if params.prompt_name is not None:
+        raise InvalidRequestError("prompt_name is of embedding models; this model scores pairs", "prompt_name")
+    return replace(wanted, prompt="", pool_start=0)
+
+
+def _matched(one: object, other: object, names: tuple[str, str]) -> tuple[list[str], list[str]]:
+    first, second = _texts(one, names[0]), _texts(other, names[1])
+    if len(first) not in (1, len(second)):
+        what = f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}"
+        raise InvalidRequestError(f"{what}; give one text for all, or as many", names[0])
+    return first, second
+
+
 def _with_prompt(
     door: PoolingDoor, params: PoolingParams, kind: str, names: tuple[str, ...], otherwise: Wanted
 ) -> Wanted:
     known = next((name for name in names if name in door.pooling.prompts), None)
-    return otherwise if known is None else door.wanted(replace(params, prompt_name=known), TASK_OF[kind])
+    if known is None:
+        return otherwise
+    task = known if known in door.pooling.adapters else None
+    return door.wanted(replace(params, prompt_name=known, task=task), TASK_OF[kind])
 
 
 def _texts(data: object, name: str) -> list[str]:

@@ -40,7 +40,8 @@ def sparse_task(door: PoolingDoor) -> Task:
     if door.pooling.token_weights:
         return Task.TOKEN_CLASSIFY
     served = ", ".join(task.value for task in door.info.tasks)
-    raise InvalidRequestError(f"{door.info.model} serves {served} and makes no sparse vectors", "task")
+    missing = f": {door.pooling.missing}" if door.pooling.missing else ""
+    raise InvalidRequestError(f"{door.info.model} serves {served} and makes no sparse vectors{missing}", "task")
 
 
 def of_vocabulary(vector: Floats) -> SparseVector:

@@ -1,4 +1,5 @@
-"""``dense_attention`` on a CPU: torch's own attention, once for each run of rows of equal length, which needs no copy."""
+"""``dense_attention`` on a CPU: our kernel for short rows whose tokens all see each other, else torch's attention, once for
+each run of rows of equal length, which needs no copy."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from headway.kernels.cpu import encoder_ops
 from headway.kernels.dense_attention import reference
 
 
 def available() -> bool:
-    """It needs nothing but torch."""
+    """Where nothing else is there, torch serves."""
     return True
 
 
@@ -28,8 +30,15 @@ def dense_attention(
     max_query_len: int,
 ) -> torch.Tensor:
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    starts = query_start.tolist()  # host: a CPU operation
     out = torch.empty((qkv.shape[0], num_heads * size), dtype=qkv.dtype)
-    for start, rows, length in runs(query_start.tolist()):  # host: a CPU operation
+    most = 0  # tokens of rows that our kernel takes; what a row goes through depends on the row alone
+    if bias is None and soft_cap == 0 and encoder_ops.serves(qkv, query_start, size):
+        most = encoder_ops.MOST_KEYS if reach < 0 else min(encoder_ops.MOST_KEYS, reach + 1)
+        encoder_ops.short_attention(out, qkv, query_start, num_heads, num_kv_heads, scale, most)
+    for start, rows, length in runs(starts):
+        if length <= most:
+            continue
         end = start + rows * length
         if soft_cap > 0:
             ends = torch.arange(0, end - start + 1, length, dtype=torch.int32)

@@ -1,12 +1,14 @@
 """y = x W^T + b with weights laid out for decoding on a CPU.
 
-linear_packed(x, packed, bias, outputs) -> y
+linear_packed(x, packed, bias, outputs, gelu=False) -> y
     x       [..., K] float32 or bfloat16
     packed  [P, K, 32] in x's dtype, P = ceil(N / 32), the weights of 32 outputs ("a panel") together. For float32
             packed[p, k, n] = W[32 p + n, k]; for bfloat16 pairs of inputs stay together: seen as [P, K / 2, 32, 2],
             packed[p, j, n, i] = W[32 p + n, 2 j + i], K even. Rows past N are zero.
     bias    [N] in x's dtype, or None
-    y       [..., N], N = outputs, in x's dtype; sums in float32, the bias added before the one rounding
+    gelu    y goes through y * Phi(y), Phi of the normal distribution (Hendrycks and Gimpel 2016), before it is stored
+    y       [..., N], N = outputs, in x's dtype; sums in float32, the bias added before the one rounding (the rounded y is what
+            gelu takes)
 
 Every output is one chain of multiply-adds over rising k, so on the native path a row of y has the same bits whatever
 the other rows of x are. ``PackedLinear`` is what models hold.
@@ -23,12 +25,14 @@ from headway.kernels.linear import reference
 from headway.kernels.registry import Op
 
 
-def _linear_packed_meta(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
+def _linear_packed_meta(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, gelu: bool = False
+) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
 
 
 linear_packed = Op(
-    "linear_packed(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor",
+    "linear_packed(Tensor x, Tensor packed, Tensor? bias, int outputs, bool gelu=False) -> Tensor",
     reference=reference.linear_packed,
     meta=_linear_packed_meta,
     cpu="headway.kernels.cpu.ops:linear_packed",
@@ -50,12 +54,14 @@ class PackedLinear:
     Attributes:
         out_features, in_features: N, K.
         packed: the panels, None when the original weight serves.
+        gelu: see ``linear_packed``; only with ``packed``.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self.packed: torch.Tensor | None = None
+        self.gelu = False
         self._weight: torch.Tensor | None = weight
         self._direct: Callable[..., torch.Tensor] | None = None
         if _can_pack(weight, bias):
@@ -69,8 +75,8 @@ class PackedLinear:
             assert self._weight is not None
             return F.linear(x, self._weight, self.bias)
         if type(x) is torch.Tensor and x.is_cpu:  # past the dispatcher, which costs more than a small layer
-            return self._direct(x, self.packed, self.bias, self.out_features)
-        result: torch.Tensor = linear_packed(x, self.packed, self.bias, self.out_features)
+            return self._direct(x, self.packed, self.bias, self.out_features, self.gelu)
+        result: torch.Tensor = linear_packed(x, self.packed, self.bias, self.out_features, self.gelu)
         return result
 
     def weight(self) -> torch.Tensor:

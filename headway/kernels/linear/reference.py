@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 
 
-def linear_packed(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
-    return F.linear(x, unpack(packed, outputs), bias)
+def linear_packed(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, gelu: bool = False
+) -> torch.Tensor:
+    y = F.linear(x, unpack(packed, outputs), bias)
+    return F.gelu(y) if gelu else y
 
 
 def unpack(packed: torch.Tensor, outputs: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from headway.kernels.linear import PackedLinear
 from headway.models.interface import Target
 from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear, SummedLinear
@@ -91,7 +92,17 @@ class MLP(nn.Module):
         if result != 1.0:
             self.down.multiply_rows({0: (self.down.weight.shape[0], result)})
 
+    def fuse(self) -> None:
+        """Called once, when products are packed: the activation becomes part of the product before it where that knows it."""
+        packed = self.gate_up.packed
+        if isinstance(packed, PackedLinear) and self.spec.activation == "gelu" and not self.spec.gated:
+            packed.gelu, self.act = True, _as_it_is
+
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         order = torch.arange(2 * self._size).roll(self._size) if self._up_first else None
         return self.gate_up.destinations(prefix, order) | self.down.destinations(prefix)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x

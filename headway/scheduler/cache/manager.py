@@ -56,8 +56,7 @@ class KVManager:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
-        self.stores = config.num_blocks > 0
-        self.caching = config.enable_prefix_caching and self.stores
+        self.caching = config.enable_prefix_caching
         self._step_tokens = most_step_tokens(config.max_num_batched_tokens, config.width) + config.lookahead
         self._lookahead, self._forgets_last = config.lookahead, config.forgets_last_hit
         self._headroom = config.num_blocks // config.headroom_divisor
@@ -85,8 +84,6 @@ class KVManager:
     @property
     def usage(self) -> float:
         """Share of the pool that requests hold, 0..1."""
-        if not self.stores:
-            return 0.0
         return 1.0 - self.pool.num_free / (self.pool.num_blocks - 1)
 
     @property
@@ -160,8 +157,6 @@ class KVManager:
 
     def fits(self, request: Request, hits: Hits, others_run: bool) -> bool:
         """Whether all the request's known tokens could be stored now, chunked or not."""
-        if not self.stores:
-            return True
         needed = self._headroom if others_run else 0
         if self.cross is not None:
             needed += self.cross.missing(request, hits.cross)
@@ -224,8 +219,6 @@ class KVManager:
 
     def grow(self, request: Request, num_tokens: Bound) -> list[BlockEdit]:
         """Gives the request room for ``num_tokens`` tokens. Room has been checked."""
-        if not self.stores:
-            return []
         held = len(request.blocks[0])
         count = cdiv(num_tokens, self.block_size) - held
         if count <= 0:

@@ -119,6 +119,12 @@ class PoolingCall:
         self.num_tokens += group.num_tokens
         return group, await _apart(lambda: self.llm.arrays(group), sum(vector.size for vector in group.vectors))
 
+    async def pairs(self, first: Any, second: Any, params: PoolingParams) -> list[Floats]:
+        """The arrays of a classifier's pairs."""
+        group = await self.llm.pool_pairs(first, second, params)
+        self.num_tokens += group.num_tokens
+        return self.llm.arrays(group)
+
     async def score(
         self, first: str | list[str], second: list[str], params: PoolingParams, instruction: str | None
     ) -> tuple[ScoreJob, list[float]]:

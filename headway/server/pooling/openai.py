@@ -25,7 +25,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     if service.llm.pooling_door.pooling.sparse:
         raise refuse(f"{service.names[0]} makes sparse vectors: use /embed_sparse", "model", "model_not_supported")
     prompts = inputs_of(body.input, "input")
-    params = params_of(body, dimensions=body.dimensions, normalize=body.normalize, prompt_name=body.prompt_name)
+    more = {name: getattr(body, name) for name in ("dimensions", "normalize", "prompt_name", "task")}
+    params = params_of(body, **more)
     call = PoolingCall(service, request, body.model, NAMES)
 
     def write(number: int, array: Floats) -> bytes:
@@ -66,6 +67,7 @@ async def classify(service: Service, request: Request) -> Response:
     body = await service.body.read(request, ClassifyRequest)
     need_task(service, Task.CLASSIFY)
     prompts = inputs_of(body.input, "input")
+    count = max(len(prompts), len(body.text_pair)) if isinstance(body.text_pair, list) else len(prompts)
     params = params_of(body, use_activation=body.use_activation)
     call = PoolingCall(service, request, body.model, NAMES)
     labels = service.llm.pooling_door.pooling.labels
@@ -75,10 +77,13 @@ async def classify(service: Service, request: Request) -> Response:
         return encode({**found, "num_classes": len(array)})
 
     async def work() -> bytes:
-        _, arrays = await call.pool(prompts, params, Task.CLASSIFY)
+        if body.text_pair is None:
+            _, arrays = await call.pool(prompts, params, Task.CLASSIFY)
+        else:
+            arrays = await call.pairs(body.input, body.text_pair, params)
         return call.listing("classify-", await written(arrays, write))
 
-    return await call.answer(len(prompts), "input", work)
+    return await call.answer(count, "input", work)
 
 
 def label_name(labels: tuple[str, ...], number: int) -> str:

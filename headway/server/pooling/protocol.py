@@ -30,6 +30,7 @@ class EmbeddingRequest(Cut, kw_only=True, forbid_unknown_fields=True):
     dimensions: Positive | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
+    task: str | None = None
 
 
 class PoolingRequest(Cut, kw_only=True, forbid_unknown_fields=True):
@@ -45,9 +46,10 @@ class PoolingRequest(Cut, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClassifyRequest(Cut, kw_only=True, forbid_unknown_fields=True):
-    """POST /classify."""
+    """POST /classify: with ``text_pair`` pairs of texts, one for each input or all for one."""
 
     input: Input
+    text_pair: str | list[str] | None = None
     use_activation: bool | None = None
 
 

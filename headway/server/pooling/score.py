@@ -59,6 +59,8 @@ async def rerank(service: Service, request: Request) -> Response:
     for name in ("truncate", "truncation_direction", "raw_scores", "return_text"):
         if getattr(body, name) is not None:
             raise refuse(f"{name} goes with texts; with documents there is truncate_prompt_tokens", name)
+    if body.top_n is not None and body.top_n < 1:
+        raise refuse(f"top_n must be at least 1; got {body.top_n}", "top_n")
     assert body.documents is not None
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
     params = params_of(body, use_activation=body.use_activation)

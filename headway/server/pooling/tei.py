@@ -88,16 +88,17 @@ async def predict(service: Service, request: Request) -> Response:
     pairs = [len(each) == 2 for each in inputs]
     labels = service.llm.pooling_door.pooling.labels
     params = tei_params(body, use_activation=False if body.raw_scores else None)
-    call = PoolingCall(service, request, None, {"prompt": "inputs", "data_1": "inputs", "data_2": "inputs"})
-    if any(pairs):
-        need_task(service, Task.SCORE)
+    call = PoolingCall(service, request, None, dict.fromkeys(("prompt", "text_pair", "data_1", "data_2"), "inputs"))
     if not all(pairs):
         need_task(service, Task.CLASSIFY)
     if len(set(pairs)) == 2:
         raise refuse("inputs mixes texts with pairs of texts; send them apart", "inputs")
 
     async def work() -> bytes:
-        if pairs[0]:
+        if pairs[0] and Task.SCORE not in service.info.tasks:
+            arrays = await call.pairs([a for a, _ in inputs], [b for _, b in inputs], params)
+            rows = [array.tolist() for array in arrays]
+        elif pairs[0]:
             _, scores = await call.score([a for a, _ in inputs], [b for _, b in inputs], params, None)
             rows = [[score] for score in scores]
         else:

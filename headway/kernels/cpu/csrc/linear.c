@@ -29,7 +29,7 @@ struct linear {
     const void *x, *packed, *bias;
     void *y;
     int64_t rows, outputs, inputs, panels_per_item, items_per_rows;
-    int bf;
+    int bf, gelu;
 };
 
 /* `m` rows times one panel over `steps` steps. partial [m, 32] carries the sums from one block of k to the next.
@@ -108,8 +108,11 @@ INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end,
     }
     for (int64_t at = 0; at < PANEL && at < left; at += LANES) {
         const vf bias = a->bias ? load_row(a->bias, p * PANEL + at, left - at, bf) : (vf){0};
-        for (int64_t r = first; r < end; r++)
-            store_row(a->y, r * a->outputs + p * PANEL + at, load(partial, (r - first) * PANEL + at, 0) + bias, left - at, bf);
+        for (int64_t r = first; r < end; r++) {
+            vf y = load(partial, (r - first) * PANEL + at, 0) + bias;
+            if (a->gelu) y = vgelu(round_to(y, bf));
+            store_row(a->y, r * a->outputs + p * PANEL + at, y, left - at, bf);
+        }
     }
 }
 
@@ -137,9 +140,10 @@ static void widen_row(void *context, int64_t r) {
         store_row(a->wide, r * a->inputs + i, load_row(a->x, r * a->inputs + i, a->inputs - i, 1), a->inputs - i, 0);
 }
 
-/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs]; inputs is even for bfloat16. Returns 0, or -1 without memory. */
+/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs], through x Phi(x) with `gelu`; inputs is even for bfloat16. Returns 0,
+ * or -1 without memory. */
 EXPORT int headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs,
-                          int64_t inputs, int bf, int threads) {
+                          int64_t inputs, int bf, int gelu, int threads) {
     if (rows <= 0 || outputs <= 0) return 0;
     float local[ON_STACK], *wide = local;
     if (bf && !BF_DOT) {
@@ -151,7 +155,7 @@ EXPORT int headway_linear(const void *x, const void *packed, const void *bias, v
     const int64_t panels = (outputs + PANEL - 1) / PANEL, row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     int64_t parts = threads > 1 ? threads * 8 : 1;
     if (panels * inputs * PANEL * (rows < 8 ? rows : 8) < 65536) parts = 1;
-    struct linear a = {x, packed, bias, y, rows, outputs, inputs, (panels + parts - 1) / parts, 0, bf};
+    struct linear a = {x, packed, bias, y, rows, outputs, inputs, (panels + parts - 1) / parts, 0, bf, gelu};
     a.items_per_rows = (panels + a.panels_per_item - 1) / a.panels_per_item;
     parallel_for(a.items_per_rows * row_blocks, threads, linear_item, &a);
     if (wide != local) free(wide);
