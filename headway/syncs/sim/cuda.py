@@ -13,7 +13,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, loading
+from headway.syncs.sim import backend, distributed, loading
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
 
@@ -28,14 +28,14 @@ MISSING: Final = (
 )
 """Names of torch.cuda that have no meaning here."""
 SETTINGS: Final = [
-    "set_device", "init", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+    "init", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
     "reset_max_memory_cached", "set_sync_debug_mode", "ipc_collect", "_lazy_init", "set_per_process_memory_fraction",
     "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
 ]  # fmt: skip
 """Names of torch.cuda that set something and say nothing."""
 NUMBERS: Final = [
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-    "max_memory_cached", "get_sync_debug_mode", "current_device", "utilization", "memory_usage", "temperature",
+    "max_memory_cached", "get_sync_debug_mode", "utilization", "memory_usage", "temperature",
     "power_draw", "clock_rate", "device_memory_used",
 ]  # fmt: skip
 """Names of torch.cuda that answer 0."""
@@ -105,7 +105,7 @@ class SimGenerator(torch.Generator, metaclass=_GeneratorType):
         if torch.device(device).type != "cuda":
             return _REAL_GENERATOR(device=device)
         made: Any = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
-        made.asked = backend.CUDA
+        made.asked = backend.visible()
         return made
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -124,8 +124,8 @@ class _LegacyType(type):
 
     def __call__(cls, *args: Any) -> Any:
         if args and all(isinstance(value, int) for value in args):
-            return torch.empty(args, dtype=cls.dtype, device=backend.CUDA)
-        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=backend.CUDA)
+            return torch.empty(args, dtype=cls.dtype, device=backend.device())
+        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=backend.device())
 
 
 def _set_seed(seed: int) -> None:
@@ -200,7 +200,9 @@ def _cuda(report: Report) -> dict[str, Any]:
         "is_tf32_supported": _constant(True),
         "is_current_stream_capturing": lambda: TAPE.steps is not None,
         "can_device_access_peer": _constant(False),
-        "device_count": _constant(1),
+        "device_count": lambda: backend.cards(),
+        "current_device": lambda: backend.STATE.index,
+        "set_device": lambda device: backend.use(device),
         "get_device_name": _constant("simulated CUDA device"),
         "get_device_capability": _constant((9, 0)),
         "get_device_properties": lambda device=None: _Properties(),
@@ -230,10 +232,10 @@ def _accelerator(report: Report, cuda: dict[str, Any]) -> dict[str, Any]:
         **{name: cuda[name] for name in same},
         **{name: _constant(0) for name in NUMBERS},
         "current_accelerator": _constant(torch.device("cuda")),
-        "current_device_index": _constant(0),
-        "current_device_idx": _constant(0),
-        "set_device_index": _constant(None),
-        "set_device_idx": _constant(None),
+        "current_device_index": lambda: backend.STATE.index,
+        "current_device_idx": lambda: backend.STATE.index,
+        "set_device_index": lambda device: backend.use(device),
+        "set_device_idx": lambda device: backend.use(device),
         "device_index": _Device,
         "get_device_capability": _constant({}),
         "get_memory_info": _constant((MEMORY, MEMORY)),
@@ -306,6 +308,7 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch.cuda.nvtx, _nvtx()),
         (torch.cuda.profiler, {"start": _constant(None), "stop": _constant(None)}),
         (torch, _on_torch(cuda)),
+        *distributed.places(report),
     ]
     with contextlib.ExitStack() as undo:
         for owner, names in places:

@@ -69,18 +69,18 @@ class SimTensor(torch.Tensor):
             flag(Kind.READ, "Tensor.__repr__")
         text = repr(self.held)
         grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn is not None else ""
-        return f"{text[:-1]}, device='cuda:0'{grad or (', requires_grad=True' if self.requires_grad else '')})"
+        return f"{text[:-1]}, device='{self.device}'{grad or (', requires_grad=True' if self.requires_grad else '')})"
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return backend.CUDA
+        return backend.visible()
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 
     def get_device(self) -> int:
-        return 0
+        return backend.STATE.index
 
     def data_ptr(self) -> int:
         """The address of the values: an identity, as programs use it, that no kernel of a card can follow."""
