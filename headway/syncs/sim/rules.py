@@ -6,6 +6,7 @@ take another way when a dispatch mode looks on (``LATE``), so that no record mad
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -38,22 +39,37 @@ def wait_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | 
         return Kind.READ if args[0].numel() and args[0].shape == args[1].shape else None
     if packet == "isin":
         return Kind.SIZE if _sorts(args) else None
-    waits, never = table.load()
-    name = _known(str(func), packet, waits, never)
-    if name in never:
+    return recorded(func, args, kwargs)
+
+
+def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
+    """The wait that an operation is by the card's record, or by torch's own tags where the record does not have it.
+
+    Takes any tensors for the device's but the CPU's, so that the engine's simulated device can ask too.
+    """
+    tree, kind = _rule(func)
+    if tree is False:
         return None
-    if name is None:  # not in the record: what torch itself says of it
-        if torch.Tag.dynamic_output_shape in func.tags:
-            return Kind.SIZE
-        return Kind.READ if torch.Tag.data_dependent_output in func.tags else None
-    tree = waits[name]
     if tree is not True:
         kinds = {str(position): kind_of(value) for position, value in enumerate(args)}
         kinds |= {key: kind_of(value) for key, value in kwargs.items()}
         if not table.decide(tree, kinds):
             return None
-    sized = (torch.Tag.dynamic_output_shape in func.tags and packet != "_ctc_loss") or packet in _SIZES
-    return Kind.SIZE if sized else Kind.READ
+    return kind
+
+
+@functools.cache
+def _rule(func: Any) -> tuple[table.Tree, Kind]:
+    """Of an overload: whether it waits, and what for."""
+    packet, (waits, never) = func.overloadpacket.__name__, table.load()
+    name = _known(str(func), packet, waits, never)
+    dynamic = torch.Tag.dynamic_output_shape in func.tags
+    if name in never:
+        return False, Kind.OTHER
+    if name is None:  # not in the record: what torch itself says of it
+        return dynamic or torch.Tag.data_dependent_output in func.tags, Kind.SIZE if dynamic else Kind.READ
+    sized = (dynamic and packet != "_ctc_loss") or packet in _SIZES
+    return waits[name], Kind.SIZE if sized else Kind.READ
 
 
 def _known(name: str, packet: str, waits: dict[str, Any], never: frozenset[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -76,7 +77,7 @@ def repeats_forbidden_by_n_grams(device: str) -> Iterator[None]:
     ids, logits = torch.randint(16, (2, 6), device=device), torch.randn(2, 16, device=device)
     yield
     for row, words in enumerate(ids.tolist()):
-        seen = [b for a, b in zip(words, words[1:], strict=False) if a == words[-1]]
+        seen = [b for a, b in itertools.pairwise(words) if a == words[-1]]
         for word in seen:
             logits[row, word].fill_(-float("inf"))
 
