@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+import torch.export
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, distributed, loading
+from headway.syncs.sim import backend, distributed, loading, subclasses
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
 
@@ -212,6 +214,8 @@ def _cuda(report: Report) -> dict[str, Any]:
         "memory_stats": lambda device=None: collections.defaultdict(int),
         "memory_summary": _constant("the simulated device keeps no account of memory"),
         "memory_snapshot": lambda *_: [],
+        "host_memory_stats": lambda: collections.defaultdict(int),
+        "list_gpu_processes": _constant("no processes are running"),
         "manual_seed": _set_seed,
         "manual_seed_all": _constant(None),  # torch.manual_seed calls it too, and has seeded the CPU's generator itself
         "seed": _constant(None),
@@ -243,6 +247,14 @@ def _accelerator(report: Report, cuda: dict[str, Any]) -> dict[str, Any]:
         "reset_accumulated_memory_stats": _constant(None),
         "synchronize": lambda device=None: report(Kind.DEVICE, "torch.accelerator.synchronize"),
     }
+
+
+_HISTORY: Final = {
+    "_record_memory_history": _constant(None),
+    "_dump_snapshot": _constant(None),
+    "_snapshot": _constant({"segments": [], "device_traces": []}),
+}
+"""Names of torch.cuda.memory that keep an account."""
 
 
 def _nvtx() -> dict[str, Any]:
@@ -286,6 +298,46 @@ def _uncompiled(model: Any = None, **_: Any) -> Any:
     return (lambda function: function) if model is None else model
 
 
+def _as_it_is(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.jit.script, trace and freeze for programs, not for torch itself: TorchScript cannot run a backend in Python."""
+
+    def plain(function: Any = None, *args: Any, **options: Any) -> Any:
+        if str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch."):
+            return real(function, *args, **options)
+        return function
+
+    return plain
+
+
+def _default_type(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.set_default_tensor_type, which takes classes of torch.cuda too."""
+
+    def set_default_tensor_type(kind: Any) -> None:
+        there = isinstance(kind, _LegacyType) or "cuda" in str(kind)
+        torch.set_default_device("cuda" if there else None)
+        if there:
+            torch.set_default_dtype(_TYPES[(kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]])
+        else:
+            real(kind)
+
+    return set_default_tensor_type
+
+
+class _Exported:
+    """What torch.export.export gives: the module itself, to be called; its graph cannot be had."""
+
+    def __init__(self, module: Any, *_: Any, **__: Any) -> None:
+        self._module = module
+
+    def module(self, *_: Any, **__: Any) -> Any:
+        return self._module
+
+    def __getattr__(self, name: str) -> Any:
+        raise backend.refuse(
+            f"the simulation does not serve torch.export's graphs ({name}): run on a GPU, without --simulate"
+        )
+
+
 def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile": _uncompiled,
@@ -293,6 +345,7 @@ def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
         "Generator": SimGenerator,
         "Stream": cuda["Stream"],
         "Event": cuda["Event"],
+        "set_default_tensor_type": _default_type(torch.set_default_tensor_type),
         "set_autocast_enabled": _mirrored(torch.set_autocast_enabled),
         "set_autocast_dtype": _mirrored(torch.set_autocast_dtype),
     }
@@ -306,8 +359,12 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch.cuda, cuda),
         (torch.accelerator, _accelerator(report, cuda)),
         (torch.cuda.nvtx, _nvtx()),
+        (torch.cuda.memory, {**_HISTORY, **{name: cuda[name] for name in cuda if hasattr(torch.cuda.memory, name)}}),
         (torch.cuda.profiler, {"start": _constant(None), "stop": _constant(None)}),
         (torch, _on_torch(cuda)),
+        (torch.jit, {name: _as_it_is(getattr(torch.jit, name)) for name in ("script", "trace", "freeze")}),
+        (torch.export, {"export": _Exported, "export_for_training": _Exported}),
+        (torch.backends.cudnn, {"version": _constant(91900)}),
         *distributed.places(report),
     ]
     with contextlib.ExitStack() as undo:
@@ -330,4 +387,5 @@ def fake_cuda(report: Report) -> Iterator[None]:
         for name, method in methods.items():
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
+        undo.enter_context(subclasses.served())
         yield

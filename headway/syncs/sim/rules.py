@@ -1,6 +1,6 @@
 """Which operations would wait on a card: the table measured there, and what the operator database cannot reach, by hand.
 
-By hand: copies between host and device, indexing, comparisons of whole tensors, ``isin``, and the formulas of autograd that
+By hand: operations that no sample reaches (``UNREACHED``), copies between host and device, indexing, comparisons of whole tensors, ``isin``, and the formulas of autograd that
 take another way when a dispatch mode looks on (``LATE``), so that no record made with one can hold them.
 """
 
@@ -22,6 +22,23 @@ INDEXING: Final = frozenset(
 )
 BY_HAND: Final = COPIES | INDEXING | {"equal", "isin", "_local_scalar_dense"}
 """Not in the generated table."""
+UNREACHED: Final = {
+    "_coalesce": Kind.SIZE,  # SparseCUDATensor.cu: unique_by_key gives the number of values that are left
+    "_to_sparse_csr": Kind.SIZE,
+    "_to_sparse_csc": Kind.SIZE,
+    "_to_sparse_bsr": Kind.SIZE,
+    "_to_sparse_bsc": Kind.SIZE,
+    "_sparse_sparse_matmul": Kind.SIZE,
+    "_nested_tensor_from_mask": Kind.READ,
+    "_nested_tensor_from_mask_left_aligned": Kind.READ,
+    "_nested_from_padded": Kind.READ,
+    "fake_quantize_per_channel_affine_cachemask": Kind.READ,  # FakeQuantPerChannelAffine.cpp: min and max of zero points
+    "_fake_quantize_learnable_per_tensor_affine": Kind.READ,  # FakeQuantPerTensorAffine.cpp: scale[0].item()
+    "_fake_quantize_learnable_per_channel_affine": Kind.READ,
+    "quantize_per_tensor_dynamic": Kind.READ,  # QTensor.cpp: the range is computed from x.min().item()
+    "_choose_qparams_per_tensor": Kind.READ,
+}
+"""Operations that no sample of the database reaches on a card; torch's sources say that they wait."""
 LATE: Final = {"prod": Kind.SIZE, "cumprod": Kind.READ}
 """Functions whose gradient looks for zeros among the inputs on the host, unless their tensors are of a subclass."""
 _SIZES: Final = frozenset({"_to_sparse", "mode", "masked_scatter_backward", "bincount", "repeat_interleave"})
@@ -37,6 +54,8 @@ def wait_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | 
         return _indexing(packet, args, kwargs)
     if packet == "equal":
         return Kind.READ if args[0].numel() and args[0].shape == args[1].shape else None
+    if packet in UNREACHED:
+        return UNREACHED[packet] if packet != "_coalesce" or args[0]._nnz() > 1 else None
     if packet == "isin":
         return Kind.SIZE if _sorts(args) else None
     return recorded(func, args, kwargs)
