@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,9 +32,8 @@ class Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return func(*args, **(kwargs or {}))
-        if name == "backward" and args and isinstance(args[0], torch.Tensor):
-            with Functions():  # hooks, checkpoints and Functions of the program's run inside, each wait on its own line
-                return torch.autograd.backward(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward or func is torch.autograd.backward:
+            return func(*args, **(kwargs or {}))  # each wait inside is told by its own line
         call = SimCall(label_of(func))
         CALLS.open.append(call)
         try:
@@ -66,6 +66,31 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     return PINS.pin(result) if pin and isinstance(result, torch.Tensor) else result
 
 
+def watched_engine(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Autograd's engine with the mode on: hooks, checkpoints and Functions of the program's run inside it."""
+
+    @functools.wraps(real)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with Functions():
+            return real(*args, **kwargs)
+
+    return run
+
+
+def built(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.tensor and its kin inside calls of torch's, where the mode is off: hooks, Functions, Python parts of torch."""
+
+    @functools.wraps(real)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or not is_there(device):
+            return real(*args, **kwargs)
+        with Functions():
+            return real(*args, **kwargs)
+
+    return build
+
+
 def _compressed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows that are compressed: the whole call runs on the values, since torch has no wrappers for such tensors."""
     cpu = torch.device("cpu")
@@ -94,7 +119,7 @@ def _data_set(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if getattr(getattr(func, "__self__", None), "__name__", "") != "data" or not isinstance(args[1], torch.Tensor):
         return func(*args, **kwargs)
     target, value = args
-    if without_shape(target) and target.numel() == value.numel() == 0:
+    if without_shape(target) and (without_shape(value) or not value.numel()):
         move(target, isinstance(value, SimTensor))
         return None
     there = isinstance(target, SimTensor)
@@ -111,10 +136,20 @@ def _data_set(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     else:
         fresh.requires_grad_(target.requires_grad)
     gradient = target.grad
-    torch.utils.swap_tensors(target, fresh)
+    _swap(target, fresh)
     if gradient is not None:  # it must live where its tensor does; Module.to then sets the gradient's own data
         target.grad = gradient.held if isinstance(gradient, SimTensor) else SimTensor(gradient)
     return None
+
+
+def _swap(one: Any, other: Any) -> None:
+    """What two names stand for changes places, though a graph may still hold the first: it keeps its old values."""
+    try:
+        torch.utils.swap_tensors(one, other)
+    except RuntimeError:
+        one.__class__, other.__class__ = other.__class__, one.__class__
+        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+        torch._C._swap_tensor_impl(one, other)
 
 
 def _build(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, distributed, loading, subclasses
+from headway.syncs.sim import backend, calls, distributed, loading, subclasses
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
 
@@ -342,6 +342,7 @@ def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile": _uncompiled,
         "load": loading.load,
+        **{name: calls.built(getattr(torch, name)) for name in calls.BUILDERS},
         "Generator": SimGenerator,
         "Stream": cuda["Stream"],
         "Event": cuda["Event"],
@@ -364,6 +365,7 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch, _on_torch(cuda)),
         (torch.jit, {name: _as_it_is(getattr(torch.jit, name)) for name in ("script", "trace", "freeze")}),
         (torch.export, {"export": _Exported, "export_for_training": _Exported}),
+        (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         (torch.backends.cudnn, {"version": _constant(91900)}),
         *distributed.places(report),
     ]

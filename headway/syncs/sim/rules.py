@@ -1,7 +1,8 @@
 """Which operations would wait on a card: the table measured there, and what the operator database cannot reach, by hand.
 
-By hand: operations that no sample reaches (``UNREACHED``), copies between host and device, indexing, comparisons of whole tensors, ``isin``, and the formulas of autograd that
-take another way when a dispatch mode looks on (``LATE``), so that no record made with one can hold them.
+By hand: operations that no sample reaches (``UNREACHED``), copies between host and device, indexing, comparisons of
+whole tensors, ``isin``, and the formulas of autograd that take another way when a dispatch mode looks on (``LATE``), so that
+no record made with one can hold them.
 """
 
 from __future__ import annotations

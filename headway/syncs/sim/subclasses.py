@@ -23,9 +23,11 @@ def derived(kind: type) -> type:
     if issubclass(kind, SimTensor):
         return kind
     names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    if getattr(kind.__torch_function__, "__func__", None) is torch.Tensor.__torch_function__.__func__:  # type: ignore[attr-defined]
-        names["__torch_function__"] = classmethod(torch.Tensor.__torch_function__.__func__)  # type: ignore[attr-defined]
-    return type(kind)(kind.__name__, (kind, SimTensor), names)
+    first = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
+    made: Any = type(kind)(kind.__name__, (kind, SimTensor), names)
+    if first is torch.Tensor:  # torch turns it off in classes with a dispatch of their own
+        made.__torch_function__ = vars(torch.Tensor)["__torch_function__"]
+    return made  # type: ignore[no-any-return]
 
 
 def of_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
@@ -39,10 +41,10 @@ def of_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
 
 
 def _subclass(real: Callable[..., Any]) -> Callable[..., Any]:
-    def _make_subclass(kind: type, data: Any, require_grad: bool = False, **options: Any) -> Any:
+    def _make_subclass(cls: type, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
         if not isinstance(data, SimTensor):
-            return real(kind, data, require_grad, **options)
-        return of_class(data.detach(), kind).requires_grad_(require_grad)
+            return real(cls, data, requires_grad, **kwargs)
+        return of_class(data.detach(), cls).requires_grad_(requires_grad)
 
     return staticmethod(_make_subclass)  # type: ignore[return-value]
 
@@ -103,6 +105,17 @@ def _shapeless(real: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _parameter(real: Callable[..., Any]) -> Callable[..., Any]:
+    def make(cls: type, data: Any = None, requires_grad: bool = True, **options: Any) -> Any:
+        if not isinstance(data, SimTensor) or cls is torch.nn.Parameter:
+            return real(cls, data, requires_grad, **options)
+        made: Any = of_class(data.detach(), cls).requires_grad_(requires_grad)
+        made._is_param = True
+        return made
+
+    return make
+
+
 def without_shape(tensor: Any) -> bool:
     """Whether ``tensor`` waits for its shape."""
     return isinstance(tensor, UninitializedTensorMixin)
@@ -132,8 +145,12 @@ def served() -> Iterator[None]:
         lazy: Any = UninitializedTensorMixin
         undo.callback(setattr, lazy, "materialize", lazy.materialize)
         lazy.materialize = _materialised(lazy.materialize)
-        for kind in (UninitializedParameter, UninitializedBuffer):
-            made: Any = kind
+        made: Any
+        for made, wrap in (
+            (UninitializedParameter, _shapeless),
+            (UninitializedBuffer, _shapeless),
+            (torch.nn.Parameter, _parameter),
+        ):
             undo.callback(setattr, made, "__new__", made.__new__)
-            made.__new__ = _shapeless(made.__new__)
+            made.__new__ = wrap(made.__new__)
         yield

@@ -68,7 +68,7 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return execute(func, args, kwargs or {})
+        return NotImplemented if _others(tuple(types)) else execute(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if self.numel():
@@ -268,6 +268,13 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _run(func, name, values, named, ours, there)
 
 
+@functools.cache
+def _others(types: tuple[type, ...]) -> bool:
+    """Whether tensors of a class with a dispatch of its own are among the arguments: nested ones, and programs' wrappers."""
+    plain = torch.Tensor.__torch_dispatch__
+    return any(not issubclass(kind, SimTensor) and kind.__torch_dispatch__ is not plain for kind in types)
+
+
 def _unwrap(value: Any, ours: list[SimTensor], hosts: list[torch.Tensor]) -> Any:
     """``value`` with the tensors' values in it; notes whose tensors it holds. Arguments of aten nest no deeper than lists."""
     if isinstance(value, SimTensor):
@@ -413,4 +420,4 @@ class Dispatch(TorchDispatchMode):
     """Operations that create tensors on the device, where no SimTensor is among the arguments."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return execute(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if _others(tuple(types)) else execute(func, args, kwargs or {})

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 
 def model_with_gradients(device: str) -> nn.Module:
@@ -283,7 +284,7 @@ def subclass_that_goes_through_operations(device: str) -> Iterator[None]:
     """Runs on: a tensor with another name."""
     x = torch.rand(3, 4, 4, device=device).as_subclass(_Image)  # type: ignore[arg-type]
     yield
-    assert type((x * 2).flip(-1)) is _Image
+    assert isinstance((x * 2).flip(-1), _Image)
 
 
 def subclass_that_is_read(device: str) -> Iterator[None]:
@@ -315,7 +316,7 @@ def weights_pruned(device: str) -> Iterator[None]:
     """Waits: the mask is set by a list of indices and a number of Python, which goes up."""
     layer = nn.Linear(4, 4).to(device)
     yield
-    nn.utils.prune.l1_unstructured(layer, "weight", amount=0.5)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
 
 
 def statistics_of_norms_made_anew(device: str) -> Iterator[None]:
