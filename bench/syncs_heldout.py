@@ -2,6 +2,7 @@
 
     python -m bench.syncs_heldout --label            # on a card, about a minute: writes tests/syncs/heldout/labels.json
     python -m bench.syncs_heldout [--json OUT.json]  # precision and recall: the live ones on a card, else the simulation
+    ... --folder documented                          # the same for tests/syncs/documented, whose docstrings are labels by hand
 
 A label is what CUPTI saw in the watched part of a snippet's second run: the kinds of blocking calls, none for no wait. A call
 of CUDA's that the simulation counts and CUPTI cannot see (loops around query) is in none of the snippets.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import json
 import sys
 import warnings
@@ -26,23 +28,34 @@ from headway.syncs.simulate import SimulationProbe
 from tests.syncs.run_corpus import Detector, detectors
 
 FOLDER = Path(__file__).parents[1] / "tests" / "syncs" / "heldout"
-LABELS = FOLDER / "labels.json"
+DOCUMENTED = FOLDER.parent / "documented"
 Snippet = Callable[[str], Iterator[None]]
 
 
-def snippets() -> dict[str, Snippet]:
-    """Name -> function, of all files."""
+def snippets(folder: Path = FOLDER) -> dict[str, Snippet]:
+    """Name -> function, of all files: generators that take the device."""
     found: dict[str, Snippet] = {}
-    for path in sorted(FOLDER.glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"heldout_{path.stem}", path)
+    for path in sorted(folder.glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"{folder.name}_{path.stem}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for name, value in vars(module).items():
-            if getattr(value, "__module__", "") == module.__name__ and callable(value):
+            if getattr(value, "__module__", "") == module.__name__ and inspect.isgeneratorfunction(value):
                 assert name not in found, f"two snippets are called {name}"
                 found[name] = value
     return found
+
+
+def labels_of(folder: Path = FOLDER) -> tuple[dict[str, list[str]], str]:
+    """Snippet -> what blocks in it, and who says so: CUPTI, or the first word of the docstrings, or nobody yet."""
+    file = folder / "labels.json"
+    if file.exists():
+        return json.loads(file.read_text())["labels"], "CUPTI"
+    by_hand = {name: (snippet.__doc__ or "").partition(":")[0] for name, snippet in snippets(folder).items()}
+    if set(by_hand.values()) <= {"Waits", "Runs on"}:
+        return {name: ["waits"] if word == "Waits" else [] for name, word in by_hand.items()}, "hand"
+    return {}, "nobody yet"
 
 
 def watch(snippet: Snippet, detector: Detector) -> list[str]:
@@ -62,9 +75,9 @@ def watch(snippet: Snippet, detector: Detector) -> list[str]:
     return sorted(set(kinds))
 
 
-def measure(names: list[str]) -> dict[str, Any]:
+def measure(names: list[str], folder: Path = FOLDER) -> dict[str, Any]:
     """Detector -> {"seen": snippet -> kinds, "errors": snippet -> what it died of}, or {"failed": why it cannot run here}."""
-    known, results = snippets(), dict[str, Any]()
+    known, results = snippets(folder), dict[str, Any]()
     for name in names:
         seen: dict[str, list[str]] = {}
         errors: dict[str, str] = {}
@@ -98,33 +111,38 @@ def score(seen: dict[str, list[str]], labels: dict[str, list[str]]) -> dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--label", action="store_true", help="write the labels; needs a card and cupti-python")
+    parser.add_argument("--folder", choices=(FOLDER.name, DOCUMENTED.name), default=FOLDER.name)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    folder = FOLDER.parent / options.folder
+    labels, by = labels_of(folder)
     if options.label:
-        found = measure(["cupti"] if torch.cuda.is_available() else ["simulation"])
+        found = measure(["cupti"] if torch.cuda.is_available() else ["simulation"], folder)
         if "cupti" not in found or "failed" in found["cupti"]:
             parser.error(f"labels come from CUPTI on a card alone: {found.get('cupti', 'no CUDA device')}")
-        about = {"torch": torch.__version__, "card": torch.cuda.get_device_name()}
-        LABELS.write_text(
-            json.dumps({**about, "errors": found["cupti"]["errors"], "labels": found["cupti"]["seen"]}, indent=1) + "\n"
+        about, seen = {"torch": torch.__version__, "card": torch.cuda.get_device_name()}, found["cupti"]["seen"]
+        (folder / "labels.json").write_text(
+            json.dumps({**about, "errors": found["cupti"]["errors"], "labels": seen}, indent=1) + "\n"
         )
-        print(f"{LABELS.name}: {len(found['cupti']['seen'])} labels, {len(found['cupti']['errors'])} snippets died")
+        print(f"labels.json: {len(seen)} labels, {len(found['cupti']['errors'])} snippets died")
+        if by == "hand":
+            other = {name: kinds for name, kinds in seen.items() if bool(kinds) != bool(labels[name])}
+            print(f"{len(other)} labels by hand were wrong: {other}")
         return int(bool(found["cupti"]["errors"]))
-    labels = json.loads(LABELS.read_text())["labels"] if LABELS.exists() else {}
-    results = measure(list(detectors()))
+    results = measure(list(detectors()), folder)
     for name, line in results.items():
         if "failed" in line:
             print(f"{name}: could not run: {line['failed']}")
             continue
         line |= score(line["seen"], labels) if labels else {"unlabelled": "run --label on a card first"}
         print(
-            f"{name}: {len(line['seen'])} ran, {len(line['errors'])} died;",
+            f"{name}: {len(line['seen'])} ran, {len(line['errors'])} died; labels by {by};",
             {k: v for k, v in line.items() if k not in ("seen", "errors")},
         )
         for key, error in line["errors"].items():
             print(f"  {key}: {error}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results | {"torch": torch.__version__, "labels_by": by}, indent=1) + "\n")
     return int(any("failed" in line or line["errors"] for line in results.values()))
 
 

@@ -1,4 +1,4 @@
-"""``headway syncs``: run a program and report where its host waits for its GPU."""
+"""``headway syncs``: run a program, or all ranks of a launcher, and report where hosts wait for their GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from headway.syncs import ci
+from headway.syncs import ci, launchers, ranks
 from headway.syncs.allowlist import AllowList
 from headway.syncs.errors import AllowListError, ProbeError
 from headway.syncs.findings import Finding
@@ -104,14 +104,15 @@ def syncs(target: list[str], options: Options) -> int:
         baseline = ci.load_baseline(options.baseline) if options.baseline else None
         if options.fail_on_new and baseline is None:
             raise UsageError("--fail-on-new needs --baseline FILE, the --json report of a run that was right")
-        parse(target)
         if options.driver not in DRIVERS:
             raise UsageError(f"--driver {options.driver}: one of {', '.join(DRIVERS)}")
-        run = watch(lambda: _run(target), target, allow, simulate=options.simulate, driver=options.driver)
+        run = _watched(target, options, allow)
     except (ProbeError, AllowListError, UsageError, ci.BaselineError) as error:
         sys.stderr.write(f"headway syncs: {error}\n")
         return 2
-    run.notes += [f"allow list: {entry.file}:{entry.place} covered nothing" for entry in allow.unused]
+    if (folder := ranks.folder()) is not None:
+        ranks.write(run, folder)
+        return run.exit_status  # the launcher's parent judges: a status of ours would end the other ranks
     new = None if baseline is None else ci.new_findings(run, baseline)
     if new is not None:
         run.notes.append(f"{len(new)} of the findings are not in the baseline" + "".join(f"\n  {f.site}" for f in new))
@@ -121,6 +122,19 @@ def syncs(target: list[str], options: Options) -> int:
     if limit or (options.fail_on_new and new):
         return FAILED
     return run.exit_status or (2 if run.unproven else 0)
+
+
+def _watched(target: list[str], options: Options, allow: AllowList) -> Run:
+    """The target's run, with a note for each allowance that covered nothing; all ranks of a launcher as one."""
+    launch = launchers.find(target, options.simulate) if ranks.folder() is None else None
+    if launch is None:
+        parse(target)
+        run = watch(lambda: _run(target), target, allow, simulate=options.simulate, driver=options.driver)
+        run.notes += [f"allow list: {entry.file}:{entry.place} covered nothing" for entry in allow.unused]
+        return run
+    own = ["--driver", options.driver] + ["--simulate"] * options.simulate
+    own += ["--allow", str(options.allow_file)] if options.allow_file else []
+    return ranks.launch(launch, own, target)
 
 
 def _lint(paths: list[str], options: Options) -> int:

@@ -185,6 +185,19 @@ class Log:
             else:
                 self.unkept += 1
 
+    def join(self, other: Finding) -> None:
+        """Add what another process collected of one finding."""
+        key = (other.site, other.kind, other.call, other.reason, other.via)
+        with self._lock:
+            mine = self._findings.setdefault(key, other)
+            if mine is not other:
+                mine.count += other.count
+                mine.micros += other.micros
+                mine.timed += other.timed
+                mine.threads |= other.threads
+                for step, count in other.steps.items():
+                    mine.steps[step] = mine.steps.get(step, 0) + count
+
     @property
     def findings(self) -> list[Finding]:
         """All findings, the most expensive first, then the most frequent."""

@@ -180,7 +180,8 @@ def phase(finding: Finding) -> str:
     later = {step: count for step, count in finding.steps.items() if step > 1}
     if not later:
         return f"start-up: {first}x in step 1 and never after"
-    return f"steady state: in {len(later)} steps after the first, {sum(later.values()) / len(later):.3g}x each"
+    steps = "1 step" if len(later) == 1 else f"{len(later)} steps"
+    return f"steady state: in {steps} after the first, {sum(later.values()) / len(later):.3g}x each"
 
 
 def groups(findings: list[Finding]) -> dict[str, dict[str, int]]:

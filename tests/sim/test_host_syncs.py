@@ -77,6 +77,19 @@ DYNAMIC: dict[str, Case] = {
     "repeat_interleave": lambda x, d: x.repeat_interleave(torch.ones_like(x, dtype=torch.int64)),
     "bincount": lambda x, d: x.long().bincount(),
 }
+RECORDED: dict[str, Case] = {
+    "masked_fill with a device number": lambda x, d: x.masked_fill(mask(x), x[0]),
+    "normal with deviations": lambda x, d: torch.normal(x, x),
+    "histc": lambda x, d: torch.histc(x, 4),
+    "mode": lambda x, d: x.mode(),
+    "linspace between device numbers": lambda x, d: torch.linspace(x[0], x[1], 3, device=d.torch_device),
+    "searchsorted with a sorter": lambda x, d: torch.searchsorted(x, x, sorter=x.long()),
+    "svd": lambda x, d: torch.linalg.svd(x.view(2, 2)),
+    "inv": lambda x, d: torch.linalg.inv(x.view(2, 2)),
+    "cholesky": lambda x, d: torch.linalg.cholesky(x.view(2, 2)),
+    "isin": lambda x, d: torch.isin(x, x),
+}
+"""What no tag of torch's says, and the record of a card does (headway/syncs/sim/waits.json)."""
 UPLOADS: dict[str, Case] = {
     "torch.tensor": lambda x, d: torch.tensor([1, 2], device=d.torch_device),
     "as_tensor of a list": lambda x, d: torch.as_tensor([1, 2], device=d.torch_device),
@@ -112,7 +125,7 @@ def line_of(case: Case) -> int:
 
 
 @pytest.mark.parametrize("scope", ["armed", "stream"])
-@pytest.mark.parametrize("case", cases(READS, DYNAMIC, UPLOADS, WAITS))
+@pytest.mark.parametrize("case", cases(READS, DYNAMIC, RECORDED, UPLOADS, WAITS))
 def test_is_refused_with_its_line(lazy: SimDevice, case: Case, scope: str) -> None:
     x = torch.zeros(4, device=lazy.torch_device)
     if scope == "armed":
@@ -128,7 +141,7 @@ def test_is_refused_with_its_line(lazy: SimDevice, case: Case, scope: str) -> No
     assert lazy.timeline.violations[0] is caught.value, "kept, should the caller swallow it"
 
 
-@pytest.mark.parametrize("case", cases(READS, DYNAMIC))
+@pytest.mark.parametrize("case", cases(READS, DYNAMIC, RECORDED))
 def test_reads_are_refused_at_start_up_too(lazy: SimDevice, case: Case) -> None:
     with pytest.raises(HostSyncError):
         case(torch.zeros(4, device=lazy.torch_device), lazy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +11,18 @@ from bench import syncs_heldout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the simulation refuses a machine with CUDA")
-def test_every_snippet_runs_to_its_end() -> None:
-    found = syncs_heldout.measure(["simulation"])["simulation"]
-    assert found["errors"] == {} and len(found["seen"]) >= 150
+@pytest.mark.parametrize(("folder", "least"), [(syncs_heldout.FOLDER, 150), (syncs_heldout.DOCUMENTED, 100)])
+def test_every_snippet_runs_to_its_end(folder: Path, least: int) -> None:
+    found = syncs_heldout.measure(["simulation"], folder)["simulation"]
+    assert found["errors"] == {} and len(found["seen"]) >= least
+    if folder == syncs_heldout.DOCUMENTED:  # labels by hand, whose faults were mended: a regression test
+        labels, _ = syncs_heldout.labels_of(folder)
+        wrong = {name for name, kinds in labels.items() if bool(kinds) != bool(found["seen"][name])}
+        assert wrong <= IN_DOUBT
+
+
+IN_DOUBT = {"embedding_with_a_greatest_norm", "activations_offloaded", "encoder_whose_padding_is_taken_out"}
+"""docs/syncs-accuracy.md says why."""
 
 
 def test_the_score_counts_what_died_as_unseen() -> None:
@@ -23,8 +32,9 @@ def test_the_score_counts_what_died_as_unseen() -> None:
     assert (line["missed"], line["false_alarms"]) == (["c"], ["b"])
 
 
-@pytest.mark.skipif(
-    not syncs_heldout.LABELS.exists(), reason="not labelled yet: python -m bench.syncs_heldout --label, on a card"
-)
 def test_each_label_has_its_snippet() -> None:
-    assert set(json.loads(syncs_heldout.LABELS.read_text())["labels"]) <= set(syncs_heldout.snippets())
+    labels, by = syncs_heldout.labels_of(syncs_heldout.FOLDER)
+    assert by == "CUPTI" and set(labels) <= set(syncs_heldout.snippets())
+    assert set(syncs_heldout.labels_of(syncs_heldout.DOCUMENTED)[0]) == set(
+        syncs_heldout.snippets(syncs_heldout.DOCUMENTED)
+    )

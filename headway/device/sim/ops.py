@@ -18,12 +18,14 @@ from headway.device.sim.tensor import PinnedTensor, SimTensor
 from headway.device.sim.timeline import Task, Timeline
 from headway.device.sim.transfers import Transfers
 from headway.kernels.registry import OPS
+from headway.syncs.sim.rules import recorded
 
 _ALLOCATE_ONLY = frozenset({"empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided"})
 _VIEWS_IN_DISGUISE = frozenset({"_unsafe_view", "lift_fresh", "_reshape_alias"})
 _WHOLE = frozenset({"linear", "matmul", "einsum"})
 """Composites that are run as one operation: they make no views, and decomposing them only costs time."""
-_DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "allclose", "equal", "isin"})
+"""Beside what a card's record says of each overload (headway/syncs/sim/rules.py, which the detector asks too)."""
 _BUILDERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 RESULTS_AT = {"slot_advance": 13, "grammar_advance": 18}
@@ -75,10 +77,8 @@ class Operations(Transfers):
                     refuse(f"indexing with a list or a host tensor uploads it and waits at {here()}")
             if len(args) > 2 and not isinstance(args[2], SimTensor):
                 refuse(f"index assignment of a host value uploads it and waits at {here()}")
-        elif any(tag in func.tags for tag in _DYNAMIC) or name in ("is_nonzero", "allclose"):
-            sized = name == "repeat_interleave" and kwargs.get("output_size") is not None
-            if not sized:
-                refuse(f"{name} needs device values on the host at {here()}")
+        elif name in _READS or recorded(func, args, kwargs) is not None:
+            refuse(f"{name} needs device values on the host at {here()}")
 
     # -- views -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ meta tensors, so a program's own meta tensors stay what they are, and torch's sh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,8 +17,6 @@ from headway.syncs.errors import ProbeError
 
 NAME: Final = "simulated"
 """What torch's C++ side calls the device; programs see "cuda"."""
-CUDA: Final = torch.device("cuda", 0)
-"""What a program sees."""
 
 
 class State:
@@ -26,9 +25,11 @@ class State:
     Attributes:
         kept: what torch holds by address only; empty before the backend is registered.
         unserved: what programs asked for in vain: a program may swallow the error, but its run proves nothing.
+        index: of the card that this process uses: a process has one, and each rank of a launcher another.
     """
 
     def __init__(self) -> None:
+        self.index = 0
         self.kept: list[Any] = []
         self.unserved: list[str] = []
 
@@ -72,6 +73,30 @@ class _Module:
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
+
+
+def cards() -> int:
+    """How many cards the pretended machine has: one for each rank that a launcher started on it."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def visible() -> torch.device:
+    """What a program sees."""
+    return torch.device("cuda", STATE.index)
+
+
+def use(card: Any) -> None:
+    """``torch.cuda.set_device``.
+
+    Raises:
+        RuntimeError: there is no such card.
+    """
+    index = card if isinstance(card, int) else torch.device(card).index
+    if index is None or index < 0:
+        return
+    if index >= cards():
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    STATE.index = index
 
 
 def device() -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ from headway.syncs.calls import CALLS, label_of
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
 from headway.syncs.sim.rules import LATE
-from headway.syncs.sim.tensor import PINS, SimCall, SimTensor, flag, is_there, report
+from headway.syncs.sim.subclasses import move, without_shape
+from headway.syncs.sim.tensor import COMPRESSED, PINS, SimCall, SimTensor, flag, is_there, report
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})
@@ -30,6 +32,8 @@ class Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward or func is torch.autograd.backward:
+            return func(*args, **(kwargs or {}))  # each wait inside is told by its own line
         call = SimCall(label_of(func))
         CALLS.open.append(call)
         try:
@@ -54,10 +58,49 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     if name in TAKE_DEVICE:
         first = args[:1]  # of new_full, the rest may be sizes: only ``to`` takes a device as a number
         args = first + tuple(_translated(value, name == "to") for value in args[1:])
+    if any(isinstance(value, SimTensor) and value.layout in COMPRESSED for value in args):
+        return _compressed(func, args, kwargs)
     result = func(*args, **kwargs)
     if name in LATE and isinstance(result, SimTensor) and result.requires_grad:
         _flag_later(result, LATE[name], name)
     return PINS.pin(result) if pin and isinstance(result, torch.Tensor) else result
+
+
+def watched_engine(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Autograd's engine with the mode on: hooks, checkpoints and Functions of the program's run inside it."""
+
+    @functools.wraps(real)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with Functions():
+            return real(*args, **kwargs)
+
+    return run
+
+
+def built(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.tensor and its kin inside calls of torch's, where the mode is off: hooks, Functions, Python parts of torch."""
+
+    @functools.wraps(real)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or not is_there(device):
+            return real(*args, **kwargs)
+        with Functions():
+            return real(*args, **kwargs)
+
+    return build
+
+
+def _compressed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows that are compressed: the whole call runs on the values, since torch has no wrappers for such tensors."""
+    cpu = torch.device("cpu")
+    values = tree_map_only(SimTensor, lambda value: value.held, (args, kwargs))
+    args, kwargs = tree_map_only(torch.device, lambda device: cpu if is_there(device) else device, values)
+    result = func(*args, **kwargs)
+    if func.__name__ == "cpu":
+        flag(Kind.READ, "cpu")
+        return result
+    return tree_map_only(torch.Tensor, SimTensor, result)
 
 
 def _flag_later(result: torch.Tensor, kind: Kind, name: str) -> None:
@@ -76,6 +119,9 @@ def _data_set(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if getattr(getattr(func, "__self__", None), "__name__", "") != "data" or not isinstance(args[1], torch.Tensor):
         return func(*args, **kwargs)
     target, value = args
+    if without_shape(target) and (without_shape(value) or not value.numel()):
+        move(target, isinstance(value, SimTensor))
+        return None
     there = isinstance(target, SimTensor)
     if there and isinstance(value, SimTensor):
         func(target, value)
@@ -90,10 +136,20 @@ def _data_set(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     else:
         fresh.requires_grad_(target.requires_grad)
     gradient = target.grad
-    torch.utils.swap_tensors(target, fresh)
+    _swap(target, fresh)
     if gradient is not None:  # it must live where its tensor does; Module.to then sets the gradient's own data
         target.grad = gradient.held if isinstance(gradient, SimTensor) else SimTensor(gradient)
     return None
+
+
+def _swap(one: Any, other: Any) -> None:
+    """What two names stand for changes places, though a graph may still hold the first: it keeps its old values."""
+    try:
+        torch.utils.swap_tensors(one, other)
+    except RuntimeError:
+        one.__class__, other.__class__ = other.__class__, one.__class__
+        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+        torch._C._swap_tensor_impl(one, other)
 
 
 def _build(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,6 +205,8 @@ def _shown(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 def _numpy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], SimTensor):
+        if kwargs.get("force"):
+            return args[0].detach().cpu().resolve_conj().resolve_neg().numpy()
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
         )
@@ -163,6 +221,19 @@ def _ctc_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
     kwargs = {key: numbers(value) if key.endswith("lengths") else value for key, value in kwargs.items()}
     return func(*args[:2], *map(numbers, args[2:4]), *args[4:], **kwargs)
+
+
+def _from_dlpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Between tensors of the device no copy is made; what asks for the memory itself gets the CPU's."""
+    if isinstance(args[0], SimTensor):
+        return SimTensor(args[0].held)
+    return func(*args, **kwargs)
+
+
+def _to_dlpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(args[0], SimTensor):
+        return args[0].detach() if func.__name__ == "to_dlpack" else func(args[0].held)
+    return func(*args, **kwargs)
 
 
 def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,6 +301,10 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "numpy": _numpy,
     "__array__": _numpy,
     "ctc_loss": _ctc_loss,
+    "from_dlpack": _from_dlpack,
+    "to_dlpack": _to_dlpack,
+    "_to_dlpack": _to_dlpack,
+    "__dlpack__": _to_dlpack,
     "type": _type,
     "_has_compatible_shallow_copy_type": _compatible,
     "__getitem__": _get_item,

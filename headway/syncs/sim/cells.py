@@ -1,7 +1,7 @@
-"""Fused cells of recurrent networks: torch calls them on every device but the CPU, whose build does not have them.
+"""Operations that torch has for CUDA and not for the CPU: fused recurrent cells, synchronised batch norms, widening products.
 
-Equations: torch.nn.LSTM (gates i, f, g, o) and torch.nn.GRU (gates r, z, n) in torch's documentation, and their derivatives.
-Shapes: gates [N, 4H] or [N, 3H]; hidden and cell states [N, H].
+Equations: torch.nn.LSTM (gates i, f, g, o), torch.nn.GRU (gates r, z, n) and torch.nn.BatchNorm2d in torch's documentation, and
+their derivatives. Shapes: gates [N, 4H] or [N, 3H]; hidden and cell states [N, H]; normalised batches [N, C, ...].
 """
 
 from __future__ import annotations
@@ -68,9 +68,105 @@ def gru_backward(grad: Tensor, saved: Tensor, has_bias: bool) -> tuple[Tensor, T
     return inputs, hidden, grad * z, *bias
 
 
+def _channels(x: Tensor) -> tuple[list[int], list[int]]:
+    """The dimensions that a batch norm sums over, and the shape of a row of channels beside ``x`` [N, C, ...]."""
+    return [dim for dim in range(x.dim()) if dim != 1], [1, -1] + [1] * (x.dim() - 2)
+
+
+def norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation of each channel [C], in float32."""
+    var, mean = torch.var_mean(x.float(), _channels(x)[0], correction=0)
+    return mean, torch.rsqrt(var + eps)
+
+
+def norm_gathered(
+    x: Tensor,  # noqa: ARG001
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Of all ranks [W, C] with counts [W], those of the whole batch [C]; moves the running ones."""
+    counts, total = counts.view(-1, 1).to(mean.dtype), counts.sum()
+    whole = (mean * counts).sum(0) / total
+    var = ((invstd.pow(-2) - eps + (mean - whole) ** 2) * counts).sum(0) / total
+    if running_mean is not None:
+        running_mean.lerp_(whole.to(running_mean.dtype), momentum)
+    if running_var is not None:
+        running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
+    return whole, torch.rsqrt(var + eps)
+
+
+def norm_applied(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    eps: float,  # noqa: ARG001
+) -> Tensor:
+    """The normalised batch."""
+    _, row = _channels(x)
+    made = (x.float() - mean.view(row)) * invstd.view(row)
+    made = made if weight is None else made * weight.view(row)
+    return (made if bias is None else made + bias.view(row)).to(x.dtype)
+
+
+def norm_backward_sums(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Sums of the gradient, of the gradient times the centred input, and the gradients of weight and bias, all [C]."""
+    dims, row = _channels(x)
+    dy = grad.float()
+    sums, products = dy.sum(dims), (dy * (x.float() - mean.view(row))).sum(dims)
+    kind = mean.dtype if weight is None else weight.dtype
+    return sums, products, (products * invstd).to(kind) if wanted[1] else None, sums.to(kind) if wanted[2] else None
+
+
+def norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    products: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """Gradient of the input."""
+    _, row = _channels(x)
+    total = count.sum()
+    centred = (x.float() - mean.view(row)) * (invstd**2 * products / total).view(row)
+    scale = invstd if weight is None else invstd * weight
+    return ((grad.float() - (sums / total).view(row) - centred) * scale.view(row)).to(x.dtype)
+
+
+def _widened(operation: Callable[..., Any], tensors: int) -> Callable[..., Any]:
+    """A product of half-precision tensors with a result of another dtype, the first argument after the tensors."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = args[tensors] if len(args) > tensors else kwargs.pop("out_dtype")
+        return operation(*(part.to(dtype) for part in args[:tensors]), **kwargs)
+
+    return run
+
+
 CELLS: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_lstm_cell": lstm,
     "_thnn_fused_lstm_cell_backward_impl": lstm_backward,
     "_thnn_fused_gru_cell": gru,
     "_thnn_fused_gru_cell_backward": gru_backward,
+    "batch_norm_stats": norm_stats,
+    "batch_norm_gather_stats_with_counts": norm_gathered,
+    "batch_norm_elemt": norm_applied,
+    "batch_norm_backward_reduce": norm_backward_sums,
+    "batch_norm_backward_elemt": norm_backward,
+    "aten.mm.dtype": _widened(torch.mm, 2),
+    "aten.bmm.dtype": _widened(torch.bmm, 2),
+    "aten.addmm.dtype": _widened(torch.addmm, 3),
+    "aten.baddbmm.dtype": _widened(torch.baddbmm, 3),
 }
+"""By operation, or by overload."""

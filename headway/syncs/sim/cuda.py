@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+import torch.export
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, loading
+from headway.syncs.sim import backend, calls, distributed, loading, subclasses
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
 
@@ -28,14 +30,14 @@ MISSING: Final = (
 )
 """Names of torch.cuda that have no meaning here."""
 SETTINGS: Final = [
-    "set_device", "init", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+    "init", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
     "reset_max_memory_cached", "set_sync_debug_mode", "ipc_collect", "_lazy_init", "set_per_process_memory_fraction",
     "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
 ]  # fmt: skip
 """Names of torch.cuda that set something and say nothing."""
 NUMBERS: Final = [
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-    "max_memory_cached", "get_sync_debug_mode", "current_device", "utilization", "memory_usage", "temperature",
+    "max_memory_cached", "get_sync_debug_mode", "utilization", "memory_usage", "temperature",
     "power_draw", "clock_rate", "device_memory_used",
 ]  # fmt: skip
 """Names of torch.cuda that answer 0."""
@@ -105,7 +107,7 @@ class SimGenerator(torch.Generator, metaclass=_GeneratorType):
         if torch.device(device).type != "cuda":
             return _REAL_GENERATOR(device=device)
         made: Any = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
-        made.asked = backend.CUDA
+        made.asked = backend.visible()
         return made
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -124,8 +126,8 @@ class _LegacyType(type):
 
     def __call__(cls, *args: Any) -> Any:
         if args and all(isinstance(value, int) for value in args):
-            return torch.empty(args, dtype=cls.dtype, device=backend.CUDA)
-        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=backend.CUDA)
+            return torch.empty(args, dtype=cls.dtype, device=backend.device())
+        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=backend.device())
 
 
 def _set_seed(seed: int) -> None:
@@ -200,7 +202,9 @@ def _cuda(report: Report) -> dict[str, Any]:
         "is_tf32_supported": _constant(True),
         "is_current_stream_capturing": lambda: TAPE.steps is not None,
         "can_device_access_peer": _constant(False),
-        "device_count": _constant(1),
+        "device_count": lambda: backend.cards(),
+        "current_device": lambda: backend.STATE.index,
+        "set_device": lambda device: backend.use(device),
         "get_device_name": _constant("simulated CUDA device"),
         "get_device_capability": _constant((9, 0)),
         "get_device_properties": lambda device=None: _Properties(),
@@ -210,6 +214,8 @@ def _cuda(report: Report) -> dict[str, Any]:
         "memory_stats": lambda device=None: collections.defaultdict(int),
         "memory_summary": _constant("the simulated device keeps no account of memory"),
         "memory_snapshot": lambda *_: [],
+        "host_memory_stats": lambda: collections.defaultdict(int),
+        "list_gpu_processes": _constant("no processes are running"),
         "manual_seed": _set_seed,
         "manual_seed_all": _constant(None),  # torch.manual_seed calls it too, and has seeded the CPU's generator itself
         "seed": _constant(None),
@@ -230,10 +236,10 @@ def _accelerator(report: Report, cuda: dict[str, Any]) -> dict[str, Any]:
         **{name: cuda[name] for name in same},
         **{name: _constant(0) for name in NUMBERS},
         "current_accelerator": _constant(torch.device("cuda")),
-        "current_device_index": _constant(0),
-        "current_device_idx": _constant(0),
-        "set_device_index": _constant(None),
-        "set_device_idx": _constant(None),
+        "current_device_index": lambda: backend.STATE.index,
+        "current_device_idx": lambda: backend.STATE.index,
+        "set_device_index": lambda device: backend.use(device),
+        "set_device_idx": lambda device: backend.use(device),
         "device_index": _Device,
         "get_device_capability": _constant({}),
         "get_memory_info": _constant((MEMORY, MEMORY)),
@@ -241,6 +247,14 @@ def _accelerator(report: Report, cuda: dict[str, Any]) -> dict[str, Any]:
         "reset_accumulated_memory_stats": _constant(None),
         "synchronize": lambda device=None: report(Kind.DEVICE, "torch.accelerator.synchronize"),
     }
+
+
+_HISTORY: Final = {
+    "_record_memory_history": _constant(None),
+    "_dump_snapshot": _constant(None),
+    "_snapshot": _constant({"segments": [], "device_traces": []}),
+}
+"""Names of torch.cuda.memory that keep an account."""
 
 
 def _nvtx() -> dict[str, Any]:
@@ -284,13 +298,55 @@ def _uncompiled(model: Any = None, **_: Any) -> Any:
     return (lambda function: function) if model is None else model
 
 
+def _as_it_is(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.jit.script, trace and freeze for programs, not for torch itself: TorchScript cannot run a backend in Python."""
+
+    def plain(function: Any = None, *args: Any, **options: Any) -> Any:
+        if str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch."):
+            return real(function, *args, **options)
+        return function
+
+    return plain
+
+
+def _default_type(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.set_default_tensor_type, which takes classes of torch.cuda too."""
+
+    def set_default_tensor_type(kind: Any) -> None:
+        there = isinstance(kind, _LegacyType) or "cuda" in str(kind)
+        torch.set_default_device("cuda" if there else None)
+        if there:
+            torch.set_default_dtype(_TYPES[(kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]])
+        else:
+            real(kind)
+
+    return set_default_tensor_type
+
+
+class _Exported:
+    """What torch.export.export gives: the module itself, to be called; its graph cannot be had."""
+
+    def __init__(self, module: Any, *_: Any, **__: Any) -> None:
+        self._module = module
+
+    def module(self, *_: Any, **__: Any) -> Any:
+        return self._module
+
+    def __getattr__(self, name: str) -> Any:
+        raise backend.refuse(
+            f"the simulation does not serve torch.export's graphs ({name}): run on a GPU, without --simulate"
+        )
+
+
 def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile": _uncompiled,
         "load": loading.load,
+        **{name: calls.built(getattr(torch, name)) for name in calls.BUILDERS},
         "Generator": SimGenerator,
         "Stream": cuda["Stream"],
         "Event": cuda["Event"],
+        "set_default_tensor_type": _default_type(torch.set_default_tensor_type),
         "set_autocast_enabled": _mirrored(torch.set_autocast_enabled),
         "set_autocast_dtype": _mirrored(torch.set_autocast_dtype),
     }
@@ -304,8 +360,14 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch.cuda, cuda),
         (torch.accelerator, _accelerator(report, cuda)),
         (torch.cuda.nvtx, _nvtx()),
+        (torch.cuda.memory, {**_HISTORY, **{name: cuda[name] for name in cuda if hasattr(torch.cuda.memory, name)}}),
         (torch.cuda.profiler, {"start": _constant(None), "stop": _constant(None)}),
         (torch, _on_torch(cuda)),
+        (torch.jit, {name: _as_it_is(getattr(torch.jit, name)) for name in ("script", "trace", "freeze")}),
+        (torch.export, {"export": _Exported, "export_for_training": _Exported}),
+        (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
+        (torch.backends.cudnn, {"version": _constant(91900)}),
+        *distributed.places(report),
     ]
     with contextlib.ExitStack() as undo:
         for owner, names in places:
@@ -327,4 +389,5 @@ def fake_cuda(report: Report) -> Iterator[None]:
         for name, method in methods.items():
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
+        undo.enter_context(subclasses.served())
         yield

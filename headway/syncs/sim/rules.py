@@ -1,11 +1,13 @@
 """Which operations would wait on a card: the table measured there, and what the operator database cannot reach, by hand.
 
-By hand: copies between host and device, indexing, comparisons of whole tensors, ``isin``, and the formulas of autograd that
-take another way when a dispatch mode looks on (``LATE``), so that no record made with one can hold them.
+By hand: operations that no sample reaches (``UNREACHED``), copies between host and device, indexing, comparisons of
+whole tensors, ``isin``, and the formulas of autograd that take another way when a dispatch mode looks on (``LATE``), so that
+no record made with one can hold them.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -21,6 +23,23 @@ INDEXING: Final = frozenset(
 )
 BY_HAND: Final = COPIES | INDEXING | {"equal", "isin", "_local_scalar_dense"}
 """Not in the generated table."""
+UNREACHED: Final = {
+    "_coalesce": Kind.SIZE,  # SparseCUDATensor.cu: unique_by_key gives the number of values that are left
+    "_to_sparse_csr": Kind.SIZE,
+    "_to_sparse_csc": Kind.SIZE,
+    "_to_sparse_bsr": Kind.SIZE,
+    "_to_sparse_bsc": Kind.SIZE,
+    "_sparse_sparse_matmul": Kind.SIZE,
+    "_nested_tensor_from_mask": Kind.READ,
+    "_nested_tensor_from_mask_left_aligned": Kind.READ,
+    "_nested_from_padded": Kind.READ,
+    "fake_quantize_per_channel_affine_cachemask": Kind.READ,  # FakeQuantPerChannelAffine.cpp: min and max of zero points
+    "_fake_quantize_learnable_per_tensor_affine": Kind.READ,  # FakeQuantPerTensorAffine.cpp: scale[0].item()
+    "_fake_quantize_learnable_per_channel_affine": Kind.READ,
+    "quantize_per_tensor_dynamic": Kind.READ,  # QTensor.cpp: the range is computed from x.min().item()
+    "_choose_qparams_per_tensor": Kind.READ,
+}
+"""Operations that no sample of the database reaches on a card; torch's sources say that they wait."""
 LATE: Final = {"prod": Kind.SIZE, "cumprod": Kind.READ}
 """Functions whose gradient looks for zeros among the inputs on the host, unless their tensors are of a subclass."""
 _SIZES: Final = frozenset({"_to_sparse", "mode", "masked_scatter_backward", "bincount", "repeat_interleave"})
@@ -36,24 +55,41 @@ def wait_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | 
         return _indexing(packet, args, kwargs)
     if packet == "equal":
         return Kind.READ if args[0].numel() and args[0].shape == args[1].shape else None
+    if packet in UNREACHED:
+        return UNREACHED[packet] if packet != "_coalesce" or args[0]._nnz() > 1 else None
     if packet == "isin":
         return Kind.SIZE if _sorts(args) else None
-    waits, never = table.load()
-    name = _known(str(func), packet, waits, never)
-    if name in never:
+    return recorded(func, args, kwargs)
+
+
+def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind | None:
+    """The wait that an operation is by the card's record, or by torch's own tags where the record does not have it.
+
+    Takes any tensors for the device's but the CPU's, so that the engine's simulated device can ask too.
+    """
+    tree, kind = _rule(func)
+    if tree is False:
         return None
-    if name is None:  # not in the record: what torch itself says of it
-        if torch.Tag.dynamic_output_shape in func.tags:
-            return Kind.SIZE
-        return Kind.READ if torch.Tag.data_dependent_output in func.tags else None
-    tree = waits[name]
     if tree is not True:
         kinds = {str(position): kind_of(value) for position, value in enumerate(args)}
         kinds |= {key: kind_of(value) for key, value in kwargs.items()}
         if not table.decide(tree, kinds):
             return None
-    sized = (torch.Tag.dynamic_output_shape in func.tags and packet != "_ctc_loss") or packet in _SIZES
-    return Kind.SIZE if sized else Kind.READ
+    return kind
+
+
+@functools.cache
+def _rule(func: Any) -> tuple[table.Tree, Kind]:
+    """Of an overload: whether it waits, and what for."""
+    packet, (waits, never) = func.overloadpacket.__name__, table.load()
+    name = _known(str(func), packet, waits, never)
+    dynamic = torch.Tag.dynamic_output_shape in func.tags
+    if name in never:
+        return False, Kind.OTHER
+    if name is None:  # not in the record: what torch itself says of it
+        return dynamic or torch.Tag.data_dependent_output in func.tags, Kind.SIZE if dynamic else Kind.READ
+    sized = (dynamic and packet != "_ctc_loss") or packet in _SIZES
+    return waits[name], Kind.SIZE if sized else Kind.READ
 
 
 def _known(name: str, packet: str, waits: dict[str, Any], never: frozenset[str]) -> str | None:

@@ -40,7 +40,7 @@ class SimEvent:
     """An event that has passed after PENDING_QUERIES queries or one wait."""
 
     report: Report
-    device = backend.CUDA
+    device = property(lambda self: backend.visible())
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._pending = _Pending()
@@ -71,8 +71,8 @@ class SimStream:
     report: Report
     event: type[SimEvent]
     current: Current
-    device = backend.CUDA
-    device_index = 0
+    device = property(lambda self: backend.visible())
+    device_index = property(lambda self: backend.STATE.index)
     device_type = 1
     stream_id = 0
     cuda_stream = 0

