@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from headway.core.cache import CacheLayout
+from headway.core.encode import BlockCost
 from headway.core.errors import WeightsError
 from headway.core.media import VisionInfo
 from headway.models.fields import Fields
@@ -135,6 +136,7 @@ class EncoderSpec:
         words_per_row: most words of an item's input for each of its outputs.
         width: numbers of an output, where these lie in the encoder cache; 0: they do not.
         patches: what an output takes of the encoder's time, in units of its input.
+        blocks: what each of its blocks costs, where they run one by one (``PartedModel``); (): they run at once.
         sizes: of the longest item, see ``EncoderItem``.
     """
 
@@ -143,6 +145,7 @@ class EncoderSpec:
     words_per_row: int
     width: int = 0
     patches: int = 1
+    blocks: tuple[BlockCost, ...] = ()
     sizes: tuple[int, ...] = ()
 
     @property
