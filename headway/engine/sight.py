@@ -84,7 +84,8 @@ def scheduled(spec: ModelSpec, sizes: Sizes, ratio: float, dtype: torch.dtype) -
     if spec.encoder is not None and spec.encoder.blocks and ratio != math.inf:
         weights = spec.layer_weights + spec.head_weights
         work = max(int(ratio * weights * dtype.itemsize * FLOPS_PER_BYTE / 2), 1)
-        tokens = max(int(work / max(weights, 1)) // LEAST_TOKENS * LEAST_TOKENS, LEAST_TOKENS)
+        # A step computes so much while it reads the weights, and so much more.
+        tokens = max(int((1 + ratio) * dtype.itemsize * FLOPS_PER_BYTE / 2) // LEAST_TOKENS, 1) * LEAST_TOKENS
     return {
         "encoder_blocks": () if spec.encoder is None else spec.encoder.blocks,
         "encoder_work": work,
