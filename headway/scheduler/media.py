@@ -188,7 +188,7 @@ class MediaPlanner:
         wanted = list(dict.fromkeys(run.item for run in runs if run.item not in request.held))
         by_name = {self._name(request, item): items[item].rows for item in wanted}
         rows = sum(count for name, count in by_name.items() if name not in self.cache)
-        if rows > self._passes.rows_left and self.encodes:
+        if rows and rows > self._passes.rows_left and self.encodes:
             return False
         taken: list[tuple[int, Range, bool]] = []
         for item in wanted:
