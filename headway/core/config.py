@@ -68,8 +68,8 @@ class EngineArgs:
         speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
             {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         limit_mm_per_prompt: most pictures in a prompt, {"image": 4}; 32 by default.
-        encoder_step_ratio: how long encoders of pictures, and prompts with pictures, may hold up a step in which others decode, in
-            times of such a step; inf: a picture is encoded in one step.
+        encoder_step_ratio: how long encoders of pictures, and prompts with pictures, may hold up a step in which others decode,
+            in times of such a step; inf: a picture is encoded in one step.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
         tensor_parallel_size: ranks that each layer is cut into (docs/parallel.md).
         pipeline_parallel_size: stages that the layers are cut into.

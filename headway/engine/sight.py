@@ -18,8 +18,8 @@ ENCODER_CACHE_ITEMS, ENCODER_CACHE_LEAST = 3, 4096
 STEP_PATCHES = 16384
 """Patches that a step without rows that decode encodes."""
 FLOPS_PER_BYTE = 120
-"""What a card computes while it reads a byte: an H200 reaches 400 TFLOP/s in bfloat16 products as large as an encoder's, and reads
-3.3 TB/s. With it an encoder's work is compared with a decode step, which reads the decoder's weights."""
+"""What a card computes while it reads a byte: an H200 reaches 400 TFLOP/s in bfloat16 products as large as an encoder's, and
+reads 3.3 TB/s. With it an encoder's work is compared with a decode step, which reads the decoder's weights."""
 LEAST_TOKENS = 16
 """Of a row with pictures beside rows that decode."""
 

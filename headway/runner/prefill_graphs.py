@@ -108,7 +108,9 @@ kernel, so steps of text alone have graphs of their own. Longer steps hide their
 def media_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[LaunchShape]:
     """Of steps with tokens that see later ones, in order of preference."""
     found = {
-        _shape(min(tokens, max_tokens), min(rows or max_rows, max_rows), min(FEW_PROMPTS, rows or max_rows), max_model_len)
+        _shape(
+            min(tokens, max_tokens), min(rows or max_rows, max_rows), min(FEW_PROMPTS, rows or max_rows), max_model_len
+        )
         for tokens, rows in MEDIA
     }
     return sorted(found, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows))

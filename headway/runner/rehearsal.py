@@ -24,9 +24,7 @@ LONG_CONTEXT = 40960
 """Tokens; more pieces of a context would only take time."""
 
 
-def rehearse(
-    device: Device, body: StepBody, num_tokens: int, num_rows: int, passes: PassRunner | None = None
-) -> None:
+def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, passes: PassRunner | None = None) -> None:
     """Run steps of ``num_tokens`` in up to ``num_rows`` rows, the sampling of all features, and ``passes``. Blocks."""
     device.wait_idle()  # tables, cache and weights were filled on the default stream, which main does not follow
     config, every_edit = body.config, body.sampler.every_edit

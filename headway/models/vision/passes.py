@@ -119,8 +119,8 @@ LEAST_TILE = 64
 
 
 def pass_shapes(most: PassShape, spec: VisionSpec, *, one_size: bool) -> list[PassShape]:
-    """Sizes whose blocks are captured, rising: for pictures of one size by tiles, else by patches, so that padding is a third at
-    most. The largest are left out first: there launching a block's kernels takes less time than they do."""
+    """Sizes whose blocks are captured, rising: for pictures of one size by tiles, else by patches, so that padding is a third
+    at most. The largest are left out first: there launching a block's kernels takes less time than they do."""
     found: Sequence[PassShape]
     if one_size:
         counts = {1, *(n for power in range(1, 13) for n in (2**power, 3 * 2**power // 2)), most.tiles}

@@ -202,7 +202,11 @@ class VisionTower(nn.Module):
         if table is not None:
             assert buffers.table is not None
             buffers.table[: len(table)].copy_(table)
-        _fill(buffers.starts[: shape.tiles + 1], rest if segment == tile else buffers.numbers[: grid.tiles + 1] * segment, len(x))
+        _fill(
+            buffers.starts[: shape.tiles + 1],
+            rest if segment == tile else buffers.numbers[: grid.tiles + 1] * segment,
+            len(x),
+        )
 
     def run_block(self, number: int, buffers: PassBuffers, shape: PassShape) -> None:
         """The pass goes through a block; the same work, whatever picture of ``shape`` it is."""
