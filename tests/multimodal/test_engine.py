@@ -62,14 +62,15 @@ def test_every_logit_is_that_of_transformers(name: str) -> None:
     core.shutdown()
 
 
-@families
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(("name", "depth"), [*((name, 2) for name in FAMILIES), ("gemma3", 0), ("qwen3", 0)])
 def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
-    """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption."""
+    """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption. Beside rows that
+    decode a step does one block of the tower."""
     one = sighted(name)
     core = build_engine(
         arguments(
-            one.folder, run_ahead=depth, max_num_seqs=3, max_num_batched_tokens=80 if name == "paligemma" else 24
+            one.folder, run_ahead=depth, max_num_seqs=3, encoder_step_ratio=1e-9,
+            max_num_batched_tokens=80 if name == "paligemma" else 24,
         ),
         progress=False,
         thresholds=Thresholds(encoder_cache_rows=64),
@@ -83,14 +84,14 @@ def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3"])
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize(("name", "depth"), [("gemma3", 4), ("qwen3", 1)])
 def test_preempted_pictures_are_read_again(name: str, depth: int) -> None:
     """Blocks run out while requests decode; whoever comes back finds its picture, or has it encoded once more."""
     one = sighted(name)
     core = build_engine(
         arguments(
-            one.folder, run_ahead=depth, max_model_len=96, kv_cache_memory_bytes=18 * 2048, enable_prefix_caching=False
+            one.folder, run_ahead=depth, max_model_len=96, kv_cache_memory_bytes=18 * 2048, enable_prefix_caching=False,
+            encoder_step_ratio=1e-9,
         ),
         progress=False,
         thresholds=Thresholds(encoder_cache_rows=40),
