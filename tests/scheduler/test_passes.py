@@ -12,7 +12,9 @@ import pytest
 from headway.core.encode import ALL_BLOCKS, BlockCost, EncodeJob, EncoderItem, MediaRun
 from headway.core.messages import AddRequest
 from headway.core.plan import StepPlan
+from headway.scheduler.media import MediaPlanner
 from headway.scheduler.passes import Passes
+from headway.scheduler.request import Request
 from tests.scheduler.fake_device import VOCAB, make_request, predict
 from tests.scheduler.loop import Loop, make_config
 
@@ -193,3 +195,17 @@ def fail_a_step(loop: Sighted) -> set[str]:
     failed = loop.scheduler.discard(plan, "a fault")
     loop.device.log.append(replace(plan))  # the number stays unused
     return {update.request_id for update in failed}
+
+
+def test_a_request_that_is_overtaken_gives_its_room_back() -> None:
+    """It waits first in the queue, its picture under way; then one that was preempted comes before it."""
+    media = MediaPlanner(make_config(encoder_blocks=BLOCKS, encoder_work=1, max_encoder_rows=8, encoder_cache_rows=8))
+    waits, comes_back = (Request(pictured(name, Random(seed), 1), 32, 0) for name, seed in (("a", 2), ("b", 3)))
+    media.begin(True)
+    assert media.claim(waits, 0, 20) == 1 and media.keeps(waits)
+    media.begin(True)
+    media.next_is(waits)
+    assert waits.held
+    media.next_is(comes_back)
+    assert not waits.held and not len(media.cache)
+    assert media.claim(comes_back, 0, 20) == 1 and media.encodes[-1].first == 0
