@@ -74,7 +74,10 @@ def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     one = sighted(name)
     core = build_engine(
         arguments(
-            one.folder, run_ahead=depth, max_num_seqs=3, encoder_step_ratio=1e-9,
+            one.folder,
+            run_ahead=depth,
+            max_num_seqs=3,
+            encoder_step_ratio=1e-9,
             max_num_batched_tokens=80 if name == "paligemma" else 24,
         ),
         progress=False,
@@ -95,7 +98,11 @@ def test_preempted_pictures_are_read_again(name: str, depth: int) -> None:
     one = sighted(name)
     core = build_engine(
         arguments(
-            one.folder, run_ahead=depth, max_model_len=96, kv_cache_memory_bytes=18 * 2048, enable_prefix_caching=False,
+            one.folder,
+            run_ahead=depth,
+            max_model_len=96,
+            kv_cache_memory_bytes=18 * 2048,
+            enable_prefix_caching=False,
             encoder_step_ratio=1e-9,
         ),
         progress=False,

@@ -174,9 +174,7 @@ def plain(name: str) -> str:
     family, values = _CONFIGS[name]
     config = {"architectures": [f"{family}ForConditionalGeneration"], "eos_token_id": 2, **values}
     read = read_config(config)
-    model = model_class(read.architecture)(
-        read, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64
-    )
+    model = model_class(read.architecture)(read, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
     generator, tensors = torch.Generator().manual_seed(sum(map(ord, name))), {}
     for each, target in model.weights().targets.items():
         drawn = torch.randn(target.shape, generator=generator)

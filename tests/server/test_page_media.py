@@ -102,7 +102,9 @@ def test_pictures_are_chosen_pasted_dropped_and_sent(tmp_path: Path) -> None:
     llm = AsyncLLM(sighted("llava").folder, multiprocess=False, **options())
     with visited(llm, tmp_path) as (browser, app):
         count = num_attached(browser)
-        assert browser.evaluate("document.querySelector('#add-sound').hidden && document.querySelector('#record').hidden")
+        assert browser.evaluate(
+            "document.querySelector('#add-sound').hidden && document.querySelector('#record').hidden"
+        )
         assert not browser.evaluate("document.querySelector('#add-picture').hidden")
         one = png(noise(1))
         give(browser, one, "a.png", "image/png", chosen("#picture-file"))
@@ -149,6 +151,6 @@ def test_media_leave_the_policy_as_it_is() -> None:
     """No address but this server's, and no pictures but those that the page itself makes."""
     html, policy = assemble()
     assert "img-src data:;" in policy and "media-src" not in policy and "blob:" not in policy
-    assert 'id="picture-file"' in html and "http" not in html.split("pictures and recordings")[1].split("-- polling")[0].replace(
-        "https", ""
-    )
+    assert 'id="picture-file"' in html and "http" not in html.split("pictures and recordings")[1].split("-- polling")[
+        0
+    ].replace("https", "")
