@@ -161,8 +161,7 @@ function send(text) {
   if ((!message && !attached.length) || running || can.hear) return; // a model that hears takes recordings alone
   $("welcome").hidden = true;
   const content = contentOf(message);
-  attached.length = 0;
-  drawAttached();
+  dropAttached();
   talk.push({ role: "user", content });
   addTurn("user", content);
   $("prompt").value = "";
@@ -198,6 +197,7 @@ $("options").onclick = () => showSettings($("settings").hidden);
 $("fresh").onclick = () => {
   if (running) running.abort();
   talk.length = 0;
+  dropAttached();
   document.querySelectorAll(".turn").forEach(turn => turn.remove());
   $("welcome").hidden = false;
   $("prompt").focus();

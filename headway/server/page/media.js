@@ -14,7 +14,7 @@ function offer(info) {
   $("record").hidden = !can.hear || !(navigator.mediaDevices && window.MediaRecorder); // browsers give it to secure pages alone
   document.body.dataset.hears = can.hear ? "yes" : "no";
   if (!can.hear) return;
-  $("prompt").placeholder = "Drop a recording here, choose a file, or record one";
+  $("prompt").placeholder = "Drop, choose or record speech";
   $("welcome").firstElementChild.textContent = "Let the model hear something";
 }
 
@@ -63,6 +63,12 @@ function drawAttached() {
     drop.setAttribute("aria-label", `Remove picture ${i + 1}`);
     drop.onclick = () => { attached.splice(i, 1); drawAttached(); };
   });
+}
+
+function dropAttached() {
+  attached.length = 0;
+  drawAttached();
+  complain("");
 }
 
 async function addFiles(files) {
