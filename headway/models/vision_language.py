@@ -1,8 +1,8 @@
 """``VisionLanguageModel``: a decoder whose placeholders are rows of an encoder cache, which its tower fills.
 
 The tower runs ahead of the rows of its step, some blocks in each of several steps or all in one; the decoder's embedding takes
-an id's row or a cached one, by indexes that lie in slot tables. Positions of a picture's tokens may be places in it: then the step has a table of rotations of its own,
-row by row, and kernels that rotate read that by the token's number in the step.
+an id's row or a cached one, by indexes that lie in slot tables. Positions of a picture's tokens may be places in it: then the
+step has a table of rotations of its own, row by row, and kernels that rotate read that by the token's number in the step.
 """
 
 from __future__ import annotations

@@ -191,9 +191,10 @@ def _encodings_of(words: list[int]) -> tuple[Encoding, ...]:
         behind = at + len(Encoding._fields)  # the sizes stand behind their number
         if behind > len(words) or words[behind - 1] < 0 or behind + words[behind - 1] > len(words):
             raise ValueError(f"{len(words)} words that are no encodings")
-        rows, *places, first, end, is_last, num_sizes = words[at:behind]
+        rows, data_at, num_words, places_at, first, end, is_last, num_sizes = words[at:behind]
         at = behind + num_sizes
-        found.append(Encoding(rows, tuple(words[behind:at]), *places, first, end, bool(is_last)))
+        sizes = tuple(words[behind:at])
+        found.append(Encoding(rows, sizes, data_at, num_words, places_at, first, end, bool(is_last)))
     return tuple(found)
 
 

@@ -25,7 +25,9 @@ def test_tokens_are_those_of_transformers(name: str, eager: bool) -> None:
         "device": "cuda", "count_host_waits": True, "enforce_eager": eager, "block_size": 16, "encoder_step_ratio": 1e-9,
         "max_num_batched_tokens": 80 if name == "paligemma" else 48,
     }  # fmt: skip
-    core = build_engine(arguments(one.folder, **options), progress=False, thresholds=Thresholds(encoder_cache_rows=cache_rows(name)))
+    core = build_engine(
+        arguments(one.folder, **options), progress=False, thresholds=Thresholds(encoder_cache_rows=cache_rows(name))
+    )
     info = core.info.vision
     assert info is not None
     batch = [request(info, f"{i}", prompts(name)[(i + 2) % 5], max_tokens=8) for i in range(10)]
