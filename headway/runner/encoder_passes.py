@@ -1,7 +1,7 @@
 """Encoders that run block by block: one item's pass at a time, cut over steps, its blocks replayed as graphs.
 
-A block is a graph for each of some sizes, so a step replays as many of them as the plan says. What opens a pass and what closes it
-are launched kernel by kernel: they depend on the item.
+A block is a graph for each of some sizes, so a step replays as many of them as the plan says. What opens a pass and what closes
+it are launched kernel by kernel: they depend on the item.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class Executor:
             self.encoder = EncoderRunner(device, body.model, body.caches, config)
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs, media: PrefillGraphs | None) -> None:
-        """Replay ``decode`` on decode steps, ``prefill`` on steps with prompts and ``media`` on those with pictures from now on;
-        None: these run kernel by kernel."""
+        """Replay ``decode`` on decode steps, ``prefill`` on steps with prompts and ``media`` on those with pictures from now
+        on; None: these run kernel by kernel."""
         self._graphs = decode, prefill, media
 
     @property

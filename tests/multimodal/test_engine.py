@@ -69,8 +69,8 @@ def test_every_logit_is_that_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "depth"), [*((name, 2) for name in FAMILIES), ("gemma3", 0), ("qwen3", 0)])
 def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
-    """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption. Beside rows that
-    decode a step does one block of the tower."""
+    """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption. Beside rows
+    that decode a step does one block of the tower."""
     one = sighted(name)
     core = build_engine(
         arguments(

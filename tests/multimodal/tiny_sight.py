@@ -170,7 +170,7 @@ def sighted(name: str) -> Sighted:
 
 @functools.cache
 def plain(name: str) -> str:
-    """A checkpoint of the family with other random weights, made without transformers: for tests of the house against itself."""
+    """A checkpoint of the family with other random weights, made without transformers: to test the house against itself."""
     family, values = _CONFIGS[name]
     config = {"architectures": [f"{family}ForConditionalGeneration"], "eos_token_id": 2, **values}
     read = read_config(config)
