@@ -22,11 +22,13 @@ from headway.server.protocol import (
 MAX_TOOLS: Final = 128
 
 
+_SOUND: Final = (
+    "no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that hears, and "
+    "the text here"
+)
 NOT_READ: Final = {
-    "input_audio": "input_audio: no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
-    "hears, and its text here",
-    "audio_url": "audio_url: no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
-    "hears, and its text here",
+    "input_audio": f"input_audio: {_SOUND}",
+    "audio_url": f"audio_url: {_SOUND}",
     "video_url": "video_url: videos are not read; send frames of it as images",
     "input_file": "input_file: files are not read; send their text as input_text, and pictures as input_image",
 }
