@@ -7,7 +7,6 @@ where its blocks run as graphs. So blocks of one pass may run in several steps, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,6 +113,8 @@ def padded_shape(tile: int, spec: VisionSpec) -> PassShape:
 
 MOST_GRAPHS = 400
 """Blocks that are captured at most, whatever there are of sizes: about half a second of a start."""
+MOST_UNITS = 8192
+"""Of a size that is captured, but for the smallest: a block of more takes a card longer than launching its kernels."""
 LEAST_TILE = 64
 """Patches of the smallest size."""
 
@@ -121,7 +122,7 @@ LEAST_TILE = 64
 def pass_shapes(most: PassShape, spec: VisionSpec, *, one_size: bool) -> list[PassShape]:
     """Sizes whose blocks are captured, rising: for pictures of one size by tiles, else by patches, so that padding is a third
     at most. The largest are left out first: there launching a block's kernels takes less time than they do."""
-    found: Sequence[PassShape]
+    found: list[PassShape]
     if one_size:
         counts = {1, *(n for power in range(1, 13) for n in (2**power, 3 * 2**power // 2)), most.tiles}
         found = [most._replace(tiles=n) for n in sorted(counts) if n <= most.tiles]
@@ -130,4 +131,5 @@ def pass_shapes(most: PassShape, spec: VisionSpec, *, one_size: bool) -> list[Pa
         sizes = {n for power in range(7, 31) for n in (2**power, 3 * 2**power // 4)} | {most.tile}
         rounded = sorted({n // square * square for n in sizes if LEAST_TILE <= n <= most.tile} | {most.tile})
         found = [padded_shape(n, spec) for n in rounded]
-    return list(found[: max(MOST_GRAPHS // max(spec.num_layers, 1), 1)])
+    found = [each for i, each in enumerate(found) if each.units <= MOST_UNITS or not i]
+    return found[: max(MOST_GRAPHS // max(spec.num_layers, 1), 1)]
