@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--decoding", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=1500, help="of each text that decodes")
+    parser.add_argument("--ratio", type=float, default=0.75, help="encoder_step_ratio")
     options = parser.parse_args()
     import torch
 
@@ -76,6 +77,7 @@ def main() -> None:
         load_format="dummy",
         max_model_len=options.max_model_len,
         skip_tokenizer_init=True,
+        encoder_step_ratio=options.ratio,
         count_host_waits=torch.cuda.is_available(),
     )
     core = build_engine(args)
@@ -94,6 +96,10 @@ def main() -> None:
     images = [pictured(core, 2000 + number, options.side, 8) for number in range(32)]
     times = run_beside(core, [each.request_id for each in texts], images, 0.1)
     found["text_beside_pictures"] = gaps({name: each for name, each in times.items() if name.startswith("again")})
+    firsts = [1e3 * (each[1] - each[0]) for name, each in times.items() if name.startswith("picture")]
+    found["first_token_beside_text_ms"] = median(firsts)
+    stats = core.stats()
+    found["graph_steps"], found["steps"] = stats.num_graph_steps, stats.num_steps
     found["host_waits"] = core.stats().host_waits
     print(json.dumps(found, indent=1))
     core.shutdown()

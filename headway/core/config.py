@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headway.core.cache import ALL_LAYERS, CacheGroup
+from headway.core.encode import BlockCost
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
@@ -70,6 +71,8 @@ class EngineArgs:
         speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
             {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
         limit_mm_per_prompt: most pictures in a prompt, {"image": 4}; 32 by default.
+        encoder_step_ratio: how long encoders of pictures, and prompts with pictures, may hold up a step in which others decode,
+            in times of such a step; inf: a picture is encoded in one step.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
         tensor_parallel_size: ranks that each layer is cut into (docs/parallel.md).
         pipeline_parallel_size: stages that the layers are cut into.
@@ -116,6 +119,7 @@ class EngineArgs:
     generation_config: str = "auto"
     count_host_waits: bool = False
     speculative_config: SpeculativeConfig | None = None
+    encoder_step_ratio: float = 0.75
     multiprocess: bool | None = None
     limit_mm_per_prompt: dict[str, Any] | None = None
     tensor_parallel_size: int = 1
@@ -213,6 +217,9 @@ class EngineArgs:
         size = self.block_size
         if size is not None and (not _is_count(size, 8) or size > 256 or size & (size - 1)):
             raise ConfigError(f"block_size must be a power of two from 8 to 256; got {size!r}")
+        ratio = self.encoder_step_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0.0:
+            raise ConfigError(f"encoder_step_ratio must be a number above 0; got {ratio!r}")
         if not _is_count(self.max_logprobs, 0):
             raise ConfigError(f"max_logprobs must be an integer >= 0; got {self.max_logprobs!r}")
         if not isinstance(self.seed, int):
@@ -281,8 +288,13 @@ class SchedulerConfig:
         num_checkpoints: of those there are so many; their slots follow those of requests.
         checkpoint_every: see ``Thresholds``.
         max_encoder_rows: most encoder outputs that a step makes, but for a single item that has more; a quarter of it in
-            steps with rows that decode, so that these keep their pace.
+            steps with rows that decode, so that these keep their pace, where the encoder is not cut.
         encoder_cache_rows: of the encoder cache; 0: the model reads no outputs in place of tokens.
+        encoder_blocks: what each block of the encoder costs; (): it is not cut over steps.
+        encoder_work: multiply-adds of the encoder in a step with rows that decode, but for a single block that has more; 0: an
+            item is encoded in one step.
+        media_tokens: most tokens beside rows that decode of a prompt's row with pictures, but for tokens that see each other;
+            0: as many as there is room for.
         sees: see ``VisionInfo``.
         longest_whole: most tokens that see each other; 0: none do.
         cohorts: rows that decode take turns in so many consecutive steps, so that as many stages have work.
@@ -306,6 +318,9 @@ class SchedulerConfig:
     checkpoint_every: int = USUAL_THRESHOLDS.checkpoint_every
     max_encoder_rows: int = 0
     encoder_cache_rows: int = 0
+    encoder_blocks: tuple[BlockCost, ...] = ()
+    encoder_work: int = 0
+    media_tokens: int = 0
     sees: str = ""
     longest_whole: int = 0
     cohorts: int = 1

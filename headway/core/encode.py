@@ -3,17 +3,39 @@
 A request whose decoder reads encoder outputs carries ``EncoderItem``s. The scheduler makes an ``EncodeJob`` of each one whose
 outputs are nowhere yet, in the plan of the step with the first row that reads them: encoders run ahead of the rows, on the same
 stream, and nobody waits for them. The packer turns jobs into ``Encoding``s, host integers that say where in one buffer their
-inputs lie.
+inputs lie. An encoder whose blocks run one by one may do a job in several steps: then a job is some of its blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+ALL_BLOCKS: Final = 2**31 - 1
+"""The end of a job that is done whole."""
+
+
+class BlockCost(NamedTuple):
+    """What a block of an encoder computes.
+
+    Attributes:
+        unit: multiply-adds for each unit of an item.
+        pair: multiply-adds for each other unit that one sees.
+        windowed: it sees those of its window alone.
+    """
+
+    unit: int
+    pair: int
+    windowed: bool = False
+
+    def of(self, item: EncoderItem) -> int:
+        """Multiply-adds of an item."""
+        seen = item.reach[self.windowed]
+        return item.units * (self.unit + self.pair * seen)
 
 
 class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
@@ -27,6 +49,8 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
         data: its input as 4-byte words in native byte order: float32 features, or int32 token ids.
         first: position in the prompt of the first of ``rows`` tokens that the outputs stand in for; -1: the decoder reads
             them by cross-attention.
+        units: patches or frames that pass each block of the encoder; 0: nobody asks.
+        reach: most units that one sees: in blocks that see all, and in those that see windows.
     """
 
     kind: str
@@ -35,6 +59,8 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     sizes: tuple[int, ...] = ()
     data: bytes = b""
     first: int = -1
+    units: int = 0
+    reach: tuple[int, int] = (0, 0)
 
     @property
     def num_words(self) -> int:
@@ -65,7 +91,7 @@ class MediaRun(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class EncodeJob:
-    """One item is encoded before the step's rows run.
+    """One item is encoded, or passes some of the encoder's blocks, before the step's rows run.
 
     Attributes:
         slot: of the request, for which it is done.
@@ -73,12 +99,18 @@ class EncodeJob:
         places: int32 [rows], where each output goes: of cross-attention a place in the blocks of its group (block *
             block_size + offset), else a row of the encoder cache.
         name: of the outputs in the encoder cache.
+        first, end: the blocks that run, [first, end). Job by job they follow each other: what lies between two of them is the
+            encoder's, and holds one item.
+        is_last: the outputs go to their places behind these blocks.
     """
 
     slot: int
     item: EncoderItem
     places: npt.NDArray[np.int32]
     name: object = None
+    first: int = 0
+    end: int = ALL_BLOCKS
+    is_last: bool = True
 
 
 class Encoding(NamedTuple):
@@ -88,6 +120,7 @@ class Encoding(NamedTuple):
         rows, sizes: see ``EncoderItem``.
         data_at, num_words: its input.
         places_at: its places, ``rows`` of them.
+        first, end, is_last: see ``EncodeJob``; the input is sent with the first blocks, the places with the last.
     """
 
     rows: int
@@ -95,6 +128,12 @@ class Encoding(NamedTuple):
     data_at: int
     num_words: int
     places_at: int
+    first: int = 0
+    end: int = ALL_BLOCKS
+    is_last: bool = True
+
+
+NO_WORDS: Final = np.empty(0, np.int32)
 
 
 def pack_jobs(jobs: list[EncodeJob]) -> tuple[tuple[Encoding, ...], npt.NDArray[np.int32]]:
@@ -116,11 +155,12 @@ def pack_jobs(jobs: list[EncodeJob]) -> tuple[tuple[Encoding, ...], npt.NDArray[
     put(np.cumsum([0, *(job.item.rows for job in jobs)], dtype=np.int32))
     for job in jobs:
         item = job.item
-        data_at = put(np.frombuffer(item.data, np.int32))
-        found.append(Encoding(item.rows, item.sizes, data_at, item.num_words, put(job.places)))
+        data = NO_WORDS if job.first else np.frombuffer(item.data, np.int32)
+        at = put(data), len(data), put(job.places if job.is_last else NO_WORDS)
+        found.append(Encoding(item.rows, item.sizes, *at, job.first, job.end, job.is_last))
     return tuple(found), np.concatenate(parts)
 
 
 def most_words(num_rows: int, words_per_row: int, most_jobs: int) -> int:
-    """Size of the largest buffer of ``pack_jobs``, of jobs of ``num_rows`` outputs together."""
+    """Size of the largest buffer of ``pack_jobs``, of jobs that begin with ``num_rows`` outputs together."""
     return num_rows * (words_per_row + 1) + 8 * (most_jobs + 1)

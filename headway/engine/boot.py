@@ -196,7 +196,7 @@ def _build(
         has_states=loaded.model.spec.cache.has_states,
         num_checkpoints=sizes.num_checkpoints,
         checkpoint_every=thresholds.checkpoint_every,
-        **scheduled(loaded.model.spec, sizes),
+        **scheduled(loaded.model.spec, sizes, args.encoder_step_ratio, loaded.dtype),
         cohorts=args.pipeline_parallel_size,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -15,7 +16,12 @@ from headway.models.interface import ModelSpec
 ENCODER_CACHE_ITEMS, ENCODER_CACHE_LEAST = 3, 4096
 """Rows of the encoder cache: so many of the largest items, or at least so many."""
 STEP_PATCHES = 16384
-"""Patches that a step encodes, beside rows that decode a quarter of them: about as long as a step of decode rows takes."""
+"""Patches that a step without rows that decode encodes."""
+FLOPS_PER_BYTE = 120
+"""What a card computes while it reads a byte: an H200 reaches 400 TFLOP/s in bfloat16 products as large as an encoder's, and
+reads 3.3 TB/s. With it an encoder's work is compared with a decode step, which reads the decoder's weights."""
+LEAST_TOKENS = 16
+"""Of a row with pictures beside rows that decode."""
 
 
 def encoder_rows(spec: ModelSpec, sizes: Sizes) -> int:
@@ -67,9 +73,23 @@ def vision_info(spec: ModelSpec, sizes: Sizes) -> VisionInfo | None:
     return msgspec.structs.replace(spec.vision, cache_rows=rows, longest_whole=most_whole(spec, sizes))
 
 
-def scheduled(spec: ModelSpec, sizes: Sizes) -> dict[str, Any]:
-    """The fields of ``SchedulerConfig`` that have to do with encoders."""
+def scheduled(spec: ModelSpec, sizes: Sizes, ratio: float, dtype: torch.dtype) -> dict[str, Any]:
+    """The fields of ``SchedulerConfig`` that have to do with encoders.
+
+    Args:
+        ratio: see ``EngineArgs.encoder_step_ratio``.
+        dtype: of the weights.
+    """
+    work = tokens = 0
+    if spec.encoder is not None and spec.encoder.blocks and ratio != math.inf:
+        weights = spec.layer_weights + spec.head_weights
+        work = max(int(ratio * weights * dtype.itemsize * FLOPS_PER_BYTE / 2), 1)
+        # A step computes so much while it reads the weights, and so much more.
+        tokens = max(int((1 + ratio) * dtype.itemsize * FLOPS_PER_BYTE / 2) // LEAST_TOKENS, 1) * LEAST_TOKENS
     return {
+        "encoder_blocks": () if spec.encoder is None else spec.encoder.blocks,
+        "encoder_work": work,
+        "media_tokens": tokens,
         "max_encoder_rows": encoder_rows(spec, sizes),
         "encoder_cache_rows": encoder_cache_rows(spec, sizes),
         "sees": sees(spec),

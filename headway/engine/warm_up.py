@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -21,7 +22,7 @@ from headway.models.interface import ModelSpec
 from headway.runner.graphs import WHOLE_STEP_VARIANTS, DecodeGraphs, decode_shapes
 from headway.runner.launch import TOKEN_VECTORS
 from headway.runner.pooled_graphs import PooledGraphs, pooled_shapes
-from headway.runner.prefill_graphs import PrefillGraphs, prefill_shapes
+from headway.runner.prefill_graphs import PrefillGraphs, media_shapes, prefill_shapes
 from headway.runner.rehearsal import rehearse
 from headway.runner.runner import ModelRunner
 from headway.runner.split_step import tail_variants
@@ -88,7 +89,7 @@ class WarmUp:
             self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)
             self._sampled_len = sizes.max_model_len
             with self._times.phase("rehearsal"):
-                rehearse(runner.device, runner.executor.body, num_tokens, num_rows)
+                rehearse(runner.device, runner.executor.body, num_tokens, num_rows, runner.executor.passes)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"a step of {num_tokens} tokens does not fit the card beside the weights; "
@@ -97,14 +98,21 @@ class WarmUp:
 
     def capture(self, runner: ModelRunner) -> None:
         """Capture steps of all common shapes as graphs, and let the runner replay these. After ``rehearse``."""
-        decode, prefill = _graphs(runner, with_prompts=is_on(PREFILL_GRAPHS))
+        decode, prefill, media = _graphs(runner, with_prompts=is_on(PREFILL_GRAPHS))
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
+        passes = runner.executor.passes
+        total += 0 if passes is None else passes.num_graphs
+        with_spans = [media] if media is not None and media is not prefill else []
+        total += sum(len(graphs.shapes) for graphs in with_spans)
         bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
         with self._times.phase("graphs"), bar as advance, torch.inference_mode():
-            prefill.capture(lambda shape: advance(1))
+            for graphs in (prefill, *with_spans):
+                graphs.capture(lambda shape: advance(1))
             decode.capture(lambda shape: advance(1))
-        runner.use_graphs(decode, prefill)
-        logger.info("captured graphs of %d shapes in %.1f s", total, time.perf_counter() - start)
+            if passes is not None:
+                passes.capture(lambda: advance(1))
+        runner.use_graphs(decode, prefill, media)
+        logger.info("captured %d graphs of steps and encoders in %.1f s", total, time.perf_counter() - start)
 
     def _compile(self, runner: ModelRunner, num_tokens: int, num_rows: int, *, sampling: bool) -> None:
         """Compile the kernels of the largest step and of those of all common shapes, where there is something to compile.
@@ -118,7 +126,7 @@ class WarmUp:
 
         with compiling(self._compiler, self._hashing.join) as compilation:
             with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.executor.body.shortened():
-                rehearse(runner.device, runner.executor.body, num_tokens, num_rows)
+                rehearse(runner.device, runner.executor.body, num_tokens, num_rows, runner.executor.passes)
                 _rehearse_steps(runner, sampling)
             if not compilation.num_kernels:
                 return
@@ -147,13 +155,18 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
         Variant(runner.executor.body.sampler.every_edit, flags) for flags in (0, RANDOM)
     ]  # draws of edited logits in a long step
     eager.append(Variant(max_logprobs=MAX_LOGPROB_TOKEN_IDS))
-    decode, prefill = _graphs(runner)
+    decode, prefill, media = _graphs(runner)
     with runner.device.main.active(), torch.inference_mode():
         prefill.rehearse(eager, sampling=sampling)
+        if media is not None and media is not prefill:
+            media.rehearse([], sampling=False)
         decode.rehearse(eager, sampling=sampling)
 
 
-def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGraphs, PrefillGraphs]:
+def _graphs(
+    runner: ModelRunner, *, with_prompts: bool = True
+) -> tuple[DecodeGraphs, PrefillGraphs, PrefillGraphs | None]:
+    """Of decode steps, of steps with prompts, and of those with pictures; None: these have none."""
     config, body, device = runner.config, runner.executor.body, runner.device
     sizes = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, config.width)
     shapes = prefill_shapes(*sizes) if with_prompts else []
@@ -162,8 +175,15 @@ def _graphs(runner: ModelRunner, *, with_prompts: bool = True) -> tuple[DecodeGr
             shapes = pooled_shapes(*sizes[:3])
         kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
         pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden_from(body.model.spec), whole=kinds)
-        return DecodeGraphs(device, body.front, body.back, [], []), pooled
+        return DecodeGraphs(device, body.front, body.back, [], []), pooled, None
     tails = tail_variants(body.sampler.every_edit)
     decode = DecodeGraphs(device, body.front, body.back, decode_shapes(config.max_num_seqs, config.widths), tails)
     tails = [*WHOLE_STEP_VARIANTS, *tails]
-    return decode, PrefillGraphs(device, body.front, body.back, shapes, tails, hidden_from(body.model.spec))
+    hidden, vision = hidden_from(body.model.spec), body.model.spec.vision
+    front = body.front if vision is None or vision.sees else partial(body.front, media=True)
+    prefill = PrefillGraphs(device, front, body.back, shapes, tails, hidden)
+    if vision is None or not vision.sees or not with_prompts or config.width > 1:
+        return decode, prefill, prefill if vision is not None and not vision.sees else None
+    # Attention of tokens that see later ones is another kernel.
+    spans = media_shapes(*sizes[:3])
+    return decode, prefill, PrefillGraphs(device, partial(body.front, media=True), body.back, spans, tails, hidden)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
 from headway.core.cache import CacheLayout
+from headway.core.encode import BlockCost
 from headway.core.errors import WeightsError
 from headway.core.media import VisionInfo
 from headway.models.fields import Fields
@@ -137,6 +138,7 @@ class EncoderSpec:
         words_per_row: most words of an item's input for each of its outputs.
         width: numbers of an output, where these lie in the encoder cache; 0: they do not.
         patches: what an output takes of the encoder's time, in units of its input.
+        blocks: what each of its blocks costs, where they run one by one (``PartedModel``); (): they run at once.
         sizes: of the longest item, see ``EncoderItem``.
     """
 
@@ -145,6 +147,7 @@ class EncoderSpec:
     words_per_row: int
     width: int = 0
     patches: int = 1
+    blocks: tuple[BlockCost, ...] = ()
     sizes: tuple[int, ...] = ()
 
     @property
@@ -329,6 +332,43 @@ class EncodingModel(Model, Protocol):
         Args:
             starts: int32 [items + 1], the first output of each item among all of them, and their number.
         """
+
+
+class PassShape(Hashable, Protocol):
+    """Sizes of a pass through an encoder, as its model sees them: exact, or those of a captured one."""
+
+    def holds(self, other: Self) -> bool:
+        """Whether a pass of exactly ``other`` fits."""
+
+
+Shape = TypeVar("Shape", bound=PassShape)
+Buffers = TypeVar("Buffers")
+
+
+class PartedModel(Model, Protocol[Shape, Buffers]):
+    """A model whose ``spec.encoder.blocks`` are not empty: its encoder runs block by block, one item at a time.
+
+    What lies between two blocks lies in buffers, at addresses of their own, which nothing else writes. No call waits for the
+    device.
+    """
+
+    def pass_buffers(self) -> Buffers:
+        """Memory for the largest item."""
+
+    def pass_shapes(self) -> list[Shape]:
+        """Sizes whose blocks are worth capturing, rising."""
+
+    def exact_shape(self, sizes: tuple[int, ...]) -> Shape:
+        """Of an item of ``sizes``."""
+
+    def open_pass(self, item: EncoderInput, buffers: Buffers, shape: Shape) -> None:
+        """An item's pass begins, padded to ``shape``; ``item.places`` is not read."""
+
+    def run_block(self, number: int, buffers: Buffers, shape: Shape) -> None:
+        """The pass goes through a block: the same work for every item of ``shape``."""
+
+    def close_pass(self, item: EncoderInput, buffers: Buffers, caches: CachePool) -> None:
+        """The pass ends: outputs go to ``item.places``; ``item.data`` is not read."""
 
 
 class Architecture(Protocol):

@@ -1,9 +1,8 @@
 """``VisionLanguageModel``: a decoder whose placeholders are rows of an encoder cache, which its tower fills.
 
-The tower runs ahead of the rows of its step (``encode``); the decoder's embedding takes an id's row or a cached one, by
-indexes that
-lie in slot tables. Positions of a picture's tokens may be places in it: then the step has a table of rotations of its own,
-row by row, and kernels that rotate read that by the token's number in the step.
+The tower runs ahead of the rows of its step, some blocks in each of several steps or all in one; the decoder's embedding takes
+an id's row or a cached one, by indexes that lie in slot tables. Positions of a picture's tokens may be places in it: then the
+step has a table of rotations of its own, row by row, and kernels that rotate read that by the token's number in the step.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from headway.models.interface import EncoderInput, EncoderSpec, WeightMap
 from headway.models.layers.attention import Attention
 from headway.models.layers.forms import LayerForms
 from headway.models.layers.junction import Stream
+from headway.models.vision.passes import PassBuffers, PassShape, exact_shape, largest_shape, pass_shapes
 from headway.models.vision.spec import VisionSpec
 from headway.models.vision.tower import VisionTower
 from headway.multimodal.layout import Layout, lay_out
@@ -93,9 +93,10 @@ class VisionLanguageModel(DecoderModel):
         info = msgspec.structs.replace(info, longest=longest)
         encoder = EncoderSpec(
             kind="image", longest=longest, words_per_row=words + AFFINE_INTS, sizes=lay_out(info, grid)[0].sizes,
-            width=vision.width, patches=patches,
+            width=vision.width, patches=patches, blocks=vision.block_costs,
         )  # fmt: skip
         self.spec = replace(self.spec, encoder=encoder, vision=info)
+        self._most = largest_shape(lay_out(info, grid)[0], vision)
         self._axes: torch.Tensor | None = None
         if sight.sections:
             mixer = self._layers[0].mixer
@@ -103,18 +104,38 @@ class VisionLanguageModel(DecoderModel):
             self._positions_table = mixer.cos_sin
             self._axes = _axes(sight, mixer.cos_sin.shape[1]).to(device)
 
-    def encode(self, inputs: Sequence[EncoderInput], starts: torch.Tensor, caches: CachePool) -> None:
-        """See ``EncodingModel``: each picture's rows go to the encoder cache."""
+    def pass_buffers(self) -> PassBuffers:
+        """See ``PartedModel``."""
+        tower = self.tower
+        return PassBuffers.make(self.sight.vision, self._most, dtype=tower.dtype, device=self.device)
+
+    def pass_shapes(self) -> list[PassShape]:
+        """See ``PartedModel``."""
+        return pass_shapes(self._most, self.sight.vision, one_size=self.sight.one_size > 0)
+
+    def exact_shape(self, sizes: tuple[int, ...]) -> PassShape:
+        """See ``PartedModel``."""
+        return exact_shape(Layout.of(sizes), has_first=bool(self.sight.vision.names.cls))
+
+    def open_pass(self, item: EncoderInput, buffers: PassBuffers, shape: PassShape) -> None:
+        """See ``PartedModel``."""
+        layout = Layout.of(item.sizes)
+        values, area = self.sight.vision.patch_values, self.sight.vision.patch**2
+        ints, rest = item.data[: layout.num_ints], item.data[layout.num_ints :]
+        affine = rest[:AFFINE_INTS].view(torch.float32).view(2, 3, 1).expand(-1, -1, area).reshape(2, values)
+        scale, shift = affine.unbind()
+        pixels = rest[AFFINE_INTS:].view(torch.uint8)[: layout.grid.patches * values].view(-1, values)
+        self.tower.open(buffers, shape, pixels.float() * scale + shift, ints, layout)
+
+    def run_block(self, number: int, buffers: PassBuffers, shape: PassShape) -> None:
+        """See ``PartedModel``."""
+        self.tower.run_block(number, buffers, shape)
+
+    def close_pass(self, item: EncoderInput, buffers: PassBuffers, caches: CachePool) -> None:
+        """See ``PartedModel``: the picture's rows go to the encoder cache."""
         assert caches.features is not None
-        for each in inputs:
-            layout = Layout.of(each.sizes)
-            values, area = self.sight.vision.patch_values, self.sight.vision.patch**2
-            ints, rest = each.data[: layout.num_ints], each.data[layout.num_ints :]
-            affine = rest[:AFFINE_INTS].view(torch.float32).view(2, 3, 1).expand(-1, -1, area).reshape(2, values)
-            scale, shift = affine.unbind()
-            pixels = rest[AFFINE_INTS:].view(torch.uint8)[: layout.grid.patches * values].view(-1, values)
-            rows = self.tower(pixels.float() * scale + shift, ints, layout)
-            store_rows(caches.features, each.places, rows.to(caches.features.dtype))
+        rows = self.tower.close(buffers, Layout.of(item.sizes))
+        store_rows(caches.features, item.places, rows.to(caches.features.dtype))
 
     def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
         x = self._embedded(batch)

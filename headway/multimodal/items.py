@@ -42,6 +42,8 @@ def make_item(info: VisionInfo, tiles: npt.NDArray[np.uint8], scale: Floats, shi
         sizes=layout.sizes,
         data=join(ints, scale, shift, patches.reshape(len(patches), -1)),
         first=0,
+        units=grid.patches,
+        reach=(grid.height * grid.width, layout.longest_window),
     )
 
 

@@ -17,6 +17,7 @@ from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
 from headway.runner.config import RunnerConfig
 from headway.runner.encoder import EncoderRunner
+from headway.runner.encoder_passes import PassRunner
 from headway.runner.graphs import DecodeGraphs, StepGraphs
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
@@ -62,19 +63,27 @@ class Executor:
         self._vocabulary_source: torch.Tensor | None = None
         self._num_in_flight, self._record_ints = 0, record_ints(config.width)
         self._inference = torch.inference_mode()
-        self._graphs: tuple[DecodeGraphs, PrefillGraphs] | None = None
+        self._graphs: tuple[DecodeGraphs, PrefillGraphs, PrefillGraphs | None] | None = None
         self.encoder: EncoderRunner | None = None
         if body.model.spec.encoder is not None:
             self.encoder = EncoderRunner(device, body.model, body.caches, config)
 
-    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
-        """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""
-        self._graphs = decode, prefill
+    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs, media: PrefillGraphs | None) -> None:
+        """Replay ``decode`` on decode steps, ``prefill`` on steps with prompts and ``media`` on those with pictures from now
+        on; None: these run kernel by kernel."""
+        self._graphs = decode, prefill, media
+
+    @property
+    def passes(self) -> PassRunner | None:
+        """What runs the model's encoder block by block; None: nothing does."""
+        return None if self.encoder is None else self.encoder.passes
 
     def release(self) -> None:
         """Drop the graphs, which refer back to the body: its memory is then freed with its last user, not whenever the garbage
         collector finds the cycle."""
         self._graphs = None
+        if self.passes is not None:
+            self.passes.release()
 
     def learn(self, vocabulary: Vocabulary) -> Int32s | None:
         """Send the bytes of the vocabulary's tokens to the device, without waiting. Only the first call does anything: it gives
@@ -153,7 +162,7 @@ class Executor:
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
         ring = self._ring[launch.index]
-        if launch.prompt is None and not launch.media and self._graphs is not None:
+        if launch.prompt is None and self._graphs is not None:
             replayed = self._replay(launch, num_edits)
             if replayed is not None:
                 done, shape = replayed
@@ -171,11 +180,14 @@ class Executor:
     def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, LaunchShape] | None:
         """Run the step as graphs, if some fit: what they gave, and the padded shape. Both follow from the launch."""
         assert self._graphs is not None
-        decode, prefill = self._graphs
+        decode, prompts, media = self._graphs
+        prefill = media if launch.media else prompts
         step = launch.shape
         graphs: StepGraphs
         if step.only_decode:
             graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
+        elif prefill is None:
+            return None
         else:
             graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)
             # Graphs hold no piece of a context that becomes keys and values: they cannot know how many there will be.

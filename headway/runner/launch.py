@@ -180,19 +180,21 @@ class Launch:
 
 
 def _encoding_words(encoding: Encoding) -> list[int]:
-    rows, sizes, *places = encoding
-    return [rows, *places, len(sizes), *sizes]
+    rows, sizes, *others = encoding
+    return [rows, *map(int, others), len(sizes), *sizes]
 
 
 def _encodings_of(words: list[int]) -> tuple[Encoding, ...]:
     """Raises ValueError: they are cut short."""
     found, at = [], 0
     while at < len(words):
-        if at + 5 > len(words) or words[at + 4] < 0 or at + 5 + words[at + 4] > len(words):
+        behind = at + len(Encoding._fields)  # the sizes stand behind their number
+        if behind > len(words) or words[behind - 1] < 0 or behind + words[behind - 1] > len(words):
             raise ValueError(f"{len(words)} words that are no encodings")
-        rows, data_at, num_words, places_at, num_sizes = words[at : at + 5]
-        at += 5 + num_sizes
-        found.append(Encoding(rows, tuple(words[at - num_sizes : at]), data_at, num_words, places_at))
+        rows, data_at, num_words, places_at, first, end, is_last, num_sizes = words[at:behind]
+        at = behind + num_sizes
+        sizes = tuple(words[behind:at])
+        found.append(Encoding(rows, sizes, data_at, num_words, places_at, first, end, bool(is_last)))
     return tuple(found)
 
 

@@ -100,6 +100,22 @@ def _shape(tokens: int, rows: int, others: int, longest: int) -> LaunchShape:
     return LaunchShape(tokens, rows, max(rows - others, 0), min(longest, tokens))
 
 
+MEDIA = ((512, FEW_ROWS), (512, 0), (1024, 0), (2048, 0), (4096, FEW_ROWS))
+"""Tokens and rows (0: as many as there can be) of steps with pictures whose tokens see each other. Their attention is another
+kernel, so steps of text alone have graphs of their own. Longer steps hide their launches."""
+
+
+def media_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[LaunchShape]:
+    """Of steps with tokens that see later ones, in order of preference."""
+    found = {
+        _shape(
+            min(tokens, max_tokens), min(rows or max_rows, max_rows), min(FEW_PROMPTS, rows or max_rows), max_model_len
+        )
+        for tokens, rows in MEDIA
+    }
+    return sorted(found, key=lambda shape: (shape.tokens, shape.rows, -shape.decode_rows))
+
+
 _NEWCOMERS, _EDITS_EACH, _BLOCK_TOKENS = 16, 24, 16
 
 

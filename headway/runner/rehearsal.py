@@ -9,6 +9,7 @@ from headway.core.plan import Bound
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
 from headway.runner.encoder import rehearse_encoder
+from headway.runner.encoder_passes import PassRunner
 from headway.runner.launch import LaunchShape
 from headway.runner.results import pack_results
 from headway.runner.step_body import StepBody
@@ -23,12 +24,14 @@ LONG_CONTEXT = 40960
 """Tokens; more pieces of a context would only take time."""
 
 
-def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int) -> None:
-    """Run steps of ``num_tokens`` in up to ``num_rows`` rows, and the sampling of all features. Blocks."""
+def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, passes: PassRunner | None = None) -> None:
+    """Run steps of ``num_tokens`` in up to ``num_rows`` rows, the sampling of all features, and ``passes``. Blocks."""
     device.wait_idle()  # tables, cache and weights were filled on the default stream, which main does not follow
     config, every_edit = body.config, body.sampler.every_edit
     with device.main.active(), torch.inference_mode():
         rehearse_encoder(device, body.model, body.caches, config.max_encoder_rows)
+        if passes is not None:
+            passes.rehearse()
         body.packed.zero_()
         body.apply_edits(1)
         mixed = min(num_rows, num_tokens) - 1  # decode rows beside a prompt

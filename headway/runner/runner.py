@@ -90,10 +90,10 @@ class ModelRunner:
         """Steps that ran as a captured graph, wholly or up to their logits."""
         return self.executor.num_replays
 
-    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs) -> None:
-        """Replay ``decode`` on decode steps and ``prefill`` on steps with prompts from now on."""
+    def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs, media: PrefillGraphs | None = None) -> None:
+        """See ``Executor.use_graphs``."""
         self.packer.decode_bound = Bound(self.config.longest_row)  # a graph is for contexts of any length
-        self.executor.use_graphs(decode, prefill)
+        self.executor.use_graphs(decode, prefill, media)
 
     @property
     def is_lost(self) -> bool:

@@ -149,11 +149,11 @@ class StepBody:
             batch.media_rows = found[0]
             batch.ends = found[1] if vision.sees else None
 
-    def front(self, shape: LaunchShape) -> tuple[StepBatch, torch.Tensor]:
-        """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``."""
+    def front(self, shape: LaunchShape, media: bool = False) -> tuple[StepBatch, torch.Tensor]:
+        """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``; ``media``: see the plan."""
         self.apply_edits(self.config.edits_per_row * (shape.rows if shape.only_decode else max_edits(*shape[:3])))
         # Contexts, and cached prefixes, may be of any length.
-        batch = self.unpack(shape, Bound(self.config.longest_row))
+        batch = self.unpack(shape, Bound(self.config.longest_row), media=media)
         return batch, self.outcome_states(batch)
 
     def eager(self, launch: Launch, variant: Variant, counted: bool) -> tuple[list[Part], PromptPositions | None]:

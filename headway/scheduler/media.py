@@ -1,9 +1,8 @@
 """Pictures in prompts: how far a row may go, what is encoded for it, and where its features lie.
 
-A picture is encoded in the step of the first row that reads it, ahead of all rows, unless the cache has it. Encoders take
-time that
-rows which decode wait for, so a step has a budget of them; a row then ends before the first picture that is beyond it. Tokens
-that see later ones stay together: a row ends before such a run or behind it.
+A picture is encoded ahead of the first row that reads it, unless the cache has it. Encoders take time that rows which decode
+wait for, so a step has a budget of them (``Passes``); a row then ends before the first picture whose features are still to
+come. Tokens that see later ones stay together: a row ends before such a run or behind it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from headway.core.encode import EncodeJob, MediaRun
 from headway.core.errors import InvalidRequestError
 from headway.core.messages import AddRequest
 from headway.scheduler.cache.encoder import EncoderCache, Range
+from headway.scheduler.passes import Passes
 from headway.scheduler.request import Request
 
 Mark = tuple[int, int, bytes]
@@ -26,23 +26,28 @@ Mark = tuple[int, int, bytes]
 class MediaPlanner:
     """Attributes:
     cache: who has which rows.
-    encodes: jobs of the step that is planned.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.cache = EncoderCache(config.encoder_cache_rows)
         self._sees, self._whole = config.sees, config.longest_whole
-        self._most, self._left = config.max_encoder_rows, 0
-        self.encodes: list[EncodeJob] = []
+        self._passes, self._most_tokens = Passes(config), config.media_tokens
+        self._beside_decode = False
+        self._awaiting: Request | None = None  # waits in the queue, and holds pictures
         self._leaving: list[object] = []
 
     def begin(self, beside_decode: bool) -> None:
         """A new step; ``beside_decode``: some of its rows decode, and shall not wait long."""
-        self._left = self._most // 4 if beside_decode else self._most
-        self.encodes = []
+        self._passes.begin(beside_decode)
+        self._beside_decode = beside_decode
         for name in self._leaving:
-            self.cache.release(name)
+            self._let_go(name)
         self._leaving = []
+
+    @property
+    def encodes(self) -> list[EncodeJob]:
+        """Jobs of the step that is planned."""
+        return self._passes.jobs
 
     def check(self, message: AddRequest) -> None:
         """Raises InvalidRequestError: runs and features do not fit together, or can never be read."""
@@ -86,6 +91,7 @@ class MediaPlanner:
     def claim(self, request: Request, start: int, end: int) -> int:
         """How far a row over [start, end) may go; what it reads is held then, and encoded in this step where it must be."""
         message = request.message
+        end = self._paced(request, start, end)
         if self._sees == "prompt" and start < request.prompt_len:
             end = self._uncut(message, start, end)
             return end if end <= start or self._claim_all(request, message.runs) else start
@@ -124,10 +130,29 @@ class MediaPlanner:
         for item in list(request.held):
             self._release(request, item)
 
+    def keeps(self, request: Request) -> bool:
+        """Whether a request that waits keeps what it holds, because pictures are under way for it; else nothing is held."""
+        if any(self._name(request, item) in self._passes for item in request.held):
+            self._awaiting = request
+            return True
+        self.release(request)
+        return False
+
+    def next_is(self, head: Request | None) -> None:
+        """Of requests that wait only the first one, which comes next, may hold pictures: others could need the room."""
+        if self._awaiting is not None and self._awaiting is not head:
+            if self._awaiting.slot < 0:
+                self.release(self._awaiting)
+            self._awaiting = None
+
     def discard(self, jobs: list[EncodeJob]) -> None:
-        """These were never done."""
+        """These were never done: whoever still waits for them has them done anew."""
         for job in jobs:
-            self.cache.forget(job.name)
+            if self.cache.is_held(job.name):
+                self._passes.ask(job)
+            else:
+                self._passes.drop(job.name)
+                self.cache.forget(job.name)
         self._leaving = [name for name in self._leaving if name in self.cache]
 
     @property
@@ -140,6 +165,16 @@ class MediaPlanner:
             return [(0, len(message.prompt_token_ids))]
         return [(run.start, run.end) for run in message.runs] if self._sees else []
 
+    def _paced(self, request: Request, start: int, end: int) -> int:
+        """``end``, or as far as a row with pictures goes beside rows that decode: to the end of tokens that see each other."""
+        paced = start + self._most_tokens
+        if not self._beside_decode or not self._most_tokens or end <= paced or not self.touches(request, start, end):
+            return end
+        for first, past in self._wholes(request.message):
+            if first < paced < past:
+                return first if first > start else min(past, end)
+        return paced
+
     def _uncut(self, message: AddRequest, start: int, end: int) -> int:
         """``end``, or where the tokens begin that it would part from others which they see."""
         for first, past in self._wholes(message):
@@ -148,12 +183,12 @@ class MediaPlanner:
         return end
 
     def _claim_all(self, request: Request, runs: list[MediaRun]) -> bool:
-        """Hold the items of ``runs``, all or none."""
+        """Hold the items of ``runs``, all or none, and encode what is not there yet; whether all are there then."""
         items = request.message.media
         wanted = list(dict.fromkeys(run.item for run in runs if run.item not in request.held))
         by_name = {self._name(request, item): items[item].rows for item in wanted}
         rows = sum(count for name, count in by_name.items() if name not in self.cache)
-        if rows > self._left and self.encodes:
+        if rows and rows > self._passes.rows_left and self.encodes:
             return False
         taken: list[tuple[int, Range, bool]] = []
         for item in wanted:
@@ -173,13 +208,22 @@ class MediaPlanner:
             request.held[item] = found
             if fresh:
                 places = np.arange(found.start, found.start + found.rows, dtype=np.int32)
-                self.encodes.append(EncodeJob(request.slot, items[item], places, self._name(request, item)))
-        self._left -= rows
-        return True
+                self._passes.ask(EncodeJob(request.slot, items[item], places, self._name(request, item)))
+        waited = {self._name(request, run.item) for run in runs}
+        if any(name in self._passes for name in waited):
+            self._passes.run()
+        return not any(name in self._passes for name in waited)
 
     def _release(self, request: Request, item: int) -> None:
         del request.held[item]
-        self.cache.release(self._name(request, item))
+        self._let_go(self._name(request, item))
+
+    def _let_go(self, name: object) -> None:
+        """A hold ends; an item that nobody waits for is not encoded any further."""
+        self.cache.release(name)
+        if name in self._passes and not self.cache.is_held(name):
+            self._passes.drop(name)
+            self.cache.forget(name)
 
     def _name(self, request: Request, item: int) -> object:
         """Requests with different salts share nothing."""

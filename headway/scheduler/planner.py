@@ -328,6 +328,8 @@ class Planner:
 
     def _admit(self, draft: _Draft) -> None:
         life = self._life
+        if life.media is not None:
+            life.media.next_is(life.waiting.head if life.waiting else None)
         while life.waiting and self._table.num_free and draft.tokens_left and life.running.prefilling is None:
             request = life.waiting.head
             if request.in_flight or request.upload_now > draft.uploads_left or self._still_blocked(request):
@@ -360,7 +362,7 @@ class Planner:
             return True
         if media.claim(request, start, min(start + draft.tokens_left, len(request.tokens))) > start:
             return True
-        media.release(request)
+        media.keeps(request)
         return False
 
     def _still_blocked(self, request: Request) -> bool:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from headway.server.errors import refuse
-from headway.server.protocol import ChatMessage, FunctionCall, InputItem, TextPart, Tool, ToolCall
+from headway.server.protocol import (
+    ChatMessage,
+    FunctionCall,
+    ImageUrl,
+    InputItem,
+    InputPart,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 
 MAX_TOOLS: Final = 128
+
+
+_SOUND: Final = (
+    "no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that hears, and "
+    "the text here"
+)
+NOT_READ: Final = {
+    "input_audio": f"input_audio: {_SOUND}",
+    "audio_url": f"audio_url: {_SOUND}",
+    "video_url": "video_url: videos are not read; send frames of it as images",
+    "input_file": "input_file: files are not read; send their text as input_text, and pictures as input_image",
+}
+"""Types of parts that are refused, and what to do instead."""
 
 
 def text_of(content: str | list[TextPart] | None, where: str) -> str | None:
@@ -20,7 +42,9 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str | None:
     texts = []
     for i, part in enumerate(content):
         if part.type == "image_url" or part.image_url is not None:
-            raise refuse(f"{where}[{i}]: images belong in messages of /v1/chat/completions", where)
+            raise refuse(f"{where}[{i}]: images belong in messages of users", where)
+        if part.type in NOT_READ:
+            raise refuse(f"{where}[{i}]: {NOT_READ[part.type]}", where)
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
             raise refuse(f"{where}[{i}] has no text", where)
@@ -41,17 +65,22 @@ class Addressed(NamedTuple):
 
 
 def images_of(messages: Sequence[ChatMessage]) -> list[Addressed]:
-    """All images, in order. Raises ApiError: a part of that type has none."""
+    """All images, in order. Raises ApiError: a part of that type has none, or is of a type that is not read."""
+    return [image for i, message in enumerate(messages) for image in _images_in(message, f"messages[{i}]")]
+
+
+def _images_in(message: ChatMessage, field: str) -> list[Addressed]:
     found = []
-    for i, message in enumerate(messages):
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            where = f"messages[{i}].content[{j}]"
-            if (part.type == "image_url") != (part.image_url is not None) or (part.image_url and part.text is not None):
-                raise refuse(f"{where}: a part of type image_url has image_url, and no other has it", where)
-            if part.image_url is not None:
-                if message.role not in ("user", "system", "developer"):
-                    raise refuse(f"{where}: images come from users; a message of role {message.role} has none", where)
-                found.append(Addressed(part.image_url.url, where))
+    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        where = f"{field}.content[{j}]"
+        if part.type in NOT_READ:
+            raise refuse(f"{where}: {NOT_READ[part.type]}", where)
+        if (part.type == "image_url") != (part.image_url is not None) or (part.image_url and part.text is not None):
+            raise refuse(f"{where}: a part of type image_url has image_url, and no other has it", where)
+        if part.image_url is not None:
+            if message.role not in ("user", "system", "developer"):
+                raise refuse(f"{where}: images come from users; a message of role {message.role} has none", where)
+            found.append(Addressed(part.image_url.url, where))
     return found
 
 
@@ -94,11 +123,42 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def input_messages(instructions: str | None, items: str | list[InputItem]) -> list[dict[str, Any]]:
-    """The input of /v1/responses as messages: calls in a row are one message of the assistant."""
+def _chat_parts(content: str | list[InputPart] | None, where: str) -> str | list[TextPart] | None:
+    """Parts of /v1/responses as those of chat completions. Raises ApiError: one of another type than its fields say."""
+    if content is None or isinstance(content, str):
+        return content
+    found = []
+    for i, part in enumerate(content):
+        if part.type in NOT_READ:
+            raise refuse(f"{where}[{i}]: {NOT_READ[part.type]}", where)
+        is_image = part.type == "input_image"
+        if part.file_id is not None:
+            raise refuse(
+                f"{where}[{i}].file_id: no files are kept here; give image_url, which may be a data URL", where
+            )
+        if is_image != (part.image_url is not None) or (is_image and part.text is not None):
+            raise refuse(f"{where}[{i}]: a part of type input_image has image_url, and no other has it", where)
+        if part.image_url is None:
+            kind: Literal["refusal", "text"] = "refusal" if part.type == "refusal" else "text"
+            found.append(TextPart(type=kind, text=part.text, refusal=part.refusal))
+        else:
+            found.append(TextPart(type="image_url", image_url=ImageUrl(url=part.image_url)))
+    return found
+
+
+class Conversation(NamedTuple):
+    """The input of /v1/responses: messages as templates read them, and the images in them, in order."""
+
+    messages: list[dict[str, Any]]
+    images: list[Addressed]
+
+
+def input_messages(instructions: str | None, items: str | list[InputItem]) -> Conversation:
+    """The input of /v1/responses: calls in a row are one message of the assistant."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    images: list[Addressed] = []
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        return Conversation([*messages, {"role": "user", "content": items}], images)
     if not items:
         raise refuse("input is empty; give at least one message", "input")
     for i, item in enumerate(items):
@@ -112,12 +172,15 @@ def input_messages(instructions: str | None, items: str | list[InputItem]) -> li
             else:
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         elif item.type == "function_call_output":
-            text = text_of(item.output, f"{where}.output") or ""
+            text = text_of(_chat_parts(item.output, f"{where}.output"), f"{where}.output") or ""
             messages.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
         else:
+            assert item.role is not None, "_check_item has seen one"
+            message = ChatMessage(role=item.role, content=_chat_parts(item.content, f"{where}.content"))
+            images += _images_in(message, where)
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": text_of(item.content, f"{where}.content") or ""})
-    return messages
+            messages.append({"role": role, "content": _parts(message.content, f"{where}.content") or ""})
+    return Conversation(messages, images)
 
 
 ITEM_FIELDS: Final = {

@@ -119,11 +119,28 @@ class ImageUrl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message: text or, for models with sight, an image."""
+    """A piece of a message: text or, for models with sight, an image. Sounds and videos are known in order to be refused."""
 
-    type: Literal["text", "input_text", "output_text", "refusal", "image_url"]
+    type: Literal["text", "input_text", "output_text", "refusal", "image_url", "input_audio", "audio_url", "video_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
+    input_audio: dict[str, Any] | None = None
+    audio_url: dict[str, Any] | None = None
+    video_url: dict[str, Any] | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A piece of a message given to /v1/responses: an image's address is a field of its own here."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "input_image", "input_audio", "input_file"]
+    text: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: str | None = None
+    input_audio: dict[str, Any] | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
@@ -245,11 +262,11 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[TextPart] | None = None
+    output: str | list[InputPart] | None = None
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -309,7 +326,7 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses: text and calls of functions; nothing is stored."""
+    """POST /v1/responses: text, images and calls of functions; nothing is stored."""
 
     input: str | list[InputItem]
     instructions: str | None = None

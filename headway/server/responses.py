@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer form, text and calls of functions; nothing is stored."""
+"""POST /v1/responses: OpenAI's newer form, text, images and calls of functions; nothing is stored."""
 
 from __future__ import annotations
 
@@ -102,27 +102,36 @@ class ResponseJob:
         )
         if body.structured_outputs is not None and self._plan.mode in ("named", "required"):
             raise refuse("structured_outputs and a forced call are two forms; give one of them", "structured_outputs")
-        self._names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        self._names = {
+            "prompt": "input",
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "multi_modal_data": "input",
+        }
         self._names["structured_outputs"] = field if self._plan.structured is None else "tools"
         wanted = self._plan.structured or wanted
         with named(self._names):
             self._params = sampling_params(
                 service.defaults, body, n=1, max_tokens=body.max_output_tokens, structured_outputs=wanted
             )
-        self._messages = self._plan.messages(input_messages(body.instructions, body.input))
+        messages, self._images = input_messages(body.instructions, body.input)
+        service.check_images(self._images)
+        self._messages = self._plan.messages(messages)
         self._usage = Usage()
         self._id, self._created = new_id("resp_"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         with named(self._names):
+            images = await self._service.load_images(self._images)
             prompt = await self._service.templates.render(
-                self._messages,
+                self._service.shown(self._messages, bool(self._plan.for_template)),
                 tools=self._plan.for_template,
                 extra=self._body.chat_template_kwargs,
                 parse_special=bool(self._body.parse_special),
             )
             salt = self._body.cache_salt
-            outputs = self._service.generate([prompt], self._params, salt=salt, special=False, final=final)
+            seen = self._service.with_images(prompt, images)
+            outputs = self._service.generate([seen], self._params, salt=salt, special=False, final=final)
             async for _, output in outputs:
                 self._usage.take(0, output)
                 yield output

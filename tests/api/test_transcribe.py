@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.api.hearing.transcriber import TranscriptionOptions
+from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
 from headway.api.hearing.transcript import Segment, as_srt, as_vtt
 from headway.api.hearing.windows import cut
 from headway.core.errors import InvalidRequestError
+from headway.core.outputs import CompletionOutput
 from headway.multimodal.audio.decode import RATE
 from tests.api import tiny_whisper as tiny
 
@@ -156,3 +157,33 @@ def test_subtitles() -> None:
     ]
     assert as_srt(segments) == ("1\n00:00:00,000 --> 00:00:01,500\nOne -> two\n\n2\n01:01:01,000 --> 01:01:03,000\nx\n")
     assert as_vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne -> two\n")
+
+
+def test_a_window_that_goes_wrong_is_asked_again_hotter(llm: Any) -> None:
+    """Random weights give unlikely text at any temperature: the last one is kept, and it is told."""
+    samples = tiny.sounds(2.3, 4)
+    options = TranscriptionOptions(max_tokens=9, seed=5, temperature_fallback=True, language="en")
+    [found] = llm.transcribe([(samples, RATE)], options)
+    plain = TranscriptionOptions(max_tokens=9, seed=5, temperature=1.0, language="en")
+    [last] = llm.transcribe([(samples, RATE)], plain)
+    assert [each.tokens for each in found.segments] == [each.tokens for each in last.segments]
+    assert {each.temperature for each in found.segments} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("logprob", "text", "no_speech", "temperature", "again"),
+    [
+        (-0.5, "fine words", None, 0.0, None), (-1.5, "fine words", None, 0.0, 0.2), (-1.5, "fine words", 0.7, 0.0, None),
+        (-0.5, "again " * 40, 0.7, 0.0, 0.2), (-1.5, "fine words", 0.5, 0.5, 0.6), (-1.5, "fine words", None, 1.0, None),
+    ],
+)  # fmt: skip
+def test_when_a_window_went_wrong(
+    llm: Any, logprob: float, text: str, no_speech: float | None, temperature: float, again: float | None
+) -> None:
+    transcriber = Transcriber(llm.model_info, llm.get_tokenizer())
+    transcriber.text = lambda ids: text  # type: ignore[method-assign]
+    answer = CompletionOutput(index=0, text="", token_ids=[5, 6], cumulative_logprob=2 * logprob)
+    options = TranscriptionOptions(temperature=temperature, temperature_fallback=True)
+    hotter = transcriber.hotter(answer, options, no_speech)
+    assert (None if hotter is None else hotter.temperature) == again
+    assert transcriber.hotter(answer, TranscriptionOptions(temperature=temperature), no_speech) is None

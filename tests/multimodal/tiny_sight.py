@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import save_file
 
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
 from headway.core.media import VisionInfo
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
+from headway.models.registry import model_class, read_config
 from headway.multimodal.items import find_runs, make_item
 
 TOKEN, VOCAB = 100, 120
@@ -44,7 +46,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": (
         "Llava",
         {
-            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
+            "vision_config": {**_VISION, "model_type": "clip_vision_model", "num_hidden_layers": 3},
             "text_config": {**_TEXT, "model_type": "llama"},
             "image_token_index": TOKEN,
         },
@@ -164,6 +166,24 @@ def sighted(name: str) -> Sighted:
     model.save_pretrained(folder)
     _save_texts(name, folder)
     return Sighted(name, model, str(folder))
+
+
+@functools.cache
+def plain(name: str) -> str:
+    """A checkpoint of the family with other random weights, made without transformers: to test the house against itself."""
+    family, values = _CONFIGS[name]
+    config = {"architectures": [f"{family}ForConditionalGeneration"], "eos_token_id": 2, **values}
+    read = read_config(config)
+    model = model_class(read.architecture)(read, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+    generator, tensors = torch.Generator().manual_seed(sum(map(ord, name))), {}
+    for each, target in model.weights().targets.items():
+        drawn = torch.randn(target.shape, generator=generator)
+        is_norm = len(target.shape) == 1 and each.endswith("weight")
+        tensors[each] = 1.0 + 0.1 * drawn if is_norm else 0.2 * drawn
+    folder = Path(tempfile.mkdtemp(prefix=f"plain-{name}-"))
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 MARKERS = {

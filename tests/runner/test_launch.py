@@ -45,7 +45,7 @@ def test_bytes_hold_the_whole_launch(data: st.DataObject) -> None:
         prefix_bound=Bound(data.draw(numbers)),
         prompt=data.draw(st.sampled_from([None, PromptPositions(rows, *lists)])),
         encodings=tuple(
-            Encoding(rows, tuple(sizes), *[data.draw(numbers) for _ in range(3)])
+            Encoding(rows, tuple(sizes), *[data.draw(numbers) for _ in range(5)], data.draw(st.booleans()))
             for rows, sizes in data.draw(st.lists(st.tuples(numbers, st.lists(numbers, max_size=3)), max_size=3))
         ),
         encoder_ints=np.array(data.draw(st.lists(numbers, max_size=5)), np.int32),

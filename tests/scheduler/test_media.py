@@ -112,6 +112,17 @@ def test_beside_rows_that_decode_less_is_encoded() -> None:
     assert media.claim(request([(0, 0, 4), (1, 5, 9)], keys="xy"), 0, 30) == 30
 
 
+def test_beside_rows_that_decode_a_row_with_pictures_is_short() -> None:
+    """Text is not cut for that, and tokens that see each other go whole."""
+    for sees, ends in (("", [6, 8, 14, 40]), ("spans", [4, 12, 14, 40])):
+        media = planner(media_tokens=4, sees=sees)
+        media.begin(True)
+        asked = request([(0, 4, 12)])
+        assert [media.claim(asked, *row) for row in ((2, 30), (4, 30), (10, 30), (12, 40))] == ends
+        media.begin(False)
+        assert media.claim(asked, 2, 30) == 30
+
+
 @pytest.mark.parametrize(
     ("runs", "rows", "message"),
     [

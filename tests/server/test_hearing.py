@@ -50,6 +50,16 @@ def test_every_format_says_the_same(client: TestClient) -> None:
     assert post(client, language="de", prompt="Before.", temperature="0.4", seed="3").status_code == 200
 
 
+def test_windows_that_go_wrong_are_asked_again(client: TestClient) -> None:
+    """Random weights go wrong at every temperature; a stream then has whole windows."""
+    fields = {"temperature_fallback": "true", "temperature": "0.8", "seed": "3", "language": "en"}
+    whole = post(client, response_format="verbose_json", **fields).json()
+    assert whole["segments"] and {each["temperature"] for each in whole["segments"]} == {1.0}
+    untimed = post(client, **fields).json()["text"]
+    streamed = [json.loads(line[6:]) for line in post(client, stream="true", **fields).text.split("\n\n")[:-2]]
+    assert streamed[-1]["text"].strip() == untimed
+
+
 def test_a_stream_gives_the_same_text(client: TestClient) -> None:
     answer = post(client, stream="true")
     lines = [line[6:] for line in answer.text.split("\n\n") if line.startswith("data: ")]

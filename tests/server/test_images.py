@@ -61,6 +61,57 @@ def test_answers_are_those_of_llm(client: TestClient) -> None:
     assert streamed.status_code == 200 and streamed.text.rstrip().endswith("data: [DONE]")
 
 
+def test_responses_take_images(client: TestClient) -> None:
+    """In the newer form the answer is the same, streamed or whole."""
+    url = data_url(png(noise(1)))
+    content = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": "what?"}]
+    request: dict[str, Any] = {
+        "input": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_output_tokens": 5,
+    }
+    answer = client.post("/v1/responses", json=request)
+    assert answer.status_code == 200, answer.text
+    expected = ask(client, body(url)).json()
+    assert answer.json()["output"][0]["content"][0]["text"] == expected["choices"][0]["message"]["content"]
+    assert answer.json()["usage"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+    streamed = client.post("/v1/responses", json={**request, "stream": True})
+    assert "response.incomplete" in streamed.text or "response.completed" in streamed.text
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "input_image"}, "input_image has image_url"),
+        ({"type": "input_image", "image_url": data_url(b"x"), "text": "y"}, "input_image has image_url"),
+        ({"type": "input_text", "text": "y", "image_url": data_url(b"x")}, "no other has it"),
+        ({"type": "input_image", "file_id": "file-1"}, "no files are kept"),
+        ({"type": "input_image", "image_url": "http://127.0.0.1/a.png"}, ""),
+        ({"type": "input_image", "image_url": data_url(b"not a picture")}, ""),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "/v1/audio/transcriptions"),
+        ({"type": "input_file", "file_id": "file-1"}, "input_text"),
+    ],
+)
+def test_wrong_parts_of_responses_are_refused(client: TestClient, part: dict[str, Any], message: str) -> None:
+    for role in ("user", "assistant"):
+        answer = client.post("/v1/responses", json={"input": [{"role": role, "content": [part]}]})
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["error"]["message"] or role == "assistant"
+        assert answer.json()["error"]["param"].startswith("input")
+    output = {"type": "function_call_output", "call_id": "c", "output": [part]}
+    assert client.post("/v1/responses", json={"input": [output]}).status_code == 400
+
+
+def test_sound_and_video_in_a_chat_are_refused(client: TestClient) -> None:
+    for part, fix in (
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "/v1/audio/transcriptions"),
+        ({"type": "video_url", "video_url": {"url": "data:"}}, "frames"),
+    ):
+        answer = ask(client, {"messages": [{"role": "user", "content": [part]}]})
+        assert answer.status_code == 400 and fix in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "messages[0].content[0]"
+
+
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

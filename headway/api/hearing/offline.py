@@ -94,18 +94,37 @@ def transcribe(
         going = [each for each in recordings if window < len(each.spans)]
         free = [each for each in going if window == 0 or each.options.condition_on_previous_text]
         places = [(each, n) for each in free for n in _windows(each, window)]
-        answers = run([_window(prepare, transcriber, each, n) for each, n in places])
-        for (each, n), answer in zip(places, answers, strict=True):
-            _take(each, n, _only(answer), transcriber)
+        for (each, n), drawn in zip(places, _drawn(places, transcriber, prepare, run), strict=True):
+            _take(each, n, *drawn, transcriber)
     return [_finished(each) for each in recordings]
+
+
+def _drawn(
+    places: Sequence[tuple[_Recording, int]], transcriber: Transcriber, prepare: Prepare, run: Run
+) -> list[tuple[CompletionOutput, TranscriptionOptions]]:
+    """Answers for windows of recordings, and how each was asked last."""
+    found: dict[int, tuple[CompletionOutput, TranscriptionOptions]] = {}
+    asking = {i: recording.options for i, (recording, _) in enumerate(places)}
+    while asking:
+        answers = run([_window(prepare, transcriber, *places[i], options) for i, options in asking.items()])
+        again: dict[int, TranscriptionOptions] = {}
+        for (i, options), answer in zip(asking.items(), answers, strict=True):
+            found[i] = _only(answer), options
+            recording, window = places[i]
+            hotter = transcriber.hotter(*found[i], recording.no_speech if window == 0 else None)
+            if hotter is not None:
+                again[i] = hotter
+        asking = again
+    return [found[i] for i in range(len(places))]
 
 
 def _windows(recording: _Recording, window: int) -> Sequence[int]:
     return [window] if recording.options.condition_on_previous_text else range(len(recording.spans))
 
 
-def _window(prepare: Prepare, transcriber: Transcriber, recording: _Recording, window: int) -> PreparedRequest:
-    options = recording.options
+def _window(
+    prepare: Prepare, transcriber: Transcriber, recording: _Recording, window: int, options: TranscriptionOptions
+) -> PreparedRequest:
     before = recording.words if options.condition_on_previous_text else ()
     ids = transcriber.prompt(options, recording.language, before)
     item = recording.item(window, transcriber)
@@ -116,10 +135,16 @@ def _ask(prepare: Prepare, ids: list[int], params: SamplingParams, item: Encoder
     return prepare({"prompt_token_ids": ids}, params, media=[item], **more)
 
 
-def _take(recording: _Recording, window: int, answer: CompletionOutput, transcriber: Transcriber) -> None:
+def _take(
+    recording: _Recording,
+    window: int,
+    answer: CompletionOutput,
+    options: TranscriptionOptions,
+    transcriber: Transcriber,
+) -> None:
     no_speech = recording.no_speech if window == 0 else None
     number, span = len(recording.segments), recording.seconds(window)
-    recording.segments += transcriber.segments(answer, span, recording.options, number, no_speech)
+    recording.segments += transcriber.segments(answer, span, options, number, no_speech)
     recording.words += transcriber.words(answer.token_ids)
 
 

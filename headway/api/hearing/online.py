@@ -62,12 +62,12 @@ async def transcribe(
         ids, params = transcriber.detection()
         language, no_speech = transcriber.detected(await _answer(llm, ids, params, first))
     if options.condition_on_previous_text:
-        windows = _one_by_one(llm, transcriber, samples, spans, options, language)
+        windows = _one_by_one(llm, transcriber, samples, spans, options, language, no_speech)
     else:
-        windows = _side_by_side(llm, transcriber, samples, spans, options, language)
+        windows = _side_by_side(llm, transcriber, samples, spans, options, language, no_speech)
     number, sent = 0, ""
     async with contextlib.aclosing(windows) as outputs:
-        async for window, output in outputs:
+        async for window, output, asked in outputs:
             [answer] = output.outputs
             text = transcriber.text(answer.token_ids)
             if not output.finished:
@@ -77,14 +77,15 @@ async def transcribe(
                     sent = text
                 continue
             span = (spans[window][0] / RATE, spans[window][1] / RATE)
-            segments = transcriber.segments(answer, span, options, number, no_speech if window == 0 else None)
+            segments = transcriber.segments(answer, span, asked, number, no_speech if window == 0 else None)
             number += len(segments)
             tokens = len(output.prompt_token_ids), len(answer.token_ids)
             yield Piece(text[len(sent) :], language, segments, tokens)
             sent = ""
 
 
-Windows = AsyncGenerator[tuple[int, RequestOutput], None]
+Asked = tuple[RequestOutput, TranscriptionOptions]
+Windows = AsyncGenerator[tuple[int, RequestOutput, TranscriptionOptions], None]
 
 
 async def _one_by_one(
@@ -94,14 +95,15 @@ async def _one_by_one(
     spans: list[tuple[int, int]],
     options: TranscriptionOptions,
     language: str,
+    no_speech: float | None,
 ) -> Windows:
     """Each is given the text of those before it."""
     words: list[int] = []
     for window, span in enumerate(spans):
-        source = _window(llm, transcriber, samples, span, options, language, words)
+        source = _window(llm, transcriber, samples, span, options, language, words, None if window else no_speech)
         async with contextlib.aclosing(source) as outputs:
-            async for output in outputs:
-                yield window, output
+            async for output, asked in outputs:
+                yield window, output, asked
                 if output.finished:
                     words = words + transcriber.words(output.outputs[0].token_ids)
 
@@ -113,14 +115,17 @@ async def _side_by_side(
     spans: list[tuple[int, int]],
     options: TranscriptionOptions,
     language: str,
+    no_speech: float | None,
 ) -> Windows:
     """Several run; their outputs come window by window."""
-    queues: list[asyncio.Queue[RequestOutput | BaseException]] = [asyncio.Queue() for _ in spans]
+    queues: list[asyncio.Queue[Asked | BaseException]] = [asyncio.Queue() for _ in spans]
     room = asyncio.Semaphore(AT_ONCE)
 
     async def follow(window: int) -> None:
         async with room:
-            source = _window(llm, transcriber, samples, spans[window], options, language, ())
+            source = _window(
+                llm, transcriber, samples, spans[window], options, language, (), None if window else no_speech
+            )
             try:
                 async with contextlib.aclosing(source) as outputs:
                     async for output in outputs:
@@ -132,11 +137,11 @@ async def _side_by_side(
     try:
         for window, queue in enumerate(queues):
             while True:
-                output = await queue.get()
-                if isinstance(output, BaseException):
-                    raise output
-                yield window, output
-                if output.finished:
+                found = await queue.get()
+                if isinstance(found, BaseException):
+                    raise found
+                yield window, *found
+                if found[0].finished:
                     break
     finally:
         for task in tasks:
@@ -152,15 +157,22 @@ async def _window(
     options: TranscriptionOptions,
     language: str,
     before: Any,
-) -> AsyncGenerator[RequestOutput, None]:
+    no_speech: float | None = None,
+) -> AsyncGenerator[Asked, None]:
+    """Outputs of a window, and how it was asked; those that went wrong are not given."""
     item = await asyncio.to_thread(audio_item, samples[slice(*span)], transcriber.hearing)
-    ids, params = transcriber.prompt(options, language, before), transcriber.params(options)
-    rules = transcriber.rules(options)
-    source = llm.generate({"prompt_token_ids": ids}, params, media=[item], speech=rules)
-    async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
-        async for output in outputs:
-            _check(output)
-            yield output
+    ids, rules = transcriber.prompt(options, language, before), transcriber.rules(options)
+    asking: TranscriptionOptions | None = options
+    while asking is not None:
+        asked, asking = asking, None
+        source = llm.generate({"prompt_token_ids": ids}, transcriber.params(asked), media=[item], speech=rules)
+        async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
+            async for output in outputs:
+                _check(output)
+                if output.finished:
+                    asking = transcriber.hotter(output.outputs[0], asked, no_speech)
+                if asking is None and (output.finished or not asked.temperature_fallback):
+                    yield output, asked
 
 
 async def _answer(llm: AsyncLLM, ids: list[int], params: Any, item: EncoderItem) -> CompletionOutput:

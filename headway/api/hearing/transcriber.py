@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.api.hearing.transcript import Segment
+from headway.api.hearing.transcript import Segment, compression
 from headway.core.errors import InvalidRequestError
 from headway.core.hearing import SECONDS_PER_TIMESTAMP, HearingInfo, SpeechRules
 from headway.core.messages import ModelInfo
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
 
 MAX_PROMPT_CHARS = 8000
+HOTTER = (0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_COMPRESSION, LEAST_LOGPROB, SILENCE = 2.4, -1.0, 0.6
+"""Temperatures, and when they are tried: how much shorter a text gets where it repeats itself, the mean log-probability of
+tokens, and the probability of silence from which on an unlikely text is none (Radford et al. 2022, section 4.5)."""
 NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "chinese": "zh"}
 """Names that clients send in place of codes."""
 
@@ -31,6 +35,8 @@ class TranscriptionOptions:
         task: "transcribe", or "translate" into English.
         prompt: text that might have come before; how it is written is imitated.
         temperature: of the draws; 0 takes the likeliest token.
+        temperature_fallback: a window whose text repeats itself or is unlikely is asked again at higher temperatures. What is
+            streamed comes window by window then.
         timestamps: the model says when each piece begins and ends; else a window is one piece.
         condition_on_previous_text: a window is given the text of the one before it, and has to wait for it.
         max_tokens: of a window; None: as many as the model has room for.
@@ -41,6 +47,7 @@ class TranscriptionOptions:
     task: Literal["transcribe", "translate"] = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
+    temperature_fallback: bool = False
     timestamps: bool = True
     condition_on_previous_text: bool = False
     max_tokens: int | None = None
@@ -145,6 +152,19 @@ class Transcriber:
         """What they may be."""
         return self.hearing.rules(timestamps=options.timestamps)
 
+    def hotter(
+        self, answer: CompletionOutput, options: TranscriptionOptions, no_speech: float | None = None
+    ) -> TranscriptionOptions | None:
+        """How a window is asked again whose ``answer`` went wrong; None: it did not, or nothing hotter is left."""
+        left = [each for each in HOTTER if each > options.temperature]
+        if not options.temperature_fallback or not left:
+            return None
+        unlikely = _average(answer) < LEAST_LOGPROB
+        if unlikely and no_speech is not None and no_speech > SILENCE:
+            return None
+        repeats = compression(self.text(answer.token_ids)) > MOST_COMPRESSION
+        return replace(options, temperature=left[0]) if repeats or unlikely else None
+
     # -- what is answered ------------------------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
@@ -169,8 +189,7 @@ class Transcriber:
             span: (start, end) of the window in the recording, seconds.
         """
         start, end = span
-        ids, chosen = answer.token_ids, answer.cumulative_logprob
-        average = chosen / max(len(ids), 1) if chosen is not None else 0.0
+        ids, average = answer.token_ids, _average(answer)
         found: list[Segment] = []
         for begins, ends, tokens in self._pieces(ids, end - start):
             text = self.text(tokens)
@@ -194,6 +213,12 @@ class Transcriber:
                 tokens = []
             begins = time
         return [*found, (begins, length, tokens)] if tokens else found
+
+
+def _average(answer: CompletionOutput) -> float:
+    """Mean log-probability of its tokens."""
+    chosen = answer.cumulative_logprob
+    return chosen / max(len(answer.token_ids), 1) if chosen is not None else 0.0
 
 
 def _fields(options: TranscriptionOptions) -> dict[str, Any]:

@@ -6,6 +6,12 @@ import zlib
 from dataclasses import dataclass, field
 
 
+def compression(text: str) -> float:
+    """How much shorter a text gets: high where it repeats itself; 0 for none."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
 @dataclass(slots=True)
 class Segment:
     """A piece of a transcript.
@@ -29,8 +35,7 @@ class Segment:
     @property
     def compression_ratio(self) -> float:
         """How much shorter the text gets: high where it repeats itself."""
-        data = self.text.encode()
-        return len(data) / len(zlib.compress(data)) if data else 0.0
+        return compression(self.text)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.encode import BlockCost
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
 
@@ -144,6 +145,15 @@ class VisionSpec:
     def patch_values(self) -> int:
         """Numbers of a patch as it is sent."""
         return self.channels * self.patch**2
+
+    @property
+    def block_costs(self) -> tuple[BlockCost, ...]:
+        """What each block computes."""
+        hidden, matrices = self.hidden_size, 3 if self.mlp.gated else 2
+        unit = hidden * (4 * hidden + matrices * self.mlp.size)
+        return tuple(
+            BlockCost(unit, 2 * hidden, bool(self.window) and i not in self.full_layers) for i in range(self.num_layers)
+        )
 
     @property
     def width(self) -> int:

@@ -17,6 +17,7 @@ from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import Norm
+from headway.models.vision.passes import PassBuffers, PassShape, exact_shape
 from headway.models.vision.spec import ProjectorSpec, VisionSpec
 from headway.multimodal.layout import Layout
 
@@ -100,7 +101,7 @@ class VisionBlock(nn.Module):
 
     def forward(
         self, x: torch.Tensor, starts: torch.Tensor, longest: int, positions: torch.Tensor, table: torch.Tensor | None
-    ) -> torch.Tensor:
+    ) -> None:
         """x [N, C], overwritten; ``starts``: int32, of the segments that attend to themselves, of up to ``longest`` patches;
         ``table``: f32 [N, D] rotations, at int32 ``positions``; None: none."""
         heads = self.spec.num_heads
@@ -111,7 +112,6 @@ class VisionBlock(nn.Module):
         x += self.out.forward(mixed)
         ffn = self.ffn
         x += ffn.down.forward(ffn.act(ffn.gate_up.forward(self.norm_2.forward(x))))
-        return x
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -163,15 +163,15 @@ class VisionTower(nn.Module):
         frequencies = _frequencies(spec)
         self._frequencies = None if frequencies is None else frequencies.to(device)
 
-    def forward(self, patches: torch.Tensor, ints: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """One picture.
+    def open(
+        self, buffers: PassBuffers, shape: PassShape, patches: torch.Tensor, ints: torch.Tensor, layout: Layout
+    ) -> None:
+        """One picture's pass begins.
 
         Args:
+            shape: one that holds the picture.
             patches: f32 [N, P], normalised, each (channel, row, column).
             ints: int32, ``layout.ints`` on the device.
-
-        Returns:
-            [M, width] in the model's dtype; behind the decoder's row those for its first layers, where there are such.
         """
         spec, grid, group = self.spec, layout.grid, self.spec.group
         tile, num_patches = grid.height * grid.width, grid.patches
@@ -182,36 +182,61 @@ class VisionTower(nn.Module):
             x = x.view(grid.tiles, tile, -1) + self._positions(place, row, column, grid.height, grid.width)
             x = x.view(num_patches, -1)
         table = self._table(row, column, grid.tiles)
-        order = inverse = windows = None
         if spec.window:
+            assert buffers.windows is not None and buffers.inverse is not None
             merged = tile // group**2
             order, inverse, windows, rest = rest.split(
                 [merged, merged, layout.num_windows + 1, len(rest) - 2 * merged - layout.num_windows - 1]
             )
             assert grid.tiles == 1, "windows are of pictures of one tile"
-            windows = windows.clone()  # kernels are compiled for addresses that are multiples of 16 bytes
             x, table = _in_order(x, order, group), None if table is None else _in_order(table, order, group)
-        segment, starts = tile, rest.clone()
+            _fill(buffers.windows[: shape.windows + 1], windows, num_patches)
+            buffers.inverse[:merged].copy_(inverse)
+        segment = tile
         if self.cls is not None:
-            x, segment, starts = self._with_cls(x, grid.tiles)
+            x, segment = self._with_cls(x, grid.tiles), tile + 1
         if self.before is not None:
             x = self.before.forward(x)
-        positions = torch.arange(len(x), dtype=torch.int32, device=x.device)
-        deep: list[torch.Tensor] = []
-        for i, block in enumerate(self._blocks):
-            if windows is not None and i not in spec.full_layers:
-                x = block.forward(x, windows, layout.longest_window, positions, table)
-            else:
-                x = block.forward(x, starts, segment, positions, table)
-            if i in self._deepstack_of:
-                deep.append(self.deepstack[self._deepstack_of[i]](x))
+        buffers.x[: len(x)].copy_(x)
+        buffers.x[len(x) : shape.units].zero_()
+        if table is not None:
+            assert buffers.table is not None
+            buffers.table[: len(table)].copy_(table)
+        _fill(
+            buffers.starts[: shape.tiles + 1],
+            rest if segment == tile else buffers.numbers[: grid.tiles + 1] * segment,
+            len(x),
+        )
+
+    def run_block(self, number: int, buffers: PassBuffers, shape: PassShape) -> None:
+        """The pass goes through a block; the same work, whatever picture of ``shape`` it is."""
+        block, units = self._blocks[number], shape.units
+        x, numbers = buffers.x[:units], buffers.numbers[:units]
+        table = None if buffers.table is None else buffers.table[:units]
+        if buffers.windows is not None and number not in self.spec.full_layers:
+            block.forward(x, buffers.windows[: shape.windows + 1], shape.longest_window, numbers, table)
+        else:
+            block.forward(x, buffers.starts[: shape.tiles + 1], shape.tile, numbers, table)
+        nth = self._deepstack_of.get(number)
+        if nth is not None:
+            assert buffers.deep is not None
+            found = self.deepstack[nth](x)
+            buffers.deep[nth, : len(found)].copy_(found)
+
+    def close(self, buffers: PassBuffers, layout: Layout) -> torch.Tensor:
+        """The rows of a pass that has gone through all blocks: [M, width] in the model's dtype; behind the decoder's row those
+        for its first layers, where there are such."""
+        spec, grid, num_patches = self.spec, layout.grid, layout.grid.patches
+        merged = num_patches // spec.group**2
+        x = buffers.x[: exact_shape(layout, has_first=self.cls is not None).units]
         if self.after is not None:
             x = self.after.forward(x)
         if self.cls is not None:
-            x = x.view(grid.tiles, segment, -1)[:, 1:].reshape(num_patches, -1)
-        outputs = [self.projector.forward(x), *deep]
-        found = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return found if inverse is None else found.index_select(0, inverse)
+            x = x.view(grid.tiles, -1, spec.hidden_size)[:, 1:].reshape(num_patches, -1)
+        found = self.projector.forward(x)
+        if buffers.deep is not None:
+            found = torch.cat([found, *buffers.deep[:, :merged].unbind()], dim=1)
+        return found if buffers.inverse is None else found.index_select(0, buffers.inverse[:merged])
 
     def _positions(
         self, place: torch.Tensor, row: torch.Tensor, column: torch.Tensor, height: int, width: int
@@ -240,14 +265,11 @@ class VisionTower(nn.Module):
         angles = (both[:, :, None] * self._frequencies).flatten(1)
         return torch.cat([angles.cos(), angles.sin()], dim=1).repeat(tiles, 1)
 
-    def _with_cls(self, x: torch.Tensor, tiles: int) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Each tile with its first vector; patches of a tile and the starts of tiles then."""
+    def _with_cls(self, x: torch.Tensor, tiles: int) -> torch.Tensor:
+        """Each tile with its first vector."""
         assert self.cls is not None
         first = self.cls if self.position is None else self.cls + self.position[0]
-        x = torch.cat([first.expand(tiles, 1, -1), x.view(tiles, -1, x.shape[1])], dim=1)
-        segment = x.shape[1]
-        starts = torch.arange(tiles + 1, dtype=torch.int32, device=x.device) * segment
-        return x.flatten(0, 1), segment, starts
+        return torch.cat([first.expand(tiles, 1, -1), x.view(tiles, -1, x.shape[1])], dim=1).flatten(0, 1)
 
     def destinations(self) -> dict[str, Target]:
         """Checkpoint tensor name -> where it goes."""
@@ -301,6 +323,12 @@ def _frequencies(spec: VisionSpec) -> torch.Tensor | None:
         return torch.stack([both[::2], both[1::2]])
     half = 1.0 / torch.pow(theta, torch.arange(0, size // 2, 2, dtype=torch.float32) / (size // 2))
     return torch.stack([half, half])
+
+
+def _fill(buffer: torch.Tensor, starts: torch.Tensor, total: int) -> None:
+    """``starts`` into the longer ``buffer``; what there are more of are empty, behind ``total`` units."""
+    buffer[: len(starts)].copy_(starts)
+    buffer[len(starts) :].fill_(total)
 
 
 def _in_order(x: torch.Tensor, order: torch.Tensor, group: int) -> torch.Tensor:

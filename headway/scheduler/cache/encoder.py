@@ -66,6 +66,11 @@ class EncoderCache:
         self._ranges[name] = found = Range(start, rows, 1)
         return found
 
+    def is_held(self, name: object) -> bool:
+        """Whether some request needs the item."""
+        found = self._ranges.get(name)
+        return found is not None and found.users > 0
+
     def release(self, name: object) -> None:
         """One request less needs the item."""
         found = self._ranges[name]

@@ -24,7 +24,7 @@ FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 TIMED: Final = frozenset({"srt", "verbose_json", "vtt"})
 FIELDS: Final = frozenset(
     {"model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]",
-     "timestamp_granularities", "stream", "seed"}
+     "timestamp_granularities", "stream", "seed", "temperature_fallback"}
 )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ class Call:
                 task=task,
                 prompt=form.one("prompt") or "",
                 temperature=_number(form, "temperature", 0.0, 1.0),
+                temperature_fallback=_flag(form, "temperature_fallback"),
                 timestamps=self._format in TIMED,
                 seed=_whole(form, "seed"),
             )

@@ -82,9 +82,9 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
 def assemble() -> tuple[str, str]:
     """The document, and the policy that allows its one script and its one style sheet by their hashes and nothing else."""
     folder = files(__package__)
-    names = ("page.css", "chat.js", "markdown.js", "live.js", "index.html")
-    style, chat, markdown, live, html = ((folder / name).read_text(encoding="utf-8") for name in names)
-    script = f'"use strict";\n(() => {{\n{chat}{markdown}{live}}})();\n'
+    names = ("page.css", "chat.js", "media.js", "markdown.js", "live.js", "index.html")
+    style, chat, media, markdown, live, html = ((folder / name).read_text(encoding="utf-8") for name in names)
+    script = f'"use strict";\n(() => {{\n{chat}{media}{markdown}{live}}})();\n'
     policy = "; ".join(
         (
             "default-src 'none'",

@@ -11,7 +11,7 @@ const shared = { model: null, key: sessionStorage.getItem("headway-key") || "", 
 const headers = extra => shared.key ? { ...extra, Authorization: "Bearer " + shared.key } : { ...extra };
 
 const touch = matchMedia("(pointer: coarse)");
-const talk = []; // {role, content}, as the next request will send it
+const talk = []; // {role, content}, as the next request will send it; content is text, or parts where there are pictures
 let running = null; // AbortController of the answer under way
 
 function pinned(log) { return log.scrollHeight - log.scrollTop - log.clientHeight < 60; }
@@ -19,7 +19,11 @@ function pinned(log) { return log.scrollHeight - log.scrollTop - log.clientHeigh
 function addTurn(role, text) {
   const log = $("log"), turn = el(log, "article", "turn " + role);
   turn.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  const body = el(turn, "div", role === "user" ? "text" : "text said", text);
+  const body = el(turn, "div", role === "user" ? "text" : "text said", typeof text === "string" ? text : undefined);
+  if (typeof text !== "string") {
+    thumbnails(el(body, "div", "shown"), text.filter(part => part.image_url).map(part => part.image_url.url));
+    for (const part of text) if (part.text) el(body, "span", "", part.text);
+  }
   log.scrollTop = log.scrollHeight;
   return { turn, body };
 }
@@ -72,7 +76,10 @@ function setRunning(controller) {
   $("stop").hidden = controller === null;
 }
 
-async function answer() {
+const saidOf = event => (((event.choices || [])[0] || {}).delta || {}).content || "";
+
+// Streams an answer into a turn of the model: of the conversation, or of another form to another address.
+async function answer(address = "v1/chat/completions", form = null, pieceOf = saidOf) {
   const controller = new AbortController(), started = performance.now(), log = $("log");
   const shown = addTurn("assistant", "");
   const seen = { text: "", first: null, last: null, chunks: 0, tokens: null, reason: null, problem: null };
@@ -89,8 +96,8 @@ async function answer() {
   try {
     // Sent before the first figures came: a moment later the model's name is known, and if not, the server has but one.
     if (shared.model === null) await Promise.race([poll(), new Promise(done => { setTimeout(done, 1000); })]);
-    const response = await fetch("v1/chat/completions", {
-      method: "POST", signal: controller.signal, headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(requestBody()),
+    const response = await fetch(address, {
+      method: "POST", signal: controller.signal, headers: headers(form ? {} : { "Content-Type": "application/json" }), body: form || JSON.stringify(requestBody()),
     });
     if (response.status === 401) askForKey();
     if (!response.ok) throw new Error(await reasonOf(response));
@@ -98,9 +105,8 @@ async function answer() {
       if (event.error) throw new Error(event.error.message || "the server reported an error");
       if (event.usage) seen.tokens = event.usage.completion_tokens;
       const choice = (event.choices || [])[0];
-      if (!choice) continue;
-      seen.reason = choice.finish_reason || seen.reason;
-      const piece = (choice.delta && choice.delta.content) || "";
+      if (choice) seen.reason = choice.finish_reason || seen.reason;
+      const piece = pieceOf(event);
       if (!piece) continue;
       seen.last = performance.now();
       seen.first ??= seen.last;
@@ -116,12 +122,12 @@ async function answer() {
   flush();
   shown.body.classList.remove("writing");
   setRunning(null);
-  if (seen.text) talk.push({ role: "assistant", content: seen.text });
-  describe(shown.turn, seen, started);
+  if (seen.text && !form) talk.push({ role: "assistant", content: seen.text });
+  describe(shown.turn, seen, started, form === null);
   if (!touch.matches) $("prompt").focus(); // on a phone that would raise the keyboard over the answer
 }
 
-function describe(turn, seen, started) {
+function describe(turn, seen, started, mayRepeat) {
   const follow = pinned($("log"));
   if (seen.problem) el(turn, "div", "problem", seen.problem).setAttribute("role", "alert");
   const about = el(turn, "div", "about"), tokens = seen.tokens ?? seen.chunks, parts = [];
@@ -138,6 +144,7 @@ function describe(turn, seen, started) {
     copy.type = "button";
     copy.onclick = async () => { await navigator.clipboard.writeText(seen.text); copy.textContent = "Copied"; };
   }
+  if (!mayRepeat) return;
   const again = el(about, "button", "again", "Again");
   again.type = "button";
   again.onclick = () => {
@@ -151,10 +158,12 @@ function describe(turn, seen, started) {
 
 function send(text) {
   const message = text.trim();
-  if (!message || running) return;
+  if ((!message && !attached.length) || running || can.hear) return; // a model that hears takes recordings alone
   $("welcome").hidden = true;
-  talk.push({ role: "user", content: message });
-  addTurn("user", message);
+  const content = contentOf(message);
+  dropAttached();
+  talk.push({ role: "user", content });
+  addTurn("user", content);
   $("prompt").value = "";
   grow();
   answer();
@@ -188,6 +197,7 @@ $("options").onclick = () => showSettings($("settings").hidden);
 $("fresh").onclick = () => {
   if (running) running.abort();
   talk.length = 0;
+  dropAttached();
   document.querySelectorAll(".turn").forEach(turn => turn.remove());
   $("welcome").hidden = false;
   $("prompt").focus();
