@@ -220,7 +220,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
-    config = extras.world.sharded(config)
+    config = extras.world.sharded(config, whole_experts=args.enable_expert_parallel)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)

@@ -14,7 +14,7 @@ import torch
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.models.interface import ModelConfig
-from headway.models.sharding import sharded
+from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
@@ -44,6 +44,7 @@ class World:
         mesh: who this is.
         tensor: the ranks that share each layer with this one.
         stages, tokens: one rank of each stage.
+        peers: replicas that share experts with this one.
         posts: the leader's, to all others.
         lost: why this world has come to an end; None while it has not.
     """
@@ -53,6 +54,7 @@ class World:
         self.tensor: Group = Alone()
         self.stages: Group = Alone()
         self.tokens: Group = Alone()
+        self.peers: Group = Alone()
         self.posts: list[Post] = []
         self.lost: str | None = None
         self._known = threading.Event()
@@ -86,13 +88,12 @@ class World:
         self._groups.append(RankGroup(transport, rank, size))
         return self._groups[-1]
 
-    def sharded(self, config: ModelConfig) -> ModelConfig:
+    def sharded(self, config: ModelConfig, *, whole_experts: bool = False) -> ModelConfig:
         """The model as this rank has it."""
-        if self.is_alone:
-            return config
         num_layers = len(getattr(config, "blocks", ()))
         own = self.mesh.layers(num_layers) if num_layers else range(0)
-        return sharded(config, self.tensor, Stage(self.stages, self.tokens, own))
+        stage = Stage(self.stages, self.tokens, own)
+        return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def least(self, value: int) -> int:
         """The least of what all ranks give; blocks until all have. At the start only."""

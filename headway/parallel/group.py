@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from headway.device.base import DeviceError
-from headway.kernels.collectives import all_gather, all_reduce_, finish_, post_, receive_, send_to
+from headway.kernels.collectives import all_gather, all_reduce_, all_to_all, finish_, post_, receive_, send_to
 from headway.kernels.registry import TRANSPORTS, Transport
 
 
@@ -33,6 +33,9 @@ class Group(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[size, *x.shape]: x of every rank."""
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """x [size, ...] -> [size, ...]: what each rank has in its x at the place of this one."""
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         """To one rank, which receives it."""
@@ -57,6 +60,9 @@ class Alone:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         raise AssertionError("there is nobody to send to")
@@ -90,6 +96,9 @@ class RankGroup:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, all_gather(x, self.number, self.size))
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, all_to_all(x, self.number))
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         send_to(x, self.number, peer)
@@ -154,6 +163,9 @@ class TorchTransport:
             self._do(lambda: self._group._allgather_base(out, x))  # noqa: SLF001 - as above
         else:
             self._do(lambda: self._group.allgather([list(out.unbind(0))], [x]))
+
+    def all_to_all(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._do(lambda: self._group.alltoall_base(out, x, [], []))
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         self._do(lambda: self._group.send([x], peer, 0))

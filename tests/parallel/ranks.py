@@ -49,10 +49,10 @@ def on_ranks(mesh: Mesh, work: Callable[[World], Any]) -> list[Any]:
     return found
 
 
-def load_shard(folder: Path, world: World) -> DecoderModel:
+def load_shard(folder: Path, world: World, *, whole_experts: bool = False) -> DecoderModel:
     """A rank's part of a checkpoint."""
     checkpoint = open_checkpoint(str(folder))
-    config = world.sharded(read_config(checkpoint.config))
+    config = world.sharded(read_config(checkpoint.config), whole_experts=whole_experts)
     device = torch.device("cpu")
     model = load_model(
         checkpoint, dtype=torch.float32, device=device, max_model_len=MAX_LEN, progress=False, seed=0, config=config

@@ -5,7 +5,7 @@ Shapes: T tokens of the step, R rows, C hidden size, N and K outputs of the prod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
 from headway.models.layers.norm import NormSpec
+from headway.parallel.group import Group
 from headway.recurrent.base import convolve
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -75,6 +76,18 @@ class MixerSpec(Protocol):
         device: torch.device,
     ) -> Mixer:
         """The module, for hidden states of size ``hidden``; ``group``: of the layer's keys and values."""
+
+
+@runtime_checkable
+class CutMixer(MixerSpec, Protocol):
+    """A mixer that can be cut into parts; any other is whole on every rank."""
+
+    def sharded(self, group: Group) -> Self:
+        """What this rank of ``group`` has of it.
+
+        Raises:
+            UnsupportedModelError: it cannot be dealt out.
+        """
 
 
 class StateSpec:
