@@ -19,12 +19,13 @@ import torch
 
 from headway.core.config import EngineArgs, Thresholds
 from headway.core.log import logger, shown_format
+from headway.core.seat import Seat
 from headway.device.select import select_device
 from headway.engine import rank_messages
 from headway.engine.follower import serve
-from headway.engine.world import START_SECONDS, Post, World, check_devices, device_of
+from headway.engine.world import START_SECONDS, Post, World, check_devices, device_of, mesh_of
 from headway.parallel.group import RankError
-from headway.parallel.keys import ADD, GET, SET, OwnKeys
+from headway.parallel.keys import ADD, GET, SET, FileKeys, Keys, OwnKeys
 from headway.parallel.mesh import Mesh
 from headway.parallel.ring import Ring, ring_memory
 from headway.parallel.wire import Link, answer, welcome
@@ -37,23 +38,28 @@ WATCH_SECONDS: Final = 0.5
 
 
 @contextmanager
-def lead(args: EngineArgs, device: torch.device, thresholds: Thresholds) -> Iterator[World]:
+def lead(args: EngineArgs, device: torch.device, thresholds: Thresholds, seat: Seat | None = None) -> Iterator[World]:
     """The world of rank 0, in which all other ranks have come to be; they leave at the end.
+
+    Args:
+        seat: of this replica, where several share experts.
 
     Raises:
         ConfigError: there are not enough GPUs, or no secret for several hosts.
         RankError: a rank did not come.
     """
-    mesh = Mesh(args.tensor_parallel_size, args.pipeline_parallel_size)
-    keys = OwnKeys()
+    mesh, own = mesh_of(args, seat), OwnKeys()
+    keys = own if seat is None else FileKeys(seat.folder)
     world = World(mesh, keys, float(args.distributed_timeout_seconds))
     with ExitStack() as stack:
         stack.callback(world.close)
-        if args.distributed_executor_backend == "threads":
+        if args.num_ranks == 1:
+            pass
+        elif args.distributed_executor_backend == "threads":
             stack.enter_context(_threads(args, world, keys, thresholds))
         else:
             check_devices(args)
-            stack.enter_context(_processes(args, world, keys))
+            stack.enter_context(_processes(args, world, own, seat))
         try:
             world.connect(device)
             yield world
@@ -85,7 +91,7 @@ class ThreadPost:
 
 
 @contextmanager
-def _threads(args: EngineArgs, world: World, keys: OwnKeys, thresholds: Thresholds) -> Iterator[None]:
+def _threads(args: EngineArgs, world: World, keys: Keys, thresholds: Thresholds) -> Iterator[None]:
     """Followers as threads: for CPUs and the simulated device, which needs to see all ranks at once."""
 
     def run(mesh: Mesh, post: ThreadPost) -> None:
@@ -190,7 +196,7 @@ class _Watch:
 
 
 @contextmanager
-def _processes(args: EngineArgs, world: World, keys: OwnKeys) -> Iterator[None]:
+def _processes(args: EngineArgs, world: World, keys: OwnKeys, seat: Seat | None) -> Iterator[None]:
     """Followers as processes: of this host, begun here, and of others, which come by themselves."""
     per_host = world.mesh.size // args.nnodes
     followers: list[_Follower] = []
@@ -202,7 +208,7 @@ def _processes(args: EngineArgs, world: World, keys: OwnKeys) -> Iterator[None]:
             followers += _take_in(args, world.mesh, range(per_host, world.mesh.size))
         level = logger.getEffectiveLevel() if logger.hasHandlers() else None
         for each in followers:
-            boot = rank_messages.Boot(args, each.mesh.rank, level, shown_format())
+            boot = rank_messages.Boot(args, each.mesh.rank, level, shown_format(), seat)
             each.link.send(rank_messages.BOOT, rank_messages.encode(boot), seconds=world.seconds)
             each.heard = time.monotonic() + START_SECONDS  # until its first sign of life: importing torch takes a while
         watch = _Watch(world, keys, followers)

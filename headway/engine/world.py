@@ -13,6 +13,7 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.core.seat import Seat
 from headway.models.interface import ModelConfig
 from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
@@ -64,20 +65,22 @@ class World:
 
     @property
     def is_alone(self) -> bool:
-        return self.mesh.size == 1
+        return self.mesh.size == self.mesh.replicas == 1
 
     # -- the start -------------------------------------------------------------------------------------------------
 
     def connect(self, device: torch.device) -> None:
         """Meet the other ranks: all must come."""
         self.least(0)
-        mesh = self.mesh
+        mesh, own = self.mesh, f"{self.mesh.replica}-"
         cpu = torch.device("cpu") if device.type == "meta" else device
         if mesh.tensor > 1:
-            self.tensor = self._group(f"tensor{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
+            self.tensor = self._group(f"tensor{own}{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
         if mesh.pipeline > 1:
-            self.stages = self._group(f"stages{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
-            self.tokens = self._group(f"tokens{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+            self.stages = self._group(f"stages{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+            self.tokens = self._group(f"tokens{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+        if mesh.replicas > 1:
+            self.peers = self._group(f"peers{mesh.rank}", mesh.replica, mesh.replicas, cpu)
 
     def _group(self, name: str, rank: int, size: int, device: torch.device) -> RankGroup:
         from headway.parallel.rank_store import RankStore  # late: see there
@@ -96,13 +99,13 @@ class World:
         return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def least(self, value: int) -> int:
-        """The least of what all ranks give; blocks until all have. At the start only."""
+        """The least of what all ranks give, of all replicas that share experts; blocks until all have. At the start only."""
         if self.is_alone:
             return value
-        name = f"least{next(self._numbers)}/"
-        self.keys.set(f"{name}{self.mesh.rank}", str(value).encode())
-        found = [wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check) for rank in range(self.mesh.size)]
-        return min(map(int, found))
+        mesh, name = self.mesh, f"least{next(self._numbers)}/"
+        self.keys.set(f"{name}{mesh.replica * mesh.size + mesh.rank}", str(value).encode())
+        ranks = range(mesh.size * mesh.replicas)
+        return min(int(wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check)) for rank in ranks)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -139,6 +142,12 @@ class World:
         """This rank leaves."""
         for group in self._groups:
             group.close()
+
+
+def mesh_of(args: EngineArgs, seat: Seat | None) -> Mesh:
+    """The place of the rank that leads."""
+    replica, replicas = (0, 1) if seat is None else (seat.rank, seat.size)
+    return Mesh(args.tensor_parallel_size, args.pipeline_parallel_size, replica=replica, replicas=replicas)
 
 
 def device_of(args: EngineArgs, rank: int) -> str:

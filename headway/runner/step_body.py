@@ -159,7 +159,7 @@ class StepBody:
         """
         prompt = launch.prompt
         batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
-        batch.prefix_bound = launch.prefix_bound
+        batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
             return self.back(batch, self.outcome_states(batch), variant), None
         if prompt is None:

@@ -88,8 +88,8 @@ class StepBatch:
         selected: int32 [T, K], positions that an indexer chose for the layers that follow; None: there is none.
         max_copies: >= the states that are copied before the forward pass, and behind it; 0 in steps of decode rows alone.
         cross: what cross-attention reads; None where there is none.
-        most_tokens: >= T on every replica that shares experts with this one, the same on all of them; 0: there are no others, or
-            T is the same on all.
+        most_tokens: >= T on every replica that shares experts with this one, the same on all of them; 0: there are no others,
+            or T is the same on all.
     """
 
     input_ids: torch.Tensor

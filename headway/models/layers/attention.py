@@ -93,9 +93,7 @@ class AttentionSpec:
             return self
         shard = HeadShard(group, self.num_heads, self.num_kv_heads)
         slopes = tuple(self.slopes[head] for head in shard.heads) if self.slopes else ()
-        return replace(
-            self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), slopes=slopes, shard=shard
-        )
+        return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), slopes=slopes, shard=shard)
 
     @property
     def cache(self) -> CacheSpec | None:
@@ -357,7 +355,9 @@ class Attention(nn.Module):
                     key: Target(each.tensor, own, of) for key, each in norm.destinations(f"{prefix}{name}.").items()
                 }
         if self.sinks is not None:
-            found[f"{prefix}sinks"] = Target(self.sinks, *(() if self.spec.shard is None else self.spec.shard.head_rows()))
+            found[f"{prefix}sinks"] = Target(
+                self.sinks, *(() if self.spec.shard is None else self.spec.shard.head_rows())
+            )
         return found
 
     def _gates_first(self) -> torch.Tensor:

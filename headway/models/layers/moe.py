@@ -289,7 +289,9 @@ class Mixture(nn.Module):
             for ending, tensor in whole.items():
                 for at, expert in enumerate(self.experts if tensor is not None else ()):
                     slices = zip(names[expert], cast(torch.Tensor, tensor)[at].chunk(len(names[expert])), strict=True)
-                    found |= {f"{name}.{ending}": _target(own, part, out, len(names[expert]), spec) for name, own in slices}
+                    found |= {
+                        f"{name}.{ending}": _target(own, part, out, len(names[expert]), spec) for name, own in slices
+                    }
         if self.shared is not None:
             found |= self.shared.destinations(f"{prefix}{spec.shared_name}.")
         for product in (self.shared_gate, self.latent_in, self.latent_out):
