@@ -61,11 +61,13 @@ def load_shard(folder: Path, world: World, *, whole_experts: bool = False) -> De
     return model
 
 
-def logits_of(folder: Path, mesh: Mesh, tokens: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+def logits_of(
+    folder: Path, mesh: Mesh, tokens: Sequence[int], sizes: Sequence[int], *, whole_experts: bool = False
+) -> list[torch.Tensor]:
     """Logits [sum(sizes), V] of the sequence in steps of these sizes, on each rank of the last stage."""
 
     def work(world: World) -> torch.Tensor | None:
-        model = load_shard(folder, world)
+        model = load_shard(folder, world, whole_experts=whole_experts)
         part = model.spec.vocabulary
         if not world.mesh.is_last:
             width = model.config.vocab_size

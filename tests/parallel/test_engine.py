@@ -10,6 +10,7 @@ import pytest
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from headway.core.messages import AddRequest
+from headway.core.seat import Seat
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added
@@ -122,12 +123,16 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
 # -- replicas ------------------------------------------------------------------------------------------------------------
 
 
+def in_threads(args: EngineArgs, seat: Seat | None) -> ThreadClient:
+    return ThreadClient(args, seat=seat)
+
+
 def replicas(tiny_model: Path, number: int, **more: Any) -> ReplicaClient:
     args = EngineArgs(
         model=str(tiny_model), dtype="float32", device="cpu", max_model_len=128, block_size=8, max_num_seqs=8,
         kv_cache_memory_bytes=2**20, data_parallel_size=number, **more,
     )  # fmt: skip
-    client = ReplicaClient(args, ThreadClient)
+    client = ReplicaClient(args, in_threads)
     client.learn(VOCABULARY)
     return client
 
@@ -209,7 +214,7 @@ def test_figures_of_replicas_are_added() -> None:
         ({"tensor_parallel_size": 0}, "positive integer"),
         ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
-        ({"enable_expert_parallel": True}, "deals out experts"),
+        ({"enable_expert_parallel": True}, "no experts to deal out"),
         ({"distributed_executor_backend": "ray"}, "need no Ray"),
         ({"distributed_executor_backend": "spawn"}, "must be mp or threads"),
         ({"tensor_parallel_size": 2, "device": "sim:1"}, "are threads"),
