@@ -165,6 +165,8 @@ def _ready_runner(
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
         warm_up.capture(runner)
+    extras.world.least(0)  # all have compiled what they need
+    extras.world.started()
     return loaded, sizes, runner
 
 

@@ -211,6 +211,8 @@ class EngineCore:
         result = self._runner.collect(step)
         arrived = perf_counter()
         if step.plan is None:
+            if step.events is not None:
+                self._runner.clock.measure(step.events)
             return StepUpdates()
         updates = self._scheduler.apply(step.plan, result)
         trace = self._meter.applied(step, asked, arrived)

@@ -23,10 +23,6 @@ def refuse_together(args: EngineArgs, extras: Extras, seat: Seat | None = None) 
             "a drafter with a model of its own runs on one rank; draft with method 'ngram', or leave out tensor_parallel_size "
             "and pipeline_parallel_size"
         )
-    if drafts is not None and args.pipeline_parallel_size > 1:
-        raise ConfigError(
-            "drafts are verified where they are read, which stages are not; leave out pipeline_parallel_size"
-        )
     if extras.pooling is not None or (drafts is not None and args.speculative_config is None):
         raise ConfigError("drafters and poolers that are handed in cannot be handed on to other ranks; run on one")
     if args.quantization == "gguf" and args.tensor_parallel_size > 1:

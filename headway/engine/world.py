@@ -38,7 +38,7 @@ class World:
     """Ties with the ranks of one model.
 
     Args:
-        seconds: after which a rank that waits for another in a step gives up.
+        seconds: after which a rank that waits for another in a step gives up, once it has ``started``.
         keys: where ranks leave word while they start; None: there is only one rank.
 
     Attributes:
@@ -86,7 +86,7 @@ class World:
         from headway.parallel.rank_store import RankStore  # late: see there
 
         store = RankStore(self.keys, START_SECONDS, self.check)
-        transport = TorchTransport(store, rank, size, device, self.seconds, name, self.mesh.name)
+        transport = TorchTransport(store, rank, size, device, START_SECONDS, name, self.mesh.name)
         self._transports.append(transport)
         self._groups.append(RankGroup(transport, rank, size))
         return self._groups[-1]
@@ -106,6 +106,12 @@ class World:
         self.keys.set(f"{name}{mesh.replica * mesh.size + mesh.rank}", str(value).encode())
         ranks = range(mesh.size * mesh.replicas)
         return min(int(wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check)) for rank in ranks)
+
+    def started(self) -> None:
+        """All that takes long is done: from now on a rank is waited for no longer than ``seconds``. Before, one may compile
+        while another waits in the middle of a rehearsed step, stages above all, which begin one after the other."""
+        for transport in self._transports:
+            transport.limit(self.seconds)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

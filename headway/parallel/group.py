@@ -128,7 +128,7 @@ class TorchTransport:
 
     Args:
         store: where the ranks find each other.
-        seconds: after which a rank that waits for another gives up.
+        seconds: after which a rank that waits for another gives up; ``limit`` changes it.
         name: of the group; the same on all its ranks.
         mine: this rank, for errors.
     """
@@ -140,7 +140,8 @@ class TorchTransport:
 
         dist: Any = distributed
         self._group: Any
-        self._what, limit = f"{mine}, group {name}", datetime.timedelta(seconds=seconds)
+        self._what = f"{mine}, group {name}"
+        self._limit = limit = datetime.timedelta(seconds=seconds)
         named = dist.PrefixStore(name, store)
         self._nccl = device.type == "cuda"
         self._posted: deque[Work] = deque()
@@ -154,6 +155,11 @@ class TorchTransport:
                 self._group = dist.ProcessGroupGloo(named, rank, size, limit)
         except RuntimeError as error:
             raise RankError(f"{self._what}: the ranks did not find each other: {error}") from error
+
+    def limit(self, seconds: float) -> None:
+        """From now on a rank that waits for another gives up after so many seconds."""
+        self._limit = datetime.timedelta(seconds=seconds)
+        self._group._set_default_timeout(self._limit)  # noqa: SLF001 - as above
 
     def all_reduce(self, x: torch.Tensor) -> None:
         self._do(lambda: self._group.allreduce([x]))
@@ -183,9 +189,11 @@ class TorchTransport:
         self._do(self._posted.popleft)
 
     def _do(self, begin: Begin) -> None:
-        """On CUDA ``wait`` makes the stream wait, not the host."""
+        """On CUDA ``wait`` makes the stream wait, not the host, unless it is given a time; gloo's messages from rank to rank
+        know no other."""
         try:
-            begin().wait()
+            work = begin()
+            work.wait() if self._nccl else work.wait(self._limit)
         except RuntimeError as error:
             raise self._failure(error) from error
 
@@ -205,7 +213,7 @@ class TorchTransport:
 class Work(Protocol):
     """What torch gives for a collective that has begun."""
 
-    def wait(self) -> object: ...
+    def wait(self, timeout: datetime.timedelta = ..., /) -> object: ...
 
 
 class Begin(Protocol):

@@ -89,12 +89,12 @@ def test_every_kind_at_every_depth(make_engine: MakeEngine, oracle: dict[str, An
     compare(run(make_engine(run_ahead=depth, max_num_batched_tokens=24, **KINDS[kind]), all_features()), oracle)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_drafts_are_verified_on_all_parts(make_engine: MakeEngine, depth: int) -> None:
+@pytest.mark.parametrize(("kind", "depth"), [("tp2", 0), ("tp2", 2), ("pp2", 0), ("pp2", 1), ("tp2-pp2", 4)])
+def test_drafts_are_verified_on_all_ranks(make_engine: MakeEngine, kind: str, depth: int) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     made = [request(f"r{i}", [7, 8, 9, i, 7, 8, 9, i, 7, 8], seed=i, max_tokens=20, temperature=0.0) for i in range(4)]
     wanted = run(make_engine(), made)
-    core = make_engine(run_ahead=depth, speculative_config=drafts, **KINDS["tp2"])
+    core = make_engine(run_ahead=depth, speculative_config=drafts, **KINDS[kind])
     compare(run(core, made), wanted)
     assert core.stats().num_draft_tokens > 0
 
@@ -221,10 +221,6 @@ def test_figures_of_replicas_are_added() -> None:
         ({"nnodes": 2, "tensor_parallel_size": 1}, "does not divide"),
         ({"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2}, "node_rank"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "load balancer"),
-        (
-            {"pipeline_parallel_size": 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "stages",
-        ),
         ({"quantization": "gguf", "tensor_parallel_size": 2}, "columns"),
     ],
 )

@@ -16,7 +16,6 @@ from headway.core.errors import ConfigError, EngineDeadError
 from headway.core.messages import AddRequest
 from headway.core.seat import Seat
 from headway.engine.boot import build_engine
-from headway.engine.client import ThreadClient
 from headway.engine.process import ProcessClient
 from headway.engine.replicas import ReplicaClient
 from tests.engine.harness import Answer, request, run
