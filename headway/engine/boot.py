@@ -118,6 +118,12 @@ def build_engine(
     extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
     refuse_together(args, extras, seat)
     with ExitStack() as stack, ExitStack() as owned:
+        placement = None
+        if args.distributed_executor_backend == "ray" and args.num_ranks > 1:
+            from headway.engine.ray_ranks import placed  # late: Ray is an extra
+
+            placement = owned.enter_context(placed(args))
+            args = replace(args, device=placement.device)
         if device is None:
             with times.phase("device"):
                 device = select_device(args.device)
@@ -125,7 +131,9 @@ def build_engine(
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         if args.num_ranks > 1 or seat is not None:
-            extras = replace(extras, world=owned.enter_context(lead(args, device.torch_device, thresholds, seat)))
+            extras = replace(
+                extras, world=owned.enter_context(lead(args, device.torch_device, thresholds, seat, placement))
+            )
         warm_up = WarmUp(device, times, progress, compiler)
         accord = None
         if seat is not None:

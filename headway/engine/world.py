@@ -164,6 +164,8 @@ def device_of(args: EngineArgs, rank: int) -> str:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
         return "cpu"
+    if args.distributed_executor_backend == "ray" and rank:
+        return "cuda:0"  # the only one that Ray lets a follower see
     if kind == "sim":
         return f"sim:{int(number or 0) + rank}"
     return f"cuda:{int(number or 0) + rank % per_host}"

@@ -297,8 +297,8 @@ class StepBody:
         offset: int,
         width: int,
     ) -> torch.Tensor:
-        """Append ``token_ids``, outcome ``offset`` of ``width``, to ``slots`` (int32 [R], -1: none) of the step of ``packed``; gives
-        the slots that have a further one."""
+        """Append ``token_ids``, outcome ``offset`` of ``width``, to ``slots`` (int32 [R], -1: none) of the step of ``packed``;
+        gives the slots that have a further one."""
         run = self._run(offset, len(slots), width)
         if self._drafter is not None and run:
             self._drafter.judge(token_ids, slots, offset)
