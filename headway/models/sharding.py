@@ -1,8 +1,10 @@
 """A model's configuration as one of several ranks has it: a part of each layer, and some of the layers.
 
-Cut over ``tensor`` ranks are attention, latent attention, feed-forward blocks, mixtures, embedding and output layer. Whole on
-every rank, which computes the same there as the others, are: mixers with states, cross-attention and encoders; attention with a
-rule of its own or with a layer norm over all heads; Gemma3n's feed-forward blocks with a cut-off; towers, and inputs by layer.
+Cut over ``tensor`` ranks are attention, latent attention, Mamba, delta nets and short convolutions, feed-forward blocks,
+mixtures, embedding and output layer. Whole on every rank, which computes the same there as the others, are: cross-attention and
+encoders; attention with a rule of its own or with a layer norm over all heads; mixers with states whose heads, groups or
+channels cannot be dealt out evenly, or that are attention and Mamba in one; Gemma3n's feed-forward blocks with a cut-off;
+towers, and inputs by layer.
 """
 
 from __future__ import annotations

@@ -134,6 +134,31 @@ class HeadShard:
 
 
 @dataclass(frozen=True, slots=True)
+class EvenShard:
+    """Equal parts of channels or heads, of which each is on its own.
+
+    Attributes:
+        group: ranks that have the parts.
+    """
+
+    group: Group
+
+    def rows(self, *sizes: int, whole: int = 0) -> Taken:
+        """Of sections of so many rows here, one behind the other, of which other ranks have as many; then of one of ``whole``
+        rows that all have."""
+        ranks, found, start = self.group.size, list[torch.Tensor](), 0
+        for size in sizes:
+            found.append(start + self.group.rank * size + torch.arange(size))
+            start += ranks * size
+        return torch.cat([*found, start + torch.arange(whole)]), start + whole
+
+    def columns(self, size: int) -> tuple[int, int, int]:
+        """Of the product out, whose inputs here are ``size``."""
+        rank = self.group.rank
+        return rank * size, (rank + 1) * size, self.group.size * size
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertShard:
     """A part of a mixture: of each expert a part of its inner width, or whole experts. Each rank gives a part of the sum.
 
