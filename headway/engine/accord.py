@@ -54,7 +54,8 @@ class Accord:
         Raises:
             ConfigError: they have others.
         """
-        if world.least(max_tokens) != max_tokens or -world.least(-max_tokens) != max_tokens:
+        least, most = world.least_of_leaders(max_tokens), -world.least_of_leaders(-max_tokens)
+        if least != most:
             raise ConfigError(
                 f"replicas that share experts need steps of one size, and this one's have {max_tokens} tokens; set "
                 "max_num_batched_tokens"

@@ -61,7 +61,7 @@ class World:
         self._known = threading.Event()
         self._transports: list[TorchTransport] = []
         self._groups: list[RankGroup] = []
-        self._numbers = itertools.count()
+        self._numbers = {who: itertools.count() for who in ("all", "leaders")}
 
     @property
     def is_alone(self) -> bool:
@@ -100,12 +100,19 @@ class World:
 
     def least(self, value: int) -> int:
         """The least of what all ranks give, of all replicas that share experts; blocks until all have. At the start only."""
-        if self.is_alone:
+        size = self.mesh.size
+        return self._least("all", value, self.mesh.replica * size + self.mesh.rank, size * self.mesh.replicas)
+
+    def least_of_leaders(self, value: int) -> int:
+        """The same, among the leaders of the replicas."""
+        return self._least("leaders", value, self.mesh.replica, self.mesh.replicas)
+
+    def _least(self, who: str, value: int, place: int, places: int) -> int:
+        if places == 1:
             return value
-        mesh, name = self.mesh, f"least{next(self._numbers)}/"
-        self.keys.set(f"{name}{mesh.replica * mesh.size + mesh.rank}", str(value).encode())
-        ranks = range(mesh.size * mesh.replicas)
-        return min(int(wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check)) for rank in ranks)
+        name = f"least-{who}{next(self._numbers[who])}/"
+        self.keys.set(f"{name}{place}", str(value).encode())
+        return min(int(wait_for(self.keys, f"{name}{n}", START_SECONDS, self.check)) for n in range(places))
 
     def started(self) -> None:
         """All that takes long is done: from now on a rank is waited for no longer than ``seconds``. Before, one may compile
