@@ -20,7 +20,7 @@ from headway.parallel.dp import Agreement, Letter, Want
 HOST_US, HICCUP_US, HICCUPS = 400.0, 3000.0, 1 / 500
 """Of a step of a rank: what scheduling, packing and launching take, and how long and how often something else comes between."""
 LETTER_US = {"one host": 30.0, "many hosts": 80.0}
-STEPS = 4000
+STEPS = 1500
 
 
 class _Nowhere:
