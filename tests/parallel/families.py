@@ -69,7 +69,8 @@ def write(config: Mapping[str, Any], folder: Path) -> None:
             low, high = (119, 122) if name.endswith("scales") else (0, 256)
             tensors[name] = torch.randint(low, high, target.shape, dtype=torch.uint8, generator=generator)
             continue
-        mean, spread = (1.0, 0.2) if "norm" in name and not name.endswith("bias") else (0.0, 0.2)
+        is_norm = ("norm" in name or "ln_" in name or "scalar" in name) and not name.endswith("bias")
+        mean, spread = float(is_norm), 0.2
         if name.endswith("A_log"):
             mean, spread = -1.0, 1.0
         tensors[name] = torch.empty(target.shape).normal_(mean, spread, generator=generator)
