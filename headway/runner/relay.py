@@ -63,10 +63,8 @@ class Relay:
         draws = packed[ROWS_AT:].view(rows, ROW_INTS)[:, 3] > 0
         nobody = torch.full_like(batch.row_slots, -1)
         body.advance(torch.where(draws, nobody, batch.row_slots), nobody, variant, packed, 0, 1)
-        slots, tokens = (
-            torch.where(draws, batch.row_slots, nobody),
-            [torch.empty_like(nobody) for _ in range(batch.width)],
-        )
+        slots = torch.where(draws, batch.row_slots, nobody)
+        tokens = [torch.empty_like(nobody) for _ in range(batch.width)]
         for each in tokens:
             self._stage.listen(each)
         self._waiting.append(_Step(packed, slots, tokens, variant, batch))
