@@ -19,8 +19,10 @@ from headway.engine.boot import build_engine
 from headway.engine.process import ProcessClient
 from headway.engine.replicas import ReplicaClient
 from tests.engine.harness import Answer, request, run
-from tests.parallel.families import configuration, write
-from tests.parallel.test_engine import THREADS, answers_of, compare, in_threads
+from tests.engine.tiny_grammars import VOCABULARY
+from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
+from tests.parallel.families import write
+from tests.parallel.test_engine import THREADS, all_features, answers_of, compare, in_threads
 
 SHARED: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "distributed_timeout_seconds": 60}
 
@@ -29,13 +31,22 @@ SHARED: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": Tru
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture with a shared expert, and a layer without experts."""
     found = tmp_path_factory.mktemp("mixture")
-    write(configuration("qwen2-moe")[1] | {"eos_token_id": None}, found)
+    more = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    }
+    write(
+        CONFIG | more | {"architectures": ["Qwen2MoeForCausalLM"], "num_hidden_layers": 3, "mlp_only_layers": [1]},
+        found,
+    )
     return found
 
 
 def arguments(folder: Path, **more: Any) -> EngineArgs:
     sizes: dict[str, Any] = {
-        "model": str(folder), "dtype": "float32", "device": "cpu", "max_model_len": 64, "max_num_seqs": 4,
+        "model": str(folder), "dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_seqs": 4,
         "max_num_batched_tokens": 40, "block_size": 8, "kv_cache_memory_bytes": 2**22, "run_ahead": 0,
     }  # fmt: skip
     return EngineArgs(**sizes | more)
@@ -58,36 +69,56 @@ def some(number: int = 7, most: int = 14) -> list[AddRequest]:
     return made
 
 
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> dict[str, Answer]:
-    core = build_engine(arguments(folder, enable_prefix_caching=False), progress=False)
-    found = run(core, some())
+def answers(folder: Path, made: list[AddRequest], **more: Any) -> dict[str, Answer]:
+    core = build_engine(arguments(folder, **more), progress=False)
+    core.learn(VOCABULARY)
+    found = run(core, made)
+    core.check_integrity()
     core.shutdown()
     return found
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_parts_with_whole_experts(folder: Path, oracle: dict[str, Answer], depth: int) -> None:
-    more = THREADS | {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-    core = build_engine(arguments(folder, run_ahead=depth, **more), progress=False)
-    compare(run(core, some()), oracle)
-    core.check_integrity()
-    core.shutdown()
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> dict[str, Answer]:
+    return answers(folder, some(), enable_prefix_caching=False)
+
+
+@pytest.fixture(scope="module")
+def every_feature(folder: Path) -> dict[str, Answer]:
+    """Sampling of all kinds, grammars, log-probabilities of prompts and answers."""
+    return answers(folder, all_features(), enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(("depth", "stages"), [(0, 1), (2, 1), (1, 2)])
+def test_parts_with_whole_experts(folder: Path, every_feature: dict[str, Answer], depth: int, stages: int) -> None:
+    more = THREADS | {"tensor_parallel_size": 2, "enable_expert_parallel": True, "pipeline_parallel_size": stages}
+    compare(answers(folder, all_features(), run_ahead=depth, **more), every_feature)
 
 
 def replicas(folder: Path, make: Callable[[EngineArgs, Seat | None], Any] = in_threads, **more: Any) -> ReplicaClient:
-    return ReplicaClient(arguments(folder, **SHARED | more), make)
+    client = ReplicaClient(arguments(folder, **SHARED | more), make)
+    client.learn(VOCABULARY)
+    return client
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_replicas_share_experts(folder: Path, oracle: dict[str, Answer], depth: int) -> None:
-    """Chunks, drafts of the step sizes' agreement, and a second epoch: all rest in between."""
+    """Prompts come in chunks; and a second epoch: all rest in between."""
     client = replicas(folder, run_ahead=depth, max_num_batched_tokens=24)
     try:
         compare(answers_of(client, some()), oracle)
         compare(answers_of(client, some()), oracle)
         stats = client.stats().replicas
         assert all(each.generation_tokens for each in stats), "both had work"
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_every_feature_on_replicas(folder: Path, every_feature: dict[str, Answer], depth: int) -> None:
+    client = replicas(folder, run_ahead=depth)
+    try:
+        compare(answers_of(client, all_features()), every_feature)
     finally:
         client.close()
 
@@ -114,7 +145,7 @@ def test_other_meshes(folder: Path, oracle: dict[str, Answer], more: dict[str, A
 
 def test_preempted_and_drafted(folder: Path, oracle: dict[str, Answer]) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
-    client = replicas(folder, run_ahead=2, kv_cache_memory_bytes=11 * 8 * 2 * 2 * 2 * 20 * 4, speculative_config=drafts)
+    client = replicas(folder, run_ahead=2, kv_cache_memory_bytes=9 * KV_BLOCK_BYTES * 3 // 2, speculative_config=drafts)
     try:
         compare(answers_of(client, some()), oracle)
         stats = client.stats()
