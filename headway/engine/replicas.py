@@ -36,6 +36,11 @@ MORE_LOAD: Final = 4
 """Requests by which a replica may be ahead of the idlest one and still get what its cache knows; or a quarter more."""
 
 
+RANK_ERROR: Final = "RankError"
+REASON_SECONDS: Final = 2.0
+"""How long a replica that blames another waits for what that one says."""
+
+
 class Router:
     """Chooses a replica for each request. Plain numbers; one thread at a time.
 
@@ -120,6 +125,8 @@ class _State:
 
     def _died(self, nth: int, error: EngineDeadError) -> None:
         with self.changed:
+            if RANK_ERROR in str(error):  # it has found another one missing, which may say better why
+                self.changed.wait_for(lambda: self.dead is not None or self.closing, REASON_SECONDS)
             if self.dead is None and not self.closing:
                 self.dead = f"replica {nth} of {len(self.clients)}: {error}"
                 logger.error("%s; the others are stopped", self.dead)
