@@ -8,9 +8,9 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_700, "server": 6_900, "api": 9_500, "engine": 4_350, "runner": 2_500, "speculative": 1_300, "multimodal": 1_450,
-    "models": 11_800, "attention": 1_150, "recurrent": 350, "sampling": 900, "pooling": 400, "state": 750, "parallel": 1_450,
-    "scheduler": 2_700, "device": 3_000, "kernels": 22_800, "weights": 1_500, "core": 2_450,
+    "cli": 5_700, "server": 6_900, "api": 9_500, "engine": 4_750, "runner": 2_500, "speculative": 1_300, "multimodal": 1_450,
+    "models": 11_900, "attention": 1_150, "recurrent": 350, "sampling": 900, "pooling": 400, "state": 750, "parallel": 1_550,
+    "scheduler": 2_700, "device": 3_000, "kernels": 22_200, "weights": 1_500, "core": 2_470,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
