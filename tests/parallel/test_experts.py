@@ -160,6 +160,7 @@ def test_on_the_simulated_device(folder: Path, oracle: dict[str, Answer], seed: 
     client = replicas(folder, device=f"sim:{seed}", run_ahead=depth, **THREADS)
     try:
         compare(answers_of(client, some()[:4]), {f"r{nth}": oracle[f"r{nth}"] for nth in range(4)})
+        assert client.stats().num_graph_steps, "steps of decode rows alone replay graphs of the agreed size"
     finally:
         client.close()
 
