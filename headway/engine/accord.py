@@ -48,25 +48,23 @@ class Accord:
         self._agreement: Agreement
         self._watchdog: Watchdog
 
-    def begin_with(self, max_tokens: int, world: World) -> None:
+    def begin_with(self, max_tokens: int, max_rows: int, world: World) -> None:
         """Called once, when the engine's sizes are known; all replicas must have the same. Blocks until they are here.
 
         Raises:
             ConfigError: they have others.
         """
-        least, most = world.least_of_leaders(max_tokens), -world.least_of_leaders(-max_tokens)
-        if least != most:
+        size = max_tokens << 20 | max_rows
+        if world.least_of_leaders(size) != -world.least_of_leaders(-size):
             raise ConfigError(
-                f"replicas that share experts need steps of one size, and this one's have {max_tokens} tokens; set "
-                "max_num_batched_tokens"
+                f"replicas that share experts need steps of one size, and this one's have {max_tokens} tokens and {max_rows} rows; "
+                "set max_num_batched_tokens and max_num_seqs"
             )
-        sizes, size = [], LEAST_TOKENS
-        while size < max_tokens:
-            sizes.append(size)
-            size *= 2
-        sizes.append(max_tokens)
+        # Steps of decode rows alone have at most ``max_rows``, and there are graphs of no more.
+        sizes = {min(LEAST_TOKENS, max_rows), max_rows, max_tokens}
+        sizes |= {1 << n for n in range(LEAST_TOKENS.bit_length() - 1, max_tokens.bit_length()) if 1 << n <= max_tokens}
         seat = self._seat
-        self._agreement = Agreement(seat.rank, seat.size, self.box, depth=self._depth, sizes=sizes)
+        self._agreement = Agreement(seat.rank, seat.size, self.box, depth=self._depth, sizes=sorted(sizes))
         self._watchdog = Watchdog(self._agreement, self._seconds)
 
     def is_needed(self) -> bool:

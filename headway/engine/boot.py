@@ -190,7 +190,7 @@ def _build(
 ) -> EngineCore:
     loaded, sizes, runner = _ready_runner(args, progress, device, warm_up, times, thresholds, extras)
     if accord is not None:
-        accord.begin_with(sizes.max_num_batched_tokens, extras.world)
+        accord.begin_with(sizes.max_num_batched_tokens, sizes.max_num_seqs, extras.world)
     if args.num_ranks > 1:
         runner.followers = extras.world
     fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
