@@ -57,8 +57,8 @@ class Accord:
         size = max_tokens << 20 | max_rows
         if world.least_of_leaders(size) != -world.least_of_leaders(-size):
             raise ConfigError(
-                f"replicas that share experts need steps of one size, and this one's have {max_tokens} tokens and {max_rows} rows; "
-                "set max_num_batched_tokens and max_num_seqs"
+                f"replicas that share experts need steps of one size, and this one's have {max_tokens} tokens and {max_rows} "
+                "rows; set max_num_batched_tokens and max_num_seqs"
             )
         # Steps of decode rows alone have at most ``max_rows``, and there are graphs of no more.
         sizes = {min(LEAST_TOKENS, max_rows), max_rows, max_tokens}

@@ -136,12 +136,16 @@ class Scheduler:
         return plan
 
     def outlook(self) -> tuple[int, int, bool]:
-        """Bounds on what a later step would hold if nothing came: tokens, rows, whether there are prompts."""
+        """What a later step would hold if nothing came, tokens and rows at most; and whether there would be prompts."""
         life, most = self._life, self._config.max_num_batched_tokens
+        running = life.running
         rows = min(len(life.open), self._config.max_num_seqs)
-        prompts = bool(life.waiting) or life.running.prefilling is not None or bool(life.running.lagging)
+        prompts = bool(life.waiting) or running.prefilling is not None or bool(running.lagging)
         tokens = rows * self._config.width
-        return (most if prompts else min(tokens, most)), rows, prompts
+        if prompts:
+            begun = [] if running.prefilling is None else [len(running.prefilling.tokens)]
+            tokens += life.waiting.tokens(most) + sum(begun)
+        return min(tokens, most), rows, prompts
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepUpdates:
         """Takes the result of the oldest step in flight; returns one update per request that got something.
