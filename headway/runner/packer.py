@@ -116,7 +116,8 @@ class Packer:
             *encodings,
             plan.media,
             self._unsettled(plan) if self._config.num_stages > 1 else 0,
-            *(limit or ()),
+            0 if limit is None else limit.tokens,
+            limit is not None and limit.only_decode,
         )
 
     def launched(self, plan: StepPlan) -> None:

@@ -130,18 +130,17 @@ class DeltaNet(StateMixer):
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec, shard = self.spec, self.spec.shard
 
-        def own(*sizes: int) -> tuple[torch.Tensor | None, int | None]:
-            return (None, None) if shard is None else shard.rows(*sizes)
+        def own(tensor: torch.Tensor) -> Target:
+            return Target.part(tensor, None if shard is None else shard.rows(len(tensor)))
 
         found = self.into.destinations(prefix, spec.order) | self.out.destinations(prefix)
         for name, tensor in (("A_log", self.a_log), ("dt_bias", self.dt_bias)):
-            found[f"{prefix}{name}"] = Target(tensor, *own(spec.num_heads))
+            found[f"{prefix}{name}"] = own(tensor)
         found[f"{prefix}{spec.names[0]}.weight"] = Target(self.norm)
         if spec.layout != "separate":
             taken = None if shard is None else shard.rows(*spec.sizes)
             return found | self.conv.destinations(f"{prefix}conv1d.", taken)
         parts = self.conv.weight.split(spec.sizes)
         return found | {
-            f"{prefix}{name}_conv1d.weight": Target(weight[:, None], *own(len(weight)))
-            for name, weight in zip("qkv", parts, strict=True)
+            f"{prefix}{name}_conv1d.weight": own(weight[:, None]) for name, weight in zip("qkv", parts, strict=True)
         }

@@ -75,7 +75,7 @@ class Mamba(StateMixer):
         self.x_proj = product_out(inner, "x_proj", rank + 2 * size, shard, bias=False, dtype=dtype, device=device)
         self.dt_proj = Linear(rank, {"dt_proj": inner}, bias=False, dtype=dtype, device=device)
         self.out = product_out(inner, "out_proj", hidden, shard, bias=spec.bias, dtype=dtype, device=device)
-        self._own: Taken | tuple[()] = ()
+        self._own: Taken | None = None
         if shard is not None:
             self._own = shard.rows(inner)
             self.into.taken, self.dt_proj.taken = {"in_proj": shard.rows(inner, inner)}, {"dt_proj": self._own}
@@ -109,13 +109,13 @@ class Mamba(StateMixer):
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         named = {"dt_proj.bias": self.dt_bias, "D": self.d, "A_log": self.a}
-        found = {f"{prefix}{name}": Target(tensor, *self._own) for name, tensor in named.items()}
+        found = {f"{prefix}{name}": Target.part(tensor, self._own) for name, tensor in named.items()}
         for linear in (self.into, self.x_proj, self.dt_proj, self.out):
             found |= linear.destinations(prefix)
         if self.spec.norms == "weighted":
             names = ("dt_layernorm", "b_layernorm", "c_layernorm")
             found |= {f"{prefix}{name}.weight": Target(w) for name, w in zip(names, self.norms, strict=True)}
-        return found | self.conv.destinations(f"{prefix}conv1d.", self._own or None)
+        return found | self.conv.destinations(f"{prefix}conv1d.", self._own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,5 +246,5 @@ class Mamba2(StateMixer):
             named["norm.weight"] = self.norm
         shard, own = self.spec.shard, dict[str, Target]()
         for name, tensor in named.items():
-            own[f"{prefix}{name}"] = Target(tensor, *(() if shard is None else shard.rows(len(tensor))))
+            own[f"{prefix}{name}"] = Target.part(tensor, None if shard is None else shard.rows(len(tensor)))
         return own | self.conv.destinations(f"{prefix}conv1d.", None if shard is None else self._sections(shard))

@@ -156,9 +156,8 @@ class Convolution(nn.Module):
 
     def destinations(self, prefix: str, taken: Taken | None = None) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes; ``taken``: of its channels these."""
-        own = taken or ()
-        found = {f"{prefix}weight": Target(self.weight[:, None], *own)}
-        return found if self.bias is None else found | {f"{prefix}bias": Target(self.bias, *own)}
+        found = {f"{prefix}weight": Target.part(self.weight[:, None], taken)}
+        return found if self.bias is None else found | {f"{prefix}bias": Target.part(self.bias, taken)}
 
 
 def product_out(

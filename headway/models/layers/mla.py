@@ -216,8 +216,8 @@ class MLA(nn.Module):
         if self.indexer is not None:
             found |= self.indexer.destinations(f"{prefix}indexer.k_norm.")
         found |= self.kv_norm.destinations(f"{prefix}kv_a_layernorm.") | self.out.destinations(prefix)
-        taken = () if spec.shard is None else spec.shard.head_rows(spec.nope_dim + spec.value_dim)
-        return found | {f"{prefix}kv_b_proj.weight": Target(self.kv_b.flatten(0, 1), *taken)}
+        taken = None if spec.shard is None else spec.shard.head_rows(spec.nope_dim + spec.value_dim)
+        return found | {f"{prefix}kv_b_proj.weight": Target.part(self.kv_b.flatten(0, 1), taken)}
 
 
 def pairs_apart(interleaved: bool, size: int) -> torch.Tensor:
