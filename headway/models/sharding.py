@@ -1,10 +1,10 @@
 """A model's configuration as one of several ranks has it: a part of each layer, and some of the layers.
 
-Cut over ``tensor`` ranks are attention, latent attention, Mamba, delta nets and short convolutions, feed-forward blocks,
-mixtures, embedding and output layer. Whole on every rank, which computes the same there as the others, are: cross-attention and
-encoders; attention with a rule of its own or with a layer norm over all heads; mixers with states whose heads, groups or
-channels cannot be dealt out evenly, or that are attention and Mamba in one; Gemma3n's feed-forward blocks with a cut-off;
-towers, and inputs by layer.
+Cut over ``tensor`` ranks are attention, cross-attention, latent attention, Mamba, delta nets and short convolutions,
+feed-forward blocks, mixtures, embedding and output layer. Whole on every rank, which computes the same there as the others,
+are: encoders; attention of models that have a rule of their own or a layer norm over all heads; mixers with states whose heads,
+groups or channels cannot be dealt out evenly, or that are attention and Mamba in one; Gemma3n's feed-forward blocks with a
+cut-off; towers, and inputs by layer.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.encoder_decoder import EncoderDecoderConfig
 from headway.models.interface import ModelConfig
 from headway.models.layers.attention import AttentionSpec
+from headway.models.layers.mixer import CutMixer
 from headway.models.layers.moe import MixtureSpec
 from headway.models.registry import model_class
 from headway.parallel.group import Alone, Group
@@ -65,7 +66,8 @@ def sharded(config: ModelConfig, sharing: Sharing) -> ModelConfig:
         return config
     if sharing.stage.group.size > 1:
         config = _staged(config, sharing.stage)
-    blocks = tuple(_block(config, block, sharing) for block in config.blocks)
+    cuts = _can_cut_heads(config)
+    blocks = tuple(_block(block, sharing, cuts_heads=cuts) for block in config.blocks)
     whole = config.outputs is not None or isinstance(config, EncoderDecoderConfig) or sharing.tensor.size == 1
     vocabulary = None if whole else VocabularyPart(sharing.tensor, config.vocab_size)
     return replace(config, blocks=blocks, vocabulary=vocabulary)
@@ -75,12 +77,22 @@ def _has_mixtures(config: ModelConfig) -> bool:
     return isinstance(config, DecoderConfig) and any(isinstance(block.ffn, MixtureSpec) for block in config.blocks)
 
 
-def _block(config: DecoderConfig, block: BlockSpec, sharing: Sharing) -> BlockSpec:
+def _block(block: BlockSpec, sharing: Sharing, *, cuts_heads: bool) -> BlockSpec:
     found = block.sharded(sharing.tensor, sharing.peers, whole_experts=sharing.whole_experts)
-    mixer = block.mixer
-    if isinstance(mixer, AttentionSpec) and mixer.qk_norm == "all" and config.norm.kind != "rms":
-        return replace(found, mixer=mixer)
-    return found
+    keys = block.cache is not None or isinstance(block.mixer, AttentionSpec)
+    return found if cuts_heads or not keys else replace(found, mixer=block.mixer)
+
+
+def _can_cut_heads(config: DecoderConfig) -> bool:
+    """Whether all attention can be cut. Where one layer's cannot none is: their caches share storage, block by block."""
+    for mixer in (block.mixer for block in config.blocks if block.cache is not None):
+        if not isinstance(mixer, CutMixer):
+            return False
+        if isinstance(mixer, AttentionSpec) and mixer.flex is not None:
+            return False  # rules know heads by their numbers
+        if isinstance(mixer, AttentionSpec) and mixer.qk_norm == "all" and config.norm.kind != "rms":
+            return False
+    return True
 
 
 def _not_staged(config: ModelConfig) -> UnsupportedModelError:

@@ -84,13 +84,11 @@ class AttentionSpec:
     shard: HeadShard | None = None
 
     def sharded(self, group: Group) -> AttentionSpec:
-        """What this rank of ``group`` has of it; all of it with a rule of its own, which knows heads by their numbers.
+        """What this rank of ``group`` has of it.
 
         Raises:
             UnsupportedModelError: the heads cannot be dealt out.
         """
-        if self.flex is not None:
-            return self
         shard = HeadShard(group, self.num_heads, self.num_kv_heads)
         slopes = tuple(self.slopes[head] for head in shard.heads) if self.slopes else ()
         return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), slopes=slopes, shard=shard)
