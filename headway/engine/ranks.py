@@ -75,7 +75,11 @@ def lead(
             world.connect(device)
             yield world
         except RankError as error:
+            world.fail(error)
             raise world.explain(error) from error
+        except BaseException as error:
+            world.fail(error)
+            raise
 
 
 # -- ranks that are threads ----------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class ReplicaClient:
         clients = [each.result() for each in begun if each.exception() is None]
         if errors:
             close_all(clients)
-            raise errors[0]
+            raise next((each for each in errors if RANK_ERROR not in f"{type(each).__name__} {each}"), errors[0])
         self.info = _together([each.info for each in clients])
         self._state = state = _State(clients)
         self._finalizer = weakref.finalize(self, state.close)

@@ -23,6 +23,7 @@ from headway.parallel.stage import Stage
 
 START_SECONDS: Final = 1800.0
 """How long ranks wait for each other while they load weights, compile and capture."""
+FAILED: Final = "failed"
 REASON_SECONDS: Final = 2.0
 """How long an error of a collective waits for whoever knows which rank is to blame."""
 
@@ -58,6 +59,7 @@ class World:
         self.peers: Group = Alone()
         self.posts: list[Post] = []
         self.lost: str | None = None
+        self._starts = True
         self._known = threading.Event()
         self._transports: list[TorchTransport] = []
         self._groups: list[RankGroup] = []
@@ -117,6 +119,7 @@ class World:
     def started(self) -> None:
         """All that takes long is done: from now on a rank is waited for no longer than ``seconds``. Before, one may compile
         while another waits in the middle of a rehearsed step, stages above all, which begin one after the other."""
+        self._starts = False
         for transport in self._transports:
             transport.limit(self.seconds)
 
@@ -136,7 +139,10 @@ class World:
             transport.abort()
 
     def check(self) -> None:
-        """Raises RankError when this world has come to an end."""
+        """Raises RankError when this world has come to an end, or while it starts another replica's has."""
+        if self.lost is None and self._starts and self.mesh.replicas > 1:
+            failed = self.keys.get(FAILED)
+            self.lost = None if failed is None else failed.decode()
         if self.lost is not None:
             raise RankError(self.lost)
 
@@ -145,6 +151,11 @@ class World:
         if not self.is_alone:
             self._known.wait(REASON_SECONDS)
         return error if self.lost is None else RankError(self.lost)
+
+    def fail(self, error: BaseException) -> None:
+        """This replica will not start: tell the others, which wait for it."""
+        if self._starts and self.mesh.replicas > 1:
+            self.keys.set(FAILED, f"{self.mesh.name} did not start: {type(error).__name__}: {error}".encode())
 
     def hang_up(self) -> None:
         """Break off, so that ranks which wait for this one, a thread, need not wait for the time-out."""

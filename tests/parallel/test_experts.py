@@ -6,16 +6,18 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.core.config import EngineArgs
-from headway.core.errors import ConfigError, EngineDeadError
+from headway.core.errors import ConfigError, EngineDeadError, ModelError
 from headway.core.messages import AddRequest
 from headway.core.seat import Seat
 from headway.engine.boot import build_engine
+from headway.engine.client import ThreadClient
 from headway.engine.process import ProcessClient
 from headway.engine.replicas import ReplicaClient
 from tests.engine.harness import Answer, request, run
@@ -181,6 +183,18 @@ def test_processes_and_a_killed_one(folder: Path, oracle: dict[str, Answer]) -> 
                 client.poll(timeout=20.0)
     finally:
         client.close()
+
+
+def test_a_replica_that_does_not_start_ends_the_others(folder: Path, tmp_path: Path) -> None:
+    """They wait for it while they load, for as long as loading may take."""
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+
+    def make(args: EngineArgs, seat: Seat | None) -> ThreadClient:
+        assert seat is not None
+        return ThreadClient(replace(args, model=str(tmp_path)) if seat.rank else args, seat=seat)
+
+    with pytest.raises(ModelError, match="no safetensors file"):
+        replicas(folder, make)
 
 
 @pytest.mark.parametrize(
