@@ -13,6 +13,7 @@ from headway.api.pictures.content import PLACE, shown, take_pictures
 from headway.api.prompts import Prompt
 from headway.core.config import EngineArgs
 from headway.core.errors import InvalidRequestError
+from headway.core.seat import Seat
 from headway.engine.client import EngineClient, InprocClient, ThreadClient
 
 if TYPE_CHECKING:
@@ -46,18 +47,22 @@ class ChatOptions:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool) -> EngineClient:
-    """Start an engine. ``args.multiprocess`` wins over ``own_process``; raises what building the engine raises."""
+def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool, seat: Seat | None = None) -> EngineClient:
+    """Start an engine. ``args.multiprocess`` wins over ``own_process``; raises what building the engine raises.
+
+    Args:
+        seat: of a replica that shares experts with others.
+    """
     if args.data_parallel_size > 1:
         from headway.engine.replicas import ReplicaClient
 
         apart = args.multiprocess is not False
-        return ReplicaClient(args, lambda each: connect(each, own_process=apart, asynchronous=True))
+        return ReplicaClient(args, lambda each, seat: connect(each, own_process=apart, asynchronous=True, seat=seat))
     if args.multiprocess if args.multiprocess is not None else own_process:
         from headway.engine.process import ProcessClient
 
-        return ProcessClient(args)
-    return ThreadClient(args) if asynchronous else InprocClient(args)
+        return ProcessClient(args, seat=seat)
+    return ThreadClient(args, seat=seat) if asynchronous else InprocClient(args)
 
 
 def load_tokenizer(args: EngineArgs) -> Tokenizer | None:

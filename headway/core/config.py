@@ -77,12 +77,13 @@ class EngineArgs:
         tensor_parallel_size: ranks that each layer is cut into (docs/parallel.md).
         pipeline_parallel_size: stages that the layers are cut into.
         data_parallel_size: replicas of the model behind one door.
-        enable_expert_parallel: deal out the experts of a mixture whole; refused where there are none.
+        enable_expert_parallel: deal out the experts of a mixture whole, over tensor ranks and replicas; refused where there are
+            none.
         enable_dbo: run long steps as two micro-batches (docs/parallel.md).
         dbo_decode_token_threshold: tokens from which on steps of decode rows alone are halved.
         dbo_prefill_token_threshold: the same of steps with prompts.
-        distributed_executor_backend: what ranks are: "mp", processes, or "threads" of one process, for CPUs and the simulated
-            device.
+        distributed_executor_backend: what ranks are: "mp", processes; "ray", processes that Ray places; or "threads" of one
+            process, for CPUs and the simulated device.
         distributed_timeout_seconds: after which a rank that is silent, or that others wait for, is given up.
         nnodes: hosts; each runs this command with its own ``node_rank``, and all have one secret in HEADWAY_RANK_SECRET.
         node_rank: which host this is; 0 leads.
@@ -161,13 +162,18 @@ class EngineArgs:
             if not _is_count(getattr(self, name), 1):
                 raise ConfigError(f"{name} must be a positive integer; got {getattr(self, name)!r}")
         backend = self.distributed_executor_backend
-        if backend == "ray":
+        if backend not in ("mp", "ray", "threads"):
+            raise ConfigError(f"distributed_executor_backend must be mp, ray or threads; got {backend!r}")
+        if backend == "ray" and (self.nnodes > 1 or self.device.startswith("sim")):
             raise ConfigError(
-                "distributed_executor_backend='ray' is not there; ranks of several hosts need no Ray: --nnodes, --node-rank "
-                "and --master-addr (docs/parallel.md)"
+                "distributed_executor_backend='ray' finds hosts by itself, and knows no simulated device; leave out nnodes and "
+                "device"
             )
-        if backend not in ("mp", "threads"):
-            raise ConfigError(f"distributed_executor_backend must be mp or threads; got {backend!r}")
+        if backend == "ray" and self.enable_expert_parallel and self.data_parallel_size > 1:
+            raise ConfigError(
+                "replicas that share experts are on one host, and Ray may place them on several; set "
+                "distributed_executor_backend='mp'"
+            )
         if backend == "threads" and self.device.partition(":")[0] not in ("cpu", "sim"):
             raise ConfigError(f"distributed_executor_backend='threads' is for cpu and sim devices, not {self.device!r}")
         if backend == "mp" and self.num_ranks > 1 and self.device.startswith("sim"):

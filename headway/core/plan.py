@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,18 @@ class Finish(IntEnum):
     LENGTH = 3
     NO_TOKEN = 4
     """No token was left that the request's demands (grammar, allowed and banned tokens, minimum length) allow together."""
+
+
+class StepLimit(NamedTuple):
+    """What a step may hold that other replicas run in the same size.
+
+    Attributes:
+        tokens: at most.
+        only_decode: no prompts.
+    """
+
+    tokens: int
+    only_decode: bool
 
 
 @dataclass(slots=True)

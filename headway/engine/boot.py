@@ -18,8 +18,10 @@ from headway.core.errors import ConfigError, OutOfMemoryError
 from headway.core.ints import cdiv
 from headway.core.log import logger
 from headway.core.messages import AddRequest
+from headway.core.seat import Seat
 from headway.device.base import Device
 from headway.device.select import select_device
+from headway.engine.accord import Accord
 from headway.engine.core import EngineCore
 from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
@@ -98,6 +100,7 @@ def build_engine(
     thresholds: Thresholds = USUAL_THRESHOLDS,
     drafts: Drafts | None = None,
     pooling: Pooling | None = None,
+    seat: Seat | None = None,
 ) -> EngineCore:
     """Load the model and make a ready engine.
 
@@ -108,24 +111,36 @@ def build_engine(
         thresholds: for tests.
         drafts: guess tokens ahead; None: as ``args.speculative_config`` says.
         pooling: take vectors from the hidden states; None: generate.
+        seat: which of several replicas this is that share experts; None: it shares none.
 
     Raises:
         ConfigError, ModelError, OutOfMemoryError: with what would work instead.
     """
     start, times = time.perf_counter(), PhaseTimes()
     extras = Extras(drafts or Drafts.of(args.speculative_config), pooling)
-    refuse_together(args, extras)
+    refuse_together(args, extras, seat)
     with ExitStack() as stack, ExitStack() as owned:
+        placement = None
+        if args.distributed_executor_backend == "ray" and args.num_ranks > 1:
+            from headway.engine.ray_ranks import placed  # late: Ray is an extra
+
+            placement = owned.enter_context(placed(args))
+            args = replace(args, device=placement.device)
         if device is None:
             with times.phase("device"):
                 device = select_device(args.device)
             owned.callback(device.close)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
-        if args.num_ranks > 1:
-            extras = replace(extras, world=owned.enter_context(lead(args, device.torch_device, thresholds)))
+        if args.num_ranks > 1 or seat is not None:
+            extras = replace(
+                extras, world=owned.enter_context(lead(args, device.torch_device, thresholds, seat, placement))
+            )
         warm_up = WarmUp(device, times, progress, compiler)
-        core = _build(args, progress, device, warm_up, times, thresholds, extras)
+        accord = None
+        if seat is not None:
+            accord = owned.enter_context(closing(Accord(seat, args)))
+        core = _build(args, progress, device, warm_up, times, thresholds, extras, accord)
         core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
@@ -160,6 +175,8 @@ def _ready_runner(
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
         warm_up.capture(runner)
+    extras.world.least(0)  # all have compiled what they need
+    extras.world.started()
     return loaded, sizes, runner
 
 
@@ -171,8 +188,11 @@ def _build(
     times: PhaseTimes,
     thresholds: Thresholds,
     extras: Extras,
+    accord: Accord | None,
 ) -> EngineCore:
     loaded, sizes, runner = _ready_runner(args, progress, device, warm_up, times, thresholds, extras)
+    if accord is not None:
+        accord.begin_with(sizes.max_num_batched_tokens, sizes.max_num_seqs, extras.world)
     if args.num_ranks > 1:
         runner.followers = extras.world
     fills = args.pipeline_parallel_size if device.asynchronous and args.pipeline_parallel_size > 1 else args.run_ahead
@@ -209,7 +229,7 @@ def _build(
     waits = HostWaits(device) if args.count_host_waits else None
     draft_pacer = DraftPacer(runner.config.widths) if extras.drafts is not None and extras.drafts.adaptive else None
     info = model_info(args, loaded, sizes)
-    return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer)
+    return EngineCore(scheduler, runner, pacer, info, waits, thresholds.traced_steps, draft_pacer, accord)
 
 
 def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> Loaded:
@@ -228,7 +248,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
-    config = extras.world.sharded(config)
+    config = extras.world.sharded(config, whole_experts=args.enable_expert_parallel)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)

@@ -11,6 +11,7 @@ from headway.core import errors
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, StepUpdates
+from headway.core.seat import Seat
 
 
 class Boot(msgspec.Struct, tag=True, array_like=True):
@@ -19,12 +20,14 @@ class Boot(msgspec.Struct, tag=True, array_like=True):
     Attributes:
         log_level: show the engine's log on stderr from this level on; None when the parent shows no log either.
         log_format: "text" or "json".
+        seat: which of several replicas that share experts it is.
     """
 
     args: EngineArgs
     factory: str
     log_level: int | None = None
     log_format: str = "text"
+    seat: Seat | None = None
 
 
 class Learn(msgspec.Struct, tag=True, array_like=True):

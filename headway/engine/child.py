@@ -44,9 +44,16 @@ class Sockets:
         opened.linger = LINGER_MS
         return opened
 
-    def receive(self, block: bool, most_ms: int | None = None) -> list[channel.Command]:
-        """Every command that has arrived; with ``block``, at least one (asleep until then, or for ``most_ms``)."""
+    def receive(self, block: bool, most_ms: int | None = None, wakes: int | None = None) -> list[channel.Command]:
+        """Every command that has arrived; with ``block``, at least one (asleep until then, or for ``most_ms``, or until the
+        file descriptor ``wakes`` can be read)."""
         received: list[channel.Command] = []
+        if block and wakes is not None:
+            poller = zmq.Poller()
+            for readable in (self.commands, wakes):
+                poller.register(readable, zmq.POLLIN)
+            poller.poll(most_ms)
+            block = False
         while self.commands.poll(most_ms if block and not received else 0):
             received.append(channel.decode_command(self.commands.recv()))
         return received
@@ -63,9 +70,10 @@ class Sockets:
 def serve(core: Core, sockets: Sockets) -> None:
     """Run the engine until Shutdown arrives."""
     most_ms = WATCH_MS if getattr(core, "watches", False) else None
+    wakes = getattr(core, "wakes", None)
     while True:
         refused: list[RequestUpdate] = []
-        for command in sockets.receive(not core.has_work(), most_ms):
+        for command in sockets.receive(not core.has_work(), most_ms, wakes):
             if isinstance(command, channel.Add):
                 refused += add_all(core, command.requests)
             elif isinstance(command, channel.Learn):
@@ -94,7 +102,7 @@ def run(sockets: Sockets) -> int:
             return 0
         if boot.log_level is not None:
             show(boot.log_format, boot.log_level)
-        core = load_core(boot.factory, boot.args)
+        core = load_core(boot.factory, boot.args, boot.seat)
         gc.collect()
         gc.freeze()  # what boot built stays: a full collection that walks it inside the loop takes milliseconds
         sockets.report(channel.Ready(core.info))

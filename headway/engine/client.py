@@ -27,9 +27,12 @@ from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.errors import EngineDeadError, HeadwayError
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepUpdates, Update
+from headway.core.seat import Seat
 
 DEFAULT_FACTORY = "headway.engine.early:build_engine"
 
+LOOK_SECONDS = 0.005
+"""How long an idle engine of several ranks sleeps before it looks for them, in a thread."""
 ThreadCommand = Vocabulary | list[AddRequest] | list[str]
 """What a ThreadClient's thread is told: to learn, to add, or to abort."""
 
@@ -84,11 +87,15 @@ class EngineClient(Protocol):
         """Stop the engine and free everything; a poll blocked in another thread raises. Safe to call twice."""
 
 
-def load_core(factory: str, args: EngineArgs) -> Core:
-    """Import ``module:function`` and build an engine with it (slow: imports torch, reads weights)."""
+def load_core(factory: str, args: EngineArgs, seat: Seat | None = None) -> Core:
+    """Import ``module:function`` and build an engine with it (slow: imports torch, reads weights).
+
+    Args:
+        seat: see ``boot.build_engine``.
+    """
     module, _, name = factory.partition(":")
-    build = cast(Callable[[EngineArgs], Core], getattr(importlib.import_module(module), name))
-    return build(args)
+    build = cast(Callable[..., Core], getattr(importlib.import_module(module), name))
+    return build(args) if seat is None else build(args, seat)
 
 
 def add_all(core: Core, requests: list[AddRequest]) -> list[RequestUpdate]:
@@ -206,10 +213,10 @@ class _Shared:
         self.busy = False
         """The thread is in ``step`` or holds commands it has not handed to the core yet."""
 
-    def run(self, factory: str, args: EngineArgs) -> None:
+    def run(self, factory: str, args: EngineArgs, seat: Seat | None) -> None:
         """Body of the engine thread."""
         try:
-            core = load_core(factory, args)
+            core = load_core(factory, args, seat)
         except BaseException as error:
             with self.changed:
                 self.boot_error, self.dead = error, "the engine did not start"
@@ -232,11 +239,14 @@ class _Shared:
 
     def _turn(self, core: Core) -> bool:
         """One turn of the loop: sleep while idle, hand over commands, one step. False when it is time to leave."""
+        # Another rank may have gone, or begun a step that needs this one.
+        look = LOOK_SECONDS if getattr(core, "watches", False) else None
         with self.changed:
             self.busy = core.has_work()
             while not (self.closing or self.busy or self.commands):
                 self.changed.notify_all()
-                self.changed.wait()
+                self.changed.wait(look)
+                self.busy = look is not None and core.has_work()
             if self.closing:
                 return False
             self.busy = True
@@ -269,9 +279,9 @@ class _Shared:
 class ThreadClient:
     """The engine in a thread of its own, which sleeps on a condition while there is no work."""
 
-    def __init__(self, args: EngineArgs, factory: str = DEFAULT_FACTORY) -> None:
+    def __init__(self, args: EngineArgs, factory: str = DEFAULT_FACTORY, seat: Seat | None = None) -> None:
         self._shared = shared = _Shared()
-        thread = threading.Thread(target=shared.run, args=(factory, args), name="headway-engine", daemon=True)
+        thread = threading.Thread(target=shared.run, args=(factory, args, seat), name="headway-engine", daemon=True)
         self._finalizer = weakref.finalize(self, shared.close, thread)
         thread.start()
         with shared.changed:

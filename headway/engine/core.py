@@ -11,13 +11,15 @@ from headway.core.config import USUAL_THRESHOLDS
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, RequestUpdate, StepTrace, StepUpdates
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import StepLimit, StepPlan, StepResult
 from headway.device.base import DeviceError
+from headway.engine.accord import Accord
 from headway.engine.draft_pacer import DraftPacer
 from headway.engine.host_grammars import HostGrammars
 from headway.engine.host_waits import HostWaits
 from headway.engine.metrics import StepMeter
 from headway.engine.pacer import Pacer
+from headway.parallel.dp import IDLE, Want
 from headway.runner.executor import BACK_PRESSURE
 from headway.runner.runner import InFlight, ModelRunner
 from headway.scheduler import OnePassScheduler, Scheduler
@@ -36,6 +38,7 @@ class EngineCore:
         waits: counts host waits inside ``step``; None: they are not counted.
         traced_steps: see ``Thresholds``.
         draft_pacer: says when drafts pay; None: they always do, or there are none.
+        accord: with other replicas that run the same steps; None: it is on its own.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class EngineCore:
         waits: HostWaits | None = None,
         traced_steps: int = USUAL_THRESHOLDS.traced_steps,
         draft_pacer: DraftPacer | None = None,
+        accord: Accord | None = None,
     ) -> None:
         self.info = info
+        self._accord = accord
         self._waits = waits
         self._scheduler, self._runner, self._pacer = scheduler, runner, pacer
         self._in_flight: deque[InFlight] = deque()
@@ -156,30 +161,47 @@ class EngineCore:
 
     def _plain_step(self) -> StepUpdates:
         """Schedule, launch, wait, apply: the synchronous oracle."""
-        self._meter.begin()
-        plan = self._scheduler.schedule()
-        if plan is not None:
-            self._launch(plan)
+        self._next_step()
         return self._apply_oldest() if self._in_flight else StepUpdates()
 
     def _overlapped_step(self) -> StepUpdates:
         """Schedule and launch the next step while up to ``depth`` earlier ones run; then apply the oldest."""
-        plan = None
+        planned = False
         if len(self._in_flight) <= self._pacer.depth:
-            self._meter.begin()
-            plan = self._scheduler.schedule()
-            if plan is not None:
-                self._launch(plan)
-        if self._in_flight and (plan is None or len(self._in_flight) > self._pacer.depth):
+            planned = self._next_step()
+        if self._in_flight and (not planned or len(self._in_flight) > self._pacer.depth):
             return self._apply_oldest()
         return StepUpdates()
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _next_step(self) -> bool:
+        """Schedule and launch a step; whether there was one."""
+        self._meter.begin()
+        limit = None
+        if self._accord is not None:
+            assert isinstance(self._scheduler, Scheduler), "models that share experts generate"
+            tokens, rows, prompts = self._scheduler.outlook()
+            limit = self._accord.begin(Want(tokens, rows, 1, not prompts) if rows else IDLE)
+            if limit is None:
+                if not self._in_flight and self._accord.is_needed():
+                    self._accord.wait()
+                return False
+        plan = self._scheduler.schedule(limit) if isinstance(self._scheduler, Scheduler) else self._scheduler.schedule()
+        if plan is not None:
+            self._launch(plan, limit)
+        elif limit is not None:
+            self._in_flight.append(self._runner.launch(None, limit))
+        if self._accord is not None:
+            self._accord.launched()
+        return plan is not None or limit is not None
+
+    def _launch(self, plan: StepPlan, limit: StepLimit | None) -> None:
         self._meter.scheduled()
         replays = self._runner.num_replays
         try:
-            step = self._runner.launch(plan)
+            step = self._runner.launch(plan, limit)
         except Exception as error:
+            if limit is not None:
+                raise  # the other replicas run the step
             self._fail_plan(plan, error)
             return
         self._num_steps += 1
@@ -191,6 +213,10 @@ class EngineCore:
         asked = perf_counter()
         result = self._runner.collect(step)
         arrived = perf_counter()
+        if step.plan is None:
+            if step.events is not None:
+                self._runner.clock.measure(step.events)
+            return StepUpdates()
         updates = self._scheduler.apply(step.plan, result)
         trace = self._meter.applied(step, asked, arrived)
         if trace.idle_us is not None and trace.headway_us is not None and trace.busy_us is not None:
@@ -221,13 +247,19 @@ class EngineCore:
     @property
     def watches(self) -> bool:
         """Whether it should be asked for work now and then although none was added: another rank may have gone."""
-        return self._runner.followers is not None
+        return self._runner.followers is not None or self._accord is not None
+
+    @property
+    def wakes(self) -> int | None:
+        """A file descriptor that can be read when another replica needs this one; None: none does."""
+        return None if self._accord is None else self._accord.box.fileno()
 
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
         return (
             self._scheduler.has_unfinished()
             or bool(self._in_flight or self._failures or self._preparing)
+            or (self._accord is not None and self._accord.is_needed())
             or self._runner.is_lost
         )
 
@@ -236,7 +268,7 @@ class EngineCore:
         stats = self._scheduler.stats()
         runner = self._runner
         stats.num_steps, stats.num_graph_steps = self._num_steps, runner.num_replays
-        waits = runner.waits()
+        waits = runner.waits() | ({} if self._accord is None else self._accord.waits())
         stats.waits = {reason: counter.waits for reason, counter in waits.items()}
         stats.wait_seconds = {reason: counter.seconds for reason, counter in waits.items()}
         stats.back_pressure_waits, stats.back_pressure_seconds = (

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from headway.core.config import EngineArgs
 from headway.core.log import logger
+from headway.core.seat import Seat
 from headway.kernels.compiler_process import CompilerProcess
 
 if TYPE_CHECKING:
     from headway.engine.core import EngineCore
 
 
-def build_engine(args: EngineArgs) -> EngineCore:
+def build_engine(args: EngineArgs, seat: Seat | None = None) -> EngineCore:
     """``boot.build_engine``, sooner."""
     start, compiler = time.perf_counter(), _begin(args)
     try:
@@ -28,7 +29,7 @@ def build_engine(args: EngineArgs) -> EngineCore:
 
             set_aside()
             logger.info("imports took %.1f s", time.perf_counter() - start)
-            return build_engine(args, compiler=compiler)
+            return build_engine(args, compiler=compiler, seat=seat)
     finally:
         if compiler is not None:
             compiler.close()

@@ -24,10 +24,9 @@ from headway.core.log import logger, show
 from headway.device.base import Device
 from headway.device.select import select_device
 from headway.engine import rank_messages
-from headway.engine.world import START_SECONDS, World, device_of, watch_parent
+from headway.engine.world import START_SECONDS, World, device_of, mesh_of, watch_parent
 from headway.parallel.group import RankError
-from headway.parallel.keys import FarKeys
-from headway.parallel.mesh import Mesh
+from headway.parallel.keys import FarKeys, FileKeys
 from headway.parallel.ring import Ring
 from headway.parallel.wire import Link, greet
 from headway.runner.executor import Running
@@ -112,12 +111,13 @@ class Beats:
 def run(link: Link, inbox: Inbox, boot: rank_messages.Boot) -> int:
     """Be the follower that the leader's first message describes; the exit status."""
     args = boot.args
-    mesh = Mesh(args.tensor_parallel_size, args.pipeline_parallel_size, boot.rank)
+    mesh = mesh_of(args, boot.seat).at(boot.rank)
     if boot.log_level is not None:
         show(boot.log_format, boot.log_level)
     beats, seconds = Beats(link), float(args.distributed_timeout_seconds)
     try:
-        world = World(mesh, FarKeys(link, START_SECONDS), seconds)
+        keys = FarKeys(link, START_SECONDS) if boot.seat is None else FileKeys(boot.seat.folder)
+        world = World(mesh, keys, seconds)
         device = select_device(device_of(args, boot.rank))
         with contextlib.closing(device):
             serve(args, world, inbox, device, USUAL_THRESHOLDS)

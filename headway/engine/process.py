@@ -26,6 +26,7 @@ from headway.core.errors import EngineDeadError
 from headway.core.log import logger, shown_format
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, Update, ended_by
 from headway.core.processes import processor_seconds
+from headway.core.seat import Seat
 from headway.engine import channel
 from headway.engine.client import DEFAULT_FACTORY
 
@@ -143,18 +144,19 @@ class ProcessClient:
 
     Args:
         factory: "module:function" that builds the engine from EngineArgs; the child imports it.
+        seat: which of several replicas that share experts it is.
     """
 
     info: ModelInfo
 
-    def __init__(self, args: EngineArgs, factory: str = DEFAULT_FACTORY) -> None:
+    def __init__(self, args: EngineArgs, factory: str = DEFAULT_FACTORY, seat: Seat | None = None) -> None:
         self._link = _Link()
         self._finalizer = weakref.finalize(self, self._link.close)
         self._open: set[str] = set()
         self._dead: EngineDeadError | None = None
         try:
             log_level = logger.getEffectiveLevel() if logger.hasHandlers() else None
-            self._link.send(channel.Boot(args, factory, log_level, shown_format()))
+            self._link.send(channel.Boot(args, factory, log_level, shown_format(), seat))
             report = self._receive(None)
             if isinstance(report, channel.Dead):
                 raise channel.rebuild(report)

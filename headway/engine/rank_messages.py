@@ -14,6 +14,7 @@ import torch
 from headway import __version__
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.core.seat import Seat
 from headway.parallel.group import RankError
 
 BOOT, BEAT, FAILED = 1, 2, 3
@@ -30,12 +31,14 @@ class Boot(msgspec.Struct, array_like=True):
 
     Attributes:
         log_level: show the log on stderr from this level on; None: show none.
+        seat: of its replica, where several share experts.
     """
 
     args: EngineArgs
     rank: int
     log_level: int | None = None
     log_format: str = "text"
+    seat: Seat | None = None
 
 
 class Hello(msgspec.Struct, array_like=True):

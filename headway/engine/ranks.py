@@ -13,22 +13,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from headway.core.config import EngineArgs, Thresholds
 from headway.core.log import logger, shown_format
+from headway.core.seat import Seat
 from headway.device.select import select_device
 from headway.engine import rank_messages
 from headway.engine.follower import serve
-from headway.engine.world import START_SECONDS, Post, World, check_devices, device_of
+from headway.engine.world import START_SECONDS, Post, World, check_devices, device_of, mesh_of
 from headway.parallel.group import RankError
-from headway.parallel.keys import ADD, GET, SET, OwnKeys
+from headway.parallel.keys import ADD, GET, SET, FileKeys, Keys, OwnKeys
 from headway.parallel.mesh import Mesh
 from headway.parallel.ring import Ring, ring_memory
 from headway.parallel.wire import Link, answer, welcome
 from headway.runner.followers import STOP
+
+if TYPE_CHECKING:
+    from headway.engine.ray_ranks import Placement
 
 RING_BYTES: Final = 32 * 2**20
 EXIT_SECONDS: Final = 10.0
@@ -37,28 +41,45 @@ WATCH_SECONDS: Final = 0.5
 
 
 @contextmanager
-def lead(args: EngineArgs, device: torch.device, thresholds: Thresholds) -> Iterator[World]:
+def lead(
+    args: EngineArgs,
+    device: torch.device,
+    thresholds: Thresholds,
+    seat: Seat | None = None,
+    placement: Placement | None = None,
+) -> Iterator[World]:
     """The world of rank 0, in which all other ranks have come to be; they leave at the end.
+
+    Args:
+        seat: of this replica, where several share experts.
+        placement: where Ray has room for the others.
 
     Raises:
         ConfigError: there are not enough GPUs, or no secret for several hosts.
         RankError: a rank did not come.
     """
-    mesh = Mesh(args.tensor_parallel_size, args.pipeline_parallel_size)
-    keys = OwnKeys()
+    mesh, own = mesh_of(args, seat), OwnKeys()
+    keys = own if seat is None else FileKeys(seat.folder)
     world = World(mesh, keys, float(args.distributed_timeout_seconds))
     with ExitStack() as stack:
         stack.callback(world.close)
-        if args.distributed_executor_backend == "threads":
+        if args.num_ranks == 1:
+            pass
+        elif args.distributed_executor_backend == "threads":
             stack.enter_context(_threads(args, world, keys, thresholds))
         else:
-            check_devices(args)
-            stack.enter_context(_processes(args, world, keys))
+            if placement is None:
+                check_devices(args)
+            stack.enter_context(_processes(args, world, own, seat, placement))
         try:
             world.connect(device)
             yield world
         except RankError as error:
+            world.fail(error)
             raise world.explain(error) from error
+        except BaseException as error:
+            world.fail(error)
+            raise
 
 
 # -- ranks that are threads ----------------------------------------------------------------------------------------------
@@ -85,7 +106,7 @@ class ThreadPost:
 
 
 @contextmanager
-def _threads(args: EngineArgs, world: World, keys: OwnKeys, thresholds: Thresholds) -> Iterator[None]:
+def _threads(args: EngineArgs, world: World, keys: Keys, thresholds: Thresholds) -> Iterator[None]:
     """Followers as threads: for CPUs and the simulated device, which needs to see all ranks at once."""
 
     def run(mesh: Mesh, post: ThreadPost) -> None:
@@ -190,19 +211,21 @@ class _Watch:
 
 
 @contextmanager
-def _processes(args: EngineArgs, world: World, keys: OwnKeys) -> Iterator[None]:
-    """Followers as processes: of this host, begun here, and of others, which come by themselves."""
-    per_host = world.mesh.size // args.nnodes
+def _processes(
+    args: EngineArgs, world: World, keys: OwnKeys, seat: Seat | None, placement: Placement | None
+) -> Iterator[None]:
+    """Followers as processes: of this host, begun here, and of others, which come by themselves or are begun by Ray."""
+    per_host = 1 if placement is not None else world.mesh.size // args.nnodes
     followers: list[_Follower] = []
     watch = None
     try:
         for rank in range(1, per_host):
             followers.append(_begin(world.mesh.at(rank)))
-        if args.nnodes > 1:
-            followers += _take_in(args, world.mesh, range(per_host, world.mesh.size))
+        if per_host < world.mesh.size:
+            followers += _take_in(args, world.mesh, range(per_host, world.mesh.size), placement)
         level = logger.getEffectiveLevel() if logger.hasHandlers() else None
         for each in followers:
-            boot = rank_messages.Boot(args, each.mesh.rank, level, shown_format())
+            boot = rank_messages.Boot(args, each.mesh.rank, level, shown_format(), seat)
             each.link.send(rank_messages.BOOT, rank_messages.encode(boot), seconds=world.seconds)
             each.heard = time.monotonic() + START_SECONDS  # until its first sign of life: importing torch takes a while
         watch = _Watch(world, keys, followers)
@@ -231,7 +254,7 @@ def _begin(mesh: Mesh) -> _Follower:
     return _Follower(mesh, Link(control, mesh.name), ring, child)
 
 
-def _take_in(args: EngineArgs, mesh: Mesh, ranks: range) -> list[_Follower]:
+def _take_in(args: EngineArgs, mesh: Mesh, ranks: range, placement: Placement | None) -> list[_Follower]:
     """The followers of other hosts, once all have come.
 
     Raises:
@@ -240,7 +263,10 @@ def _take_in(args: EngineArgs, mesh: Mesh, ranks: range) -> list[_Follower]:
     secret, links = rank_messages.secret(), dict[tuple[int, str], Link]()
     deadline = time.monotonic() + rank_messages.CONNECT_SECONDS
     wanted = {(rank, use) for rank in ranks for use in (rank_messages.CONTROL, rank_messages.STEPS)}
-    with socket.create_server((args.master_addr, args.master_port)) as listener:
+    place = (args.master_addr, args.master_port) if placement is None else (placement.address, 0)
+    with socket.create_server(place) as listener:
+        if placement is not None:
+            placement.start(listener.getsockname()[1], ranks)
         logger.info("waiting for ranks %d to %d at %s port %d", ranks[0], ranks[-1], *listener.getsockname()[:2])
         while missing := wanted - set(links):
             left = deadline - time.monotonic()

@@ -1,9 +1,12 @@
-"""``ReplicaClient``: replicas of one model behind one door. Each is an engine of its own, so they agree on nothing and wait for
-nobody; a request goes where its prefix lies, unless that replica has much more to do than another."""
+"""``ReplicaClient``: replicas of one model behind one door. Each is an engine of its own; where they share the experts of a
+mixture they agree on the size of their steps (``engine.accord``), else on nothing. A request goes where its prefix lies, unless
+that replica has much more to do than another."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,6 +23,7 @@ from headway.core.errors import EngineDeadError
 from headway.core.histogram import Histogram
 from headway.core.log import logger
 from headway.core.messages import AddRequest, EngineStats, ModelInfo, Update, ended_by
+from headway.core.seat import Seat
 from headway.engine.client import EngineClient
 
 PREFIX_TOKENS: Final = 64
@@ -30,6 +34,11 @@ REMEMBERED: Final = 65536
 """Pieces, of all prompts."""
 MORE_LOAD: Final = 4
 """Requests by which a replica may be ahead of the idlest one and still get what its cache knows; or a quarter more."""
+
+
+RANK_ERROR: Final = "RankError"
+REASON_SECONDS: Final = 2.0
+"""How long a replica that blames another waits for what that one says."""
 
 
 class Router:
@@ -115,6 +124,8 @@ class _State:
 
     def _died(self, nth: int, error: EngineDeadError) -> None:
         with self.changed:
+            if RANK_ERROR in str(error):  # it has found another one missing, which may say better why
+                self.changed.wait_for(lambda: self.dead is not None or self.closing, REASON_SECONDS)
             if self.dead is None and not self.closing:
                 self.dead = f"replica {nth} of {len(self.clients)}: {error}"
                 logger.error("%s; the others are stopped", self.dead)
@@ -142,19 +153,25 @@ class ReplicaClient:
     """Several engines as one; see ``EngineClient`` for the methods. The first that dies ends all of them.
 
     Args:
-        make: starts one engine.
+        make: starts one engine; its seat is where replicas share experts.
     """
 
     info: ModelInfo
 
-    def __init__(self, args: EngineArgs, make: Callable[[EngineArgs], EngineClient]) -> None:
-        with ThreadPoolExecutor(args.data_parallel_size) as pool:
-            begun = [pool.submit(make, each) for each in replica_args(args)]
+    def __init__(self, args: EngineArgs, make: Callable[[EngineArgs, Seat | None], EngineClient]) -> None:
+        number, seats = args.data_parallel_size, list[Seat | None]()
+        if args.enable_expert_parallel:
+            folder = tempfile.mkdtemp(prefix="headway-seats-")  # of mode 0700
+            self._folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            seats += [Seat(nth, number, folder) for nth in range(number)]
+        seats = seats or [None] * number
+        with ThreadPoolExecutor(number) as pool:
+            begun = [pool.submit(make, each, seat) for each, seat in zip(replica_args(args), seats, strict=True)]
         errors = [error for each in begun if (error := each.exception()) is not None]
         clients = [each.result() for each in begun if each.exception() is None]
         if errors:
             close_all(clients)
-            raise errors[0]
+            raise next((each for each in errors if RANK_ERROR not in f"{type(each).__name__} {each}"), errors[0])
         self.info = _together([each.info for each in clients])
         self._state = state = _State(clients)
         self._finalizer = weakref.finalize(self, state.close)

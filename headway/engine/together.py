@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.core.seat import Seat
 from headway.engine.extras import Extras
 from headway.models.interface import ModelSpec
 
 
-def refuse_together(args: EngineArgs, extras: Extras) -> None:
-    """Raises ConfigError for what an engine of several ranks cannot do."""
-    if args.enable_expert_parallel:
-        raise ConfigError(
-            "enable_expert_parallel deals out experts over ranks, which is not there; leave it out, and set data_parallel_size "
-            "for replicas of a mixture"
-        )
+def refuse_together(args: EngineArgs, extras: Extras, seat: Seat | None = None) -> None:
+    """Raises ConfigError for what an engine of several ranks, or a replica that shares experts, cannot do."""
+    if seat is not None:
+        _refuse_shared(args, extras)
     if args.node_rank:
         raise ConfigError("node_rank > 0 is for `headway serve` on the hosts that follow; host 0 has the engine")
     if args.num_ranks == 1:
@@ -25,14 +23,27 @@ def refuse_together(args: EngineArgs, extras: Extras) -> None:
             "a drafter with a model of its own runs on one rank; draft with method 'ngram', or leave out tensor_parallel_size "
             "and pipeline_parallel_size"
         )
-    if drafts is not None and args.pipeline_parallel_size > 1:
-        raise ConfigError(
-            "drafts are verified where they are read, which stages are not; leave out pipeline_parallel_size"
-        )
     if extras.pooling is not None or (drafts is not None and args.speculative_config is None):
         raise ConfigError("drafters and poolers that are handed in cannot be handed on to other ranks; run on one")
     if args.quantization == "gguf" and args.tensor_parallel_size > 1:
         raise ConfigError("quantization='gguf' insists on blocks, which cannot be cut into columns; use 'auto'")
+
+
+def _refuse_shared(args: EngineArgs, extras: Extras) -> None:
+    if args.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "stages of several replicas that share experts would wait for each other in turn; leave out "
+            "pipeline_parallel_size, or enable_expert_parallel"
+        )
+    if args.enable_dbo:
+        raise ConfigError(
+            "enable_dbo would halve steps on some replicas alone; leave it out, or enable_expert_parallel"
+        )
+    if extras.drafts is not None and (extras.drafts.load is not None or args.speculative_config is None):
+        raise ConfigError(
+            "a drafter with a model of its own runs steps that other replicas do not; draft with method 'ngram', or leave out "
+            "enable_expert_parallel"
+        )
 
 
 def refuse_halves(args: EngineArgs, spec: ModelSpec) -> None:

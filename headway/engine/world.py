@@ -13,8 +13,9 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.core.seat import Seat
 from headway.models.interface import ModelConfig
-from headway.models.sharding import sharded
+from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
@@ -22,6 +23,7 @@ from headway.parallel.stage import Stage
 
 START_SECONDS: Final = 1800.0
 """How long ranks wait for each other while they load weights, compile and capture."""
+FAILED: Final = "failed"
 REASON_SECONDS: Final = 2.0
 """How long an error of a collective waits for whoever knows which rank is to blame."""
 
@@ -37,13 +39,14 @@ class World:
     """Ties with the ranks of one model.
 
     Args:
-        seconds: after which a rank that waits for another in a step gives up.
+        seconds: after which a rank that waits for another in a step gives up, once it has ``started``.
         keys: where ranks leave word while they start; None: there is only one rank.
 
     Attributes:
         mesh: who this is.
         tensor: the ranks that share each layer with this one.
         stages, tokens: one rank of each stage.
+        peers: replicas that share experts with this one.
         posts: the leader's, to all others.
         lost: why this world has come to an end; None while it has not.
     """
@@ -53,55 +56,72 @@ class World:
         self.tensor: Group = Alone()
         self.stages: Group = Alone()
         self.tokens: Group = Alone()
+        self.peers: Group = Alone()
         self.posts: list[Post] = []
         self.lost: str | None = None
+        self._starts = True
         self._known = threading.Event()
         self._transports: list[TorchTransport] = []
         self._groups: list[RankGroup] = []
-        self._numbers = itertools.count()
+        self._numbers = {who: itertools.count() for who in ("all", "leaders")}
 
     @property
     def is_alone(self) -> bool:
-        return self.mesh.size == 1
+        return self.mesh.size == self.mesh.replicas == 1
 
     # -- the start -------------------------------------------------------------------------------------------------
 
     def connect(self, device: torch.device) -> None:
         """Meet the other ranks: all must come."""
         self.least(0)
-        mesh = self.mesh
+        mesh, own = self.mesh, f"{self.mesh.replica}-"
         cpu = torch.device("cpu") if device.type == "meta" else device
         if mesh.tensor > 1:
-            self.tensor = self._group(f"tensor{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
+            self.tensor = self._group(f"tensor{own}{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
         if mesh.pipeline > 1:
-            self.stages = self._group(f"stages{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
-            self.tokens = self._group(f"tokens{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+            self.stages = self._group(f"stages{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+            self.tokens = self._group(f"tokens{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
+        if mesh.replicas > 1:
+            self.peers = self._group(f"peers{mesh.rank}", mesh.replica, mesh.replicas, cpu)
 
     def _group(self, name: str, rank: int, size: int, device: torch.device) -> RankGroup:
         from headway.parallel.rank_store import RankStore  # late: see there
 
         store = RankStore(self.keys, START_SECONDS, self.check)
-        transport = TorchTransport(store, rank, size, device, self.seconds, name, self.mesh.name)
+        transport = TorchTransport(store, rank, size, device, START_SECONDS, name, self.mesh.name)
         self._transports.append(transport)
         self._groups.append(RankGroup(transport, rank, size))
         return self._groups[-1]
 
-    def sharded(self, config: ModelConfig) -> ModelConfig:
+    def sharded(self, config: ModelConfig, *, whole_experts: bool = False) -> ModelConfig:
         """The model as this rank has it."""
-        if self.is_alone:
-            return config
         num_layers = len(getattr(config, "blocks", ()))
         own = self.mesh.layers(num_layers) if num_layers else range(0)
-        return sharded(config, self.tensor, Stage(self.stages, self.tokens, own))
+        stage = Stage(self.stages, self.tokens, own)
+        return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def least(self, value: int) -> int:
-        """The least of what all ranks give; blocks until all have. At the start only."""
-        if self.is_alone:
+        """The least of what all ranks give, of all replicas that share experts; blocks until all have. At the start only."""
+        size = self.mesh.size
+        return self._least("all", value, self.mesh.replica * size + self.mesh.rank, size * self.mesh.replicas)
+
+    def least_of_leaders(self, value: int) -> int:
+        """The same, among the leaders of the replicas."""
+        return self._least("leaders", value, self.mesh.replica, self.mesh.replicas)
+
+    def _least(self, who: str, value: int, place: int, places: int) -> int:
+        if places == 1:
             return value
-        name = f"least{next(self._numbers)}/"
-        self.keys.set(f"{name}{self.mesh.rank}", str(value).encode())
-        found = [wait_for(self.keys, f"{name}{rank}", START_SECONDS, self.check) for rank in range(self.mesh.size)]
-        return min(map(int, found))
+        name = f"least-{who}{next(self._numbers[who])}/"
+        self.keys.set(f"{name}{place}", str(value).encode())
+        return min(int(wait_for(self.keys, f"{name}{n}", START_SECONDS, self.check)) for n in range(places))
+
+    def started(self) -> None:
+        """All that takes long is done: from now on a rank is waited for no longer than ``seconds``. Before, one may compile
+        while another waits in the middle of a rehearsed step, stages above all, which begin one after the other."""
+        self._starts = False
+        for transport in self._transports:
+            transport.limit(self.seconds)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +139,10 @@ class World:
             transport.abort()
 
     def check(self) -> None:
-        """Raises RankError when this world has come to an end."""
+        """Raises RankError when this world has come to an end, or while it starts another replica's has."""
+        if self.lost is None and self._starts and self.mesh.replicas > 1:
+            failed = self.keys.get(FAILED)
+            self.lost = None if failed is None else failed.decode()
         if self.lost is not None:
             raise RankError(self.lost)
 
@@ -128,6 +151,11 @@ class World:
         if not self.is_alone:
             self._known.wait(REASON_SECONDS)
         return error if self.lost is None else RankError(self.lost)
+
+    def fail(self, error: BaseException) -> None:
+        """This replica will not start: tell the others, which wait for it."""
+        if self._starts and self.mesh.replicas > 1:
+            self.keys.set(FAILED, f"{self.mesh.name} did not start: {type(error).__name__}: {error}".encode())
 
     def hang_up(self) -> None:
         """Break off, so that ranks which wait for this one, a thread, need not wait for the time-out."""
@@ -140,6 +168,12 @@ class World:
             group.close()
 
 
+def mesh_of(args: EngineArgs, seat: Seat | None) -> Mesh:
+    """The place of the rank that leads."""
+    replica, replicas = (0, 1) if seat is None else (seat.rank, seat.size)
+    return Mesh(args.tensor_parallel_size, args.pipeline_parallel_size, replica=replica, replicas=replicas)
+
+
 def device_of(args: EngineArgs, rank: int) -> str:
     """The device of a rank: GPUs in order, from the one that ``args.device`` names on."""
     kind, _, number = args.device.partition(":")
@@ -148,6 +182,8 @@ def device_of(args: EngineArgs, rank: int) -> str:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
         return "cpu"
+    if args.distributed_executor_backend == "ray" and rank:
+        return "cuda:0"  # the only one that Ray lets a follower see
     if kind == "sim":
         return f"sim:{int(number or 0) + rank}"
     return f"cuda:{int(number or 0) + rank % per_host}"

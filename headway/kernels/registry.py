@@ -28,6 +28,9 @@ class Transport(Protocol):
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out``, [size, *x.shape]: x of every rank."""
 
+    def all_to_all(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out``, [size, ...] as x: what each rank has in x at the place of this one."""
+
     def send(self, x: torch.Tensor, peer: int) -> None:
         """To one rank."""
 

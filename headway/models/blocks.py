@@ -17,7 +17,7 @@ Where the norms stand (x is the residual):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -27,10 +27,11 @@ from headway.models.interface import Stack, Target
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
-from headway.models.layers.mixer import MixerSpec
+from headway.models.layers.mixer import CutMixer, MixerSpec
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.moe import Mixture, MixtureSpec
 from headway.models.layers.norm import Norm, NormSpec
+from headway.parallel.group import Group
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -94,6 +95,22 @@ class BlockSpec:
     def state(self) -> CacheSpec | None:
         """Its state."""
         return None if self.mixer is None else self.mixer.state
+
+    def sharded(self, group: Group, peers: Group, *, whole_experts: bool) -> BlockSpec:
+        """What this rank of ``group`` has of it; ``peers``, ``whole_experts``: of ``ExpertShard``. Parts that cannot be cut are
+        every rank's.
+
+        Raises:
+            UnsupportedModelError: the heads cannot be dealt out.
+        """
+        mixer, ffn = self.mixer, self.ffn
+        if isinstance(ffn, MixtureSpec):
+            ffn = ffn.sharded(group, peers, whole=whole_experts)
+        if group.size == 1:
+            return replace(self, ffn=ffn)
+        if isinstance(mixer, CutMixer):
+            mixer = mixer.sharded(group)
+        return replace(self, mixer=mixer, ffn=ffn.sharded(group) if isinstance(ffn, MLPSpec) else ffn)
 
     def make(
         self,
@@ -234,7 +251,7 @@ class Block(nn.Module):
             both = self.mixer.out.forward(mixed)
             beside = Stream(stream.residual) if self.spec.two_norms else stream
             if isinstance(self.ffn, Mixture):
-                both += self.ffn.forward(self.into_ffn.normed(beside), batch.live_tokens(last_only))
+                both += self.ffn.forward(self.into_ffn.normed(beside), batch.live_tokens(last_only), batch.most_tokens)
             else:
                 both += self.ffn.down.forward(self.into_ffn(beside, forms.into_ffn))
             return self.out_of_ffn.add(both, stream.residual)
@@ -243,7 +260,7 @@ class Block(nn.Module):
 
     def _feed_forward(self, stream: Stream, batch: StepBatch, forms: LayerForms, last_only: bool = False) -> Stream:
         if isinstance(self.ffn, Mixture):
-            fed = self.ffn.forward(self.into_ffn.normed(stream), batch.live_tokens(last_only))
+            fed = self.ffn.forward(self.into_ffn.normed(stream), batch.live_tokens(last_only), batch.most_tokens)
             return self.out_of_ffn.add(fed, stream.residual)
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
@@ -269,6 +286,10 @@ class Block(nn.Module):
     def stacks(self, prefix: str) -> dict[str, Stack]:
         """Checkpoint tensors, by name beginning with prefix, that hold several of ``destinations``."""
         return self.ffn.stacks(self._ffn_prefix(prefix)) if isinstance(self.ffn, Mixture) else {}
+
+    def elsewhere(self, prefix: str) -> list[str]:
+        """Beginnings of checkpoint names, beginning with prefix, of what other ranks have."""
+        return self.ffn.elsewhere(self._ffn_prefix(prefix)) if isinstance(self.ffn, Mixture) else []
 
     def _ffn_prefix(self, prefix: str) -> str:
         name = self.spec.names.ffn

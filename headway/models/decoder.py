@@ -316,6 +316,7 @@ class DecoderModel(nn.Module):
         for i, block in zip(self.config.own, self._layers, strict=True):
             found |= block.destinations(f"{names.layers}.{i // names.blocks_per_layer}.")
             stacks |= block.stacks(f"{names.layers}.{i // names.blocks_per_layer}.")
+            elsewhere += block.elsewhere(f"{names.layers}.{i // names.blocks_per_layer}.")
         if self.norm is not None:
             found |= self.norm.destinations(f"{names.norm}.")
         shared: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from headway.models.layers.mixer import parameter
 from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import Norm, NormSpec
 from headway.models.layers.per_layer import PerLayerGate, PerLayerSpec
+from headway.parallel.group import Group
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -70,6 +71,11 @@ class AltUpBlockSpec(BlockSpec):
     side: int
     altup: AltUpSpec
     sparsity: float = 0.0
+
+    def sharded(self, group: Group, peers: Group, *, whole_experts: bool) -> BlockSpec:
+        """See ``BlockSpec``; what is cut off depends on all of the gate's outputs, so they are every rank's."""
+        found = super(AltUpBlockSpec, self).sharded(group, peers, whole_experts=whole_experts)
+        return replace(found, ffn=self.ffn) if self.sparsity else found
 
     @property
     def block(self) -> type[Block]:

@@ -134,7 +134,9 @@ class MixtureBlock(PerLayerBlock):
         y = dense.down.forward(dense.act(dense.gate_up.forward(self.into_ffn.normed(stream))))
         y = self.after_dense.forward(y)
         live, routed_by = batch.live_tokens(last_only), self.router_norm.forward(r)
-        y += self.after_experts.forward(self.mixture.forward(self.before_experts.forward(r), live, routed_by))
+        y += self.after_experts.forward(
+            self.mixture.forward(self.before_experts.forward(r), live, batch.most_tokens, routed_by)
+        )
         return self.out_of_ffn.add(y, r)
 
     def destinations(self, prefix: str) -> dict[str, Target]:

@@ -186,6 +186,11 @@ class Target(NamedTuple):
     rows: int | None = None
     columns: tuple[int, int, int] | None = None
 
+    @classmethod
+    def part(cls, tensor: torch.Tensor, taken: tuple[torch.Tensor, int] | None) -> Target:
+        """Where other ranks have other rows: ours, and how many there are. None: all are here."""
+        return cls(tensor) if taken is None else cls(tensor, *taken)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's."""

@@ -1,55 +1,112 @@
-"""A model's configuration as one of several ranks has it: a part of each layer, and some of the layers."""
+"""A model's configuration as one of several ranks has it: a part of each layer, and some of the layers.
+
+Cut over ``tensor`` ranks are attention, cross-attention, latent attention, Mamba, delta nets and short convolutions,
+feed-forward blocks, mixtures, embedding and output layer. Whole on every rank, which computes the same there as the others,
+are: encoders; attention of models that have a rule of their own or a layer norm over all heads; mixers with states whose heads,
+groups or channels cannot be dealt out evenly, or that are attention and Mamba in one; Gemma3n's feed-forward blocks with a
+cut-off; towers, and inputs by layer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from headway.core.errors import UnsupportedModelError
+from headway.core.log import logger
 from headway.models.blocks import BlockSpec
 from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.encoder_decoder import EncoderDecoderConfig
 from headway.models.interface import ModelConfig
 from headway.models.layers.attention import AttentionSpec
-from headway.models.layers.mlp import MLPSpec
+from headway.models.layers.mixer import CutMixer
+from headway.models.layers.moe import MixtureSpec
 from headway.models.registry import model_class
-from headway.parallel.group import Group
+from headway.parallel.group import Alone, Group
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
 
 
-def sharded(config: ModelConfig, tensor: Group, stage: Stage) -> ModelConfig:
-    """``config`` for one rank.
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Whom a rank shares the model with.
 
-    Args:
+    Attributes:
         tensor: ranks that share each layer.
         stage: of this rank; of all layers where there is only one.
+        peers: replicas that share experts, and nothing else.
+        whole_experts: experts are dealt out whole.
+    """
+
+    tensor: Group
+    stage: Stage
+    peers: Group = field(default_factory=Alone)
+    whole_experts: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        return self.tensor.size == self.stage.group.size == self.peers.size == 1
+
+
+def sharded(config: ModelConfig, sharing: Sharing) -> ModelConfig:
+    """``config`` for one rank.
 
     Raises:
-        UnsupportedModelError: the model has parts that only one rank can have; names them.
+        UnsupportedModelError: it has not what is to be dealt out; says what to leave out.
     """
-    if tensor.size == stage.group.size == 1:
-        return config
-    if type(config) is not DecoderConfig or _has_ways_of_its_own(config):
+    if sharing.whole_experts and not _has_mixtures(config):
         raise UnsupportedModelError(
-            f"{config.architecture} runs on one rank only; leave out tensor_parallel_size and pipeline_parallel_size, and set "
-            "data_parallel_size for more texts at once"
+            f"{config.architecture} has no experts to deal out; leave out enable_expert_parallel"
         )
-    if stage.group.size > 1:
-        config = _staged(config, stage)
-    if tensor.size == 1:
+    if sharing.is_alone:
         return config
-    blocks = tuple(_block(config, i, block, tensor) for i, block in enumerate(config.blocks))
-    vocabulary = VocabularyPart(tensor, config.vocab_size) if config.outputs is None else None
+    if not isinstance(config, DecoderConfig):
+        if sharing.stage.group.size > 1:
+            raise _not_staged(config)
+        logger.info("%s is whole on each of the %d ranks", config.architecture, sharing.tensor.size)
+        return config
+    if sharing.stage.group.size > 1:
+        config = _staged(config, sharing.stage)
+    cuts = _can_cut_heads(config)
+    blocks = tuple(_block(block, sharing, cuts_heads=cuts) for block in config.blocks)
+    whole = config.outputs is not None or isinstance(config, EncoderDecoderConfig) or sharing.tensor.size == 1
+    vocabulary = None if whole else VocabularyPart(sharing.tensor, config.vocab_size)
     return replace(config, blocks=blocks, vocabulary=vocabulary)
 
 
-def _has_ways_of_its_own(config: DecoderConfig) -> bool:
-    """Whether its class does something between the parts that are cut."""
-    own = model_class(config.architecture)
-    names = ("forward", "_inputs", "_embedded", "_enter", "_add_behind", "_last_norm", "logits")
-    return any(getattr(own, name, None) is not getattr(DecoderModel, name) for name in names)
+def _has_mixtures(config: ModelConfig) -> bool:
+    return isinstance(config, DecoderConfig) and any(isinstance(block.ffn, MixtureSpec) for block in config.blocks)
+
+
+def _block(block: BlockSpec, sharing: Sharing, *, cuts_heads: bool) -> BlockSpec:
+    found = block.sharded(sharing.tensor, sharing.peers, whole_experts=sharing.whole_experts)
+    keys = block.cache is not None or isinstance(block.mixer, AttentionSpec)
+    return found if cuts_heads or not keys else replace(found, mixer=block.mixer)
+
+
+def _can_cut_heads(config: DecoderConfig) -> bool:
+    """Whether all attention can be cut. Where one layer's cannot none is: their caches share storage, block by block."""
+    for mixer in (block.mixer for block in config.blocks if block.cache is not None):
+        if not isinstance(mixer, CutMixer):
+            return False
+        if isinstance(mixer, AttentionSpec) and mixer.flex is not None:
+            return False  # rules know heads by their numbers
+        if isinstance(mixer, AttentionSpec) and mixer.qk_norm == "all" and config.norm.kind != "rms":
+            return False
+    return True
+
+
+def _not_staged(config: ModelConfig) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{config.architecture} does something between its layers that stages do not hand on; leave out "
+        "pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+    )
 
 
 def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
+    own = model_class(config.architecture)
+    names = ("forward", "_inputs", "_embedded", "_enter", "_add_behind", "_last_norm", "logits")
+    if any(getattr(own, name, None) is not getattr(DecoderModel, name) for name in names):
+        raise _not_staged(config)
     if config.outputs is not None:
         raise UnsupportedModelError(
             f"{config.architecture}: a model that pools has no tokens to hand back from stage to stage; leave out "
@@ -62,37 +119,3 @@ def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
             "leave out pipeline_parallel_size"
         )
     return replace(config, stage=stage)
-
-
-def _block(config: DecoderConfig, number: int, block: BlockSpec, group: Group) -> BlockSpec:
-    mixer, ffn = block.mixer, block.ffn
-    for part in (mixer, ffn):
-        if part is not None and type(part) not in (AttentionSpec, MLPSpec):
-            kind = type(part).__name__.removesuffix("Spec")
-            raise UnsupportedModelError(
-                f"{config.architecture}: layer {number} has a part ({kind}) that cannot be cut into tensor_parallel_size="
-                f"{group.size}; leave it out, and set data_parallel_size or pipeline_parallel_size"
-            )
-    if isinstance(mixer, AttentionSpec):
-        if mixer.qk_norm == "all" and config.norm.kind != "rms":
-            raise UnsupportedModelError(
-                f"{config.architecture}: a layer norm over all heads cannot be cut into tensor_parallel_size={group.size}; "
-                "leave it out"
-            )
-        if not mixer.causal:
-            raise UnsupportedModelError(
-                f"{config.architecture}: attention both ways runs on one rank; set data_parallel_size instead of "
-                "tensor_parallel_size"
-            )
-        kept = {
-            "sinks": mixer.sinks, "flex": mixer.flex, "slopes": mixer.slopes, "shared keys": mixer.shared_with is not None,
-            "keys_are_values": mixer.keys_are_values, "by_head": mixer.by_head, "unbiased": mixer.unbiased,
-            "norms behind the rotation": mixer.norm_behind,
-        }  # fmt: skip
-        for name in (name for name, has in kept.items() if has):
-            raise UnsupportedModelError(
-                f"{config.architecture}: attention with {name} is not cut into tensor_parallel_size={group.size} yet; leave it "
-                "out, and set data_parallel_size or pipeline_parallel_size"
-            )
-        mixer = mixer.sharded(group)
-    return replace(block, mixer=mixer, ffn=ffn.sharded(group) if isinstance(ffn, MLPSpec) else None)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from headway.device.base import DeviceError
-from headway.kernels.collectives import all_gather, all_reduce_, finish_, post_, receive_, send_to
+from headway.kernels.collectives import all_gather, all_reduce_, all_to_all, finish_, post_, receive_, send_to
 from headway.kernels.registry import TRANSPORTS, Transport
 
 
@@ -33,6 +33,9 @@ class Group(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[size, *x.shape]: x of every rank."""
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """x [size, ...] -> [size, ...]: what each rank has in its x at the place of this one."""
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         """To one rank, which receives it."""
@@ -57,6 +60,9 @@ class Alone:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         raise AssertionError("there is nobody to send to")
@@ -91,6 +97,9 @@ class RankGroup:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, all_gather(x, self.number, self.size))
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, all_to_all(x, self.number))
+
     def send(self, x: torch.Tensor, peer: int) -> None:
         send_to(x, self.number, peer)
 
@@ -119,7 +128,7 @@ class TorchTransport:
 
     Args:
         store: where the ranks find each other.
-        seconds: after which a rank that waits for another gives up.
+        seconds: after which a rank that waits for another gives up; ``limit`` changes it.
         name: of the group; the same on all its ranks.
         mine: this rank, for errors.
     """
@@ -131,7 +140,8 @@ class TorchTransport:
 
         dist: Any = distributed
         self._group: Any
-        self._what, limit = f"{mine}, group {name}", datetime.timedelta(seconds=seconds)
+        self._what = f"{mine}, group {name}"
+        self._limit = limit = datetime.timedelta(seconds=seconds)
         named = dist.PrefixStore(name, store)
         self._nccl = device.type == "cuda"
         self._posted: deque[Work] = deque()
@@ -146,6 +156,11 @@ class TorchTransport:
         except RuntimeError as error:
             raise RankError(f"{self._what}: the ranks did not find each other: {error}") from error
 
+    def limit(self, seconds: float) -> None:
+        """From now on a rank that waits for another gives up after so many seconds."""
+        self._limit = datetime.timedelta(seconds=seconds)
+        self._group._set_default_timeout(self._limit)  # noqa: SLF001 - as above
+
     def all_reduce(self, x: torch.Tensor) -> None:
         self._do(lambda: self._group.allreduce([x]))
 
@@ -154,6 +169,9 @@ class TorchTransport:
             self._do(lambda: self._group._allgather_base(out, x))  # noqa: SLF001 - as above
         else:
             self._do(lambda: self._group.allgather([list(out.unbind(0))], [x]))
+
+    def all_to_all(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._do(lambda: self._group.alltoall_base(out, x, [], []))
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         self._do(lambda: self._group.send([x], peer, 0))
@@ -171,9 +189,11 @@ class TorchTransport:
         self._do(self._posted.popleft)
 
     def _do(self, begin: Begin) -> None:
-        """On CUDA ``wait`` makes the stream wait, not the host."""
+        """On CUDA ``wait`` makes the stream wait, not the host, unless it is given a time; gloo's messages from rank to rank
+        know no other."""
         try:
-            begin().wait()
+            work = begin()
+            work.wait() if self._nccl else work.wait(self._limit)
         except RuntimeError as error:
             raise self._failure(error) from error
 
@@ -193,7 +213,7 @@ class TorchTransport:
 class Work(Protocol):
     """What torch gives for a collective that has begun."""
 
-    def wait(self) -> object: ...
+    def wait(self, timeout: datetime.timedelta = ..., /) -> object: ...
 
 
 class Begin(Protocol):

@@ -6,6 +6,8 @@ have shown that they know the secret.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import struct
 import threading
 import time
@@ -92,6 +94,36 @@ class FarKeys:
         if answer is None:
             raise RankError(f"{self._link.name} has not answered for {self._seconds:g} s")
         return answer[1] if answer[0] == FOUND else None
+
+
+class FileKeys:
+    """Files in a folder that the ranks of one host share, of mode 0700."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, f"key-{name.encode().hex()}")
+
+    def set(self, name: str, value: bytes) -> None:
+        own = f"{self._path(name)}.{os.getpid()}.{threading.get_ident()}"
+        with open(own, "wb") as file:
+            file.write(value)
+        os.replace(own, self._path(name))  # whoever reads it finds all of it
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            with open(self._path(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def add(self, name: str, number: int) -> int:
+        with open(os.path.join(self._folder, "lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            total = int(self.get(name) or b"0") + number
+            self.set(name, str(total).encode())
+            return total
 
 
 def wait_for(keys: Keys, name: str, seconds: float, check: Callable[[], None] = lambda: None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core.errors import ConfigError
 
@@ -18,11 +18,14 @@ class Mesh:
         tensor: ranks that each layer is cut into.
         pipeline: stages that the layers are cut into.
         rank: this one, from 0 to tensor * pipeline - 1.
+        replica, replicas: which of those that share experts, each with ranks of its own.
     """
 
     tensor: int = 1
     pipeline: int = 1
     rank: int = 0
+    replica: int = 0
+    replicas: int = 1
 
     @property
     def size(self) -> int:
@@ -46,12 +49,14 @@ class Mesh:
 
     def at(self, rank: int) -> Mesh:
         """The place of another rank."""
-        return Mesh(self.tensor, self.pipeline, rank)
+        return replace(self, rank=rank)
 
     @property
     def name(self) -> str:
         """As the log has it."""
         parts = [f"rank {self.rank}"]
+        if self.replicas > 1:
+            parts.append(f"replica {self.replica}")
         if self.pipeline > 1:
             parts.append(f"stage {self.stage}")
         if self.tensor > 1:

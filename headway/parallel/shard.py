@@ -83,16 +83,29 @@ class HeadShard:
         """Ranks that have one and the same head of keys."""
         return max(1, self.group.size // self.num_kv_heads)
 
-    def taken(self, names: Sequence[str], size: int, *, gated: bool) -> dict[str, Taken]:
+    def taken(self, names: Sequence[str], size: int, *, gated: bool, sections: int = 3) -> dict[str, Taken]:
         """Rows of the tensors ``names`` (query, key, value, or all in one) for heads of ``size``; with ``gated`` a gate stands
-        behind each head's query."""
+        behind each head's query. ``sections``: 2 where values are no product of their own, 1 where there are queries alone."""
         wide = 2 * size if gated else size
-        own = [_rows(self.heads, wide), _rows(self.kv_heads, size), _rows(self.kv_heads, size)]
-        whole = [self.num_heads * wide, self.num_kv_heads * size, self.num_kv_heads * size]
+        own = [_rows(self.heads, wide), _rows(self.kv_heads, size), _rows(self.kv_heads, size)][:sections]
+        whole = [self.num_heads * wide, self.num_kv_heads * size, self.num_kv_heads * size][:sections]
         if len(names) > 1:
             return dict(zip(names, zip(own, whole, strict=True), strict=True))
         rows = [each + sum(whole[:nth]) for nth, each in enumerate(own)]
         return {names[0]: (torch.cat(rows), sum(whole))}
+
+    def taken_by_head(self, name: str, size: int) -> dict[str, Taken]:
+        """The same where one tensor has, for each key head, its queries, the key and the value: in the order queries, keys,
+        values."""
+        each = self.num_heads // self.num_kv_heads
+        queries = [head // each * (each + 2) + head % each for head in self.heads]
+        keys = [head * (each + 2) + each for head in self.kv_heads]
+        heads = torch.tensor([*queries, *keys, *(key + 1 for key in keys)])
+        return {name: ((heads[:, None] * size + torch.arange(size)).flatten(), self.num_kv_heads * (each + 2) * size)}
+
+    def head_rows(self, size: int = 1) -> Taken:
+        """Rows of what has ``size`` for each query head."""
+        return _rows(self.heads, size), self.num_heads * size
 
     def columns(self, size: int) -> tuple[int, int, int]:
         """Of the product out."""
@@ -118,6 +131,62 @@ class HeadShard:
             scale = torch.rsqrt(squares[:, nth : nth + 1] / counts[nth] + eps)
             found.append(((x * scale).to(q.dtype) * weight).to(q.dtype))
         return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class EvenShard:
+    """Equal parts of channels or heads, of which each is on its own.
+
+    Attributes:
+        group: ranks that have the parts.
+    """
+
+    group: Group
+
+    def rows(self, *sizes: int, whole: int = 0) -> Taken:
+        """Of sections of so many rows here, one behind the other, of which other ranks have as many; then of one of ``whole``
+        rows that all have."""
+        ranks, found, start = self.group.size, list[torch.Tensor](), 0
+        for size in sizes:
+            found.append(start + self.group.rank * size + torch.arange(size))
+            start += ranks * size
+        return torch.cat([*found, start + torch.arange(whole)]), start + whole
+
+    def columns(self, size: int) -> tuple[int, int, int]:
+        """Of the product out, whose inputs here are ``size``."""
+        rank = self.group.rank
+        return rank * size, (rank + 1) * size, self.group.size * size
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShard:
+    """A part of a mixture: of each expert a part of its inner width, or whole experts. Each rank gives a part of the sum.
+
+    Attributes:
+        group: ranks that share each layer.
+        num_experts, size: of the mixture, and the inner width of an expert.
+        whole: experts are dealt out whole.
+        peers: replicas of the layer that share the experts, each with tokens of its own; a group of one where there are none.
+    """
+
+    group: Group
+    num_experts: int
+    size: int
+    whole: bool
+    peers: Group
+
+    @property
+    def experts(self) -> range:
+        """Of this rank."""
+        if not self.whole:
+            return range(self.num_experts)
+        rank = self.peers.rank * self.group.size + self.group.rank
+        return share(self.num_experts, rank, self.peers.size * self.group.size)
+
+    @property
+    def part(self) -> Part | None:
+        """Of the inner width of each; None: all."""
+        return None if self.whole else Part(self.group, self.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,13 @@ class Executor:
         prefill = media if launch.media else prompts
         step = launch.shape
         graphs: StepGraphs
-        if step.only_decode:
+        if launch.most_tokens:  # the others must come to the same graph, or to none
+            if not launch.all_decode or self._config.width > 1:
+                return None
+            graphs, shape = decode, decode.shape_for(launch.most_tokens, 0)
+            if shape is not None and num_edits > self._config.edits_per_row * shape.rows:
+                self.body.edit_first(num_edits)
+        elif step.only_decode:
             graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
         elif prefill is None:
             return None

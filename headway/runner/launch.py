@@ -98,6 +98,8 @@ class Launch:
         encoder_ints: int32 [m], their inputs, see ``core.encode``.
         media: see ``StepPlan``.
         unsettled: of so many of the latest steps no token is needed, for ranks that do not draw them.
+        most_tokens: see ``StepBatch``.
+        all_decode: no replica that runs this step has prompts in it.
     """
 
     ints: Int32s
@@ -116,6 +118,8 @@ class Launch:
     encoder_ints: Int32s = field(default_factory=lambda: NO_INTS)
     media: bool = False
     unsettled: int = 0
+    most_tokens: int = 0
+    all_decode: bool = False
 
     def encode(self) -> bytes:
         """Everything as int32 words, native byte order: the length of what stands before ``ints``, then that, then ``ints`` and
@@ -125,7 +129,7 @@ class Launch:
         words = [
             *self.shape, variant.edits, variant.flags, variant.max_logprobs, self.index, self.num_edits,
             int(self.edits_first), self.counted_at, self.num_counted, self.max_seq_len_bound, self.context_bound,
-            self.unsettled, self.prefix_bound,
+            self.unsettled, self.prefix_bound, self.most_tokens, int(self.all_decode),
             int(self.media), len(encodings), len(self.encoder_ints),
         ]  # fmt: skip
         if prompt is not None:
@@ -153,7 +157,21 @@ class Launch:
         head, ints = words[1 : 1 + size].tolist(), words[1 + size : len(words) - num_encoder_ints]  # host: host memory
         shape, rest = LaunchShape(*head[:_SHAPE_WORDS]), iter(head[_SHAPE_WORDS:_HEAD_WORDS])
         variant = Variant(next(rest), next(rest), next(rest))
-        index, num_edits, first, counted_at, num_counted, longest, context, unsettled, prefix, media, *_ = rest
+        (
+            index,
+            num_edits,
+            first,
+            counted_at,
+            num_counted,
+            longest,
+            context,
+            unsettled,
+            prefix,
+            most,
+            decode,
+            media,
+            *_,
+        ) = rest
         prompt = None
         if prompt_words:
             told = head[_HEAD_WORDS : _HEAD_WORDS + prompt_words]
@@ -176,6 +194,8 @@ class Launch:
             words[len(words) - num_encoder_ints :],
             bool(media),
             unsettled,
+            most,
+            bool(decode),
         )
 
 
@@ -199,5 +219,5 @@ def _encodings_of(words: list[int]) -> tuple[Encoding, ...]:
 
 
 _SHAPE_WORDS = len(LaunchShape._fields)
-_HEAD_WORDS = _SHAPE_WORDS + 15
+_HEAD_WORDS = _SHAPE_WORDS + 17
 _PROMPT_WORDS = 4

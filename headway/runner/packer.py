@@ -8,14 +8,14 @@ import numpy as np
 
 from headway.core.encode import pack_jobs
 from headway.core.latents import short_row
-from headway.core.plan import NO_INTS, Bound, Int32s, StepPlan
+from headway.core.plan import NO_INTS, Bound, Int32s, StepLimit, StepPlan
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prompt_logprobs import choose_positions
 from headway.sampling.sampler import Sampler, Variant
 from headway.state.media import MEDIA_ROWS
-from headway.state.packed_step import PackedRows, PackedStep, fits_before_rows
+from headway.state.packed_step import HEADER_INTS, ROWS_AT, PackedRows, PackedStep, fits_before_rows
 from headway.state.slots import SlotArena
 
 NO_LIST = (0, 0)
@@ -40,6 +40,7 @@ class Packer:
         self.admissions = AdmissionWriter(arena, sampler, sees_prompt=config.sees == "prompt")
         self.decode_bound: Bound | None = None
         self._prompts: list[Int32s] = [NO_INTS] * config.max_num_seqs  # of each slot's request
+        self._packed = 0
         self._last_slots: Int32s | None = None  # of these are the next three
         self._head: PackedRows
         self._shape: LaunchShape
@@ -48,7 +49,21 @@ class Packer:
             maxlen=max(config.num_stages - 1, 0)
         )  # slots that draw, of the latest steps
 
-    def pack(self, plan: StepPlan, ints: Int32s) -> Launch:
+    def empty(self, ints: Int32s, limit: StepLimit) -> Launch:
+        """A step without rows, padded to one: what a replica runs that has nothing to do while others have."""
+        index = self._next_index()
+        ints[:HEADER_INTS] = 0
+        ints[4], ints[5] = ROWS_AT, index
+        longest, shape = self.decode_bound or Bound(1), LaunchShape(1, 1, 1, 1)
+        found = Launch(ints[:HEADER_INTS], shape, Variant(), index, 0, False, *NO_LIST, longest, Bound(0), Bound(0))
+        found.most_tokens, found.all_decode = limit
+        return found
+
+    def _next_index(self) -> int:
+        self._packed += 1
+        return self._packed % self._config.max_in_flight
+
+    def pack(self, plan: StepPlan, ints: Int32s, limit: StepLimit | None = None) -> Launch:
         """Write the packed step into ``ints``, int32 [P], large enough for any; ``Launch.ints`` is a view of it.
 
         ``launched`` must follow when the step has been sent.
@@ -59,7 +74,7 @@ class Packer:
             self._shape = _exact_shape(plan, self._head.num_tokens)
         only_decode = self._shape.only_decode
         few = only_decode and not plan.admissions and not plan.masks and fits_before_rows(len(plan.block_edit_ids))
-        index = plan.step % self._config.max_in_flight
+        index = self._next_index()
         packed = PackedStep(ints, self._head, index, sent=few and not changed)
         counted_at, num_counted = self._write_admissions(packed, plan) if plan.admissions else NO_LIST
         if plan.texts is not None:
@@ -103,6 +118,8 @@ class Packer:
             *encodings,
             plan.media,
             self._unsettled(plan) if self._config.num_stages > 1 else 0,
+            0 if limit is None else limit.tokens,
+            limit is not None and limit.only_decode,
         )
 
     def launched(self, plan: StepPlan) -> None:

@@ -7,7 +7,7 @@ pipe: the leader says with each step how many of the latest steps' tokens it can
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,13 +28,15 @@ class _Step:
     Attributes:
         packed: int32, the packed step as far as its rows, which later steps overwrite.
         slots: int32 [R], of its rows that draw; -1 for others.
-        tokens: int32 [R], filled when the last stage has drawn them.
+        tokens: int32 [R] for each outcome that a row can have, filled when the last stage has drawn them.
+        batch: the step's, whose tensors are later ones' by then.
     """
 
     packed: torch.Tensor
     slots: torch.Tensor
-    tokens: torch.Tensor
+    tokens: list[torch.Tensor]
     variant: Variant
+    batch: StepBatch
 
 
 class Relay:
@@ -48,8 +50,11 @@ class Relay:
         """Wait, on the device, for the tokens of all steps but the latest ``unsettled``, and move their slots on."""
         while len(self._waiting) > unsettled:
             step = self._waiting.popleft()
-            self._stage.heard(step.tokens)
-            body.advance(step.slots, step.tokens, step.variant, step.packed)
+            slots = step.slots
+            for offset, tokens in enumerate(step.tokens):
+                self._stage.heard(tokens)
+                slots = body.advance(slots, tokens, step.variant, step.packed, offset, len(step.tokens))
+            body.draft(replace(step.batch, row_slots=step.slots), step.variant)
 
     def note(self, body: StepBody, batch: StepBatch, variant: Variant) -> None:
         """A step has been handed on. Rows that draw nothing, the chunks of prompts, move on at once."""
@@ -57,7 +62,9 @@ class Relay:
         packed = body.packed[: ROWS_AT + ROW_INTS * rows].clone()
         draws = packed[ROWS_AT:].view(rows, ROW_INTS)[:, 3] > 0
         nobody = torch.full_like(batch.row_slots, -1)
-        body.advance(torch.where(draws, nobody, batch.row_slots), nobody, variant, packed)
-        step = _Step(packed, torch.where(draws, batch.row_slots, nobody), torch.empty_like(nobody), variant)
-        self._stage.listen(step.tokens)
-        self._waiting.append(step)
+        body.advance(torch.where(draws, nobody, batch.row_slots), nobody, variant, packed, 0, 1)
+        slots = torch.where(draws, batch.row_slots, nobody)
+        tokens = [torch.empty_like(nobody) for _ in range(batch.width)]
+        for each in tokens:
+            self._stage.listen(each)
+        self._waiting.append(_Step(packed, slots, tokens, variant, batch))

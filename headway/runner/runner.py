@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.core.automaton import Vocabulary
-from headway.core.plan import Bound, StepPlan, StepResult
+from headway.core.plan import Bound, StepLimit, StepPlan, StepResult
 from headway.device.base import Device
 from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
@@ -28,9 +28,9 @@ from headway.state.slots import SlotArena
 
 @dataclass(slots=True)
 class InFlight:
-    """A launched step and its plan."""
+    """A launched step and its plan; None where it is empty."""
 
-    plan: StepPlan
+    plan: StepPlan | None
     running: Running
 
     @property
@@ -111,20 +111,29 @@ class ModelRunner:
         if words is not None and self.followers is not None:
             self.followers.send(LEARN, words.tobytes())
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan | None, limit: StepLimit | None = None) -> InFlight:
         """Queue one step on the device and return at once.
 
         The results of at most ``max_in_flight`` steps may be outstanding; a further launch is the caller's bug.
+
+        Args:
+            plan: None: an empty step.
+            limit: what other replicas that run it may have in it; None: there are none.
         """
         staging = self.executor.acquire()
-        launch = self.packer.pack(plan, staging.ints)
+        if plan is None:
+            assert limit is not None, "an empty step is for the sake of others"
+            launch = self.packer.empty(staging.ints, limit)
+        else:
+            launch = self.packer.pack(plan, staging.ints, limit)
         if self.followers is not None:
             self.followers.send(STEP, launch.encode())
         try:
             running = self.executor.run(launch, staging)
         except RankError as error:
             raise error if self.followers is None else self.followers.explain(error) from error
-        self.packer.launched(plan)
+        if plan is not None:
+            self.packer.launched(plan)
         return InFlight(plan, running)
 
     def collect(self, step: InFlight) -> StepResult:

@@ -164,7 +164,7 @@ class StepBody:
         """
         prompt = launch.prompt
         batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
-        batch.prefix_bound = launch.prefix_bound
+        batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
             return self.back(batch, self.outcome_states(batch), variant), None
         if prompt is None:
@@ -256,19 +256,27 @@ class StepBody:
         parts: list[Part] = []
         slots = batch.row_slots
         for offset in range(batch.width):
-            run: tuple[object, ...] = ()
-            judge: Judge | None = None
-            going_on = self._going_on[offset % 2, :rows]
-            if batch.width > 1:
-                run = (self._arena.view("drafts").view(-1, self.config.width - 1), going_on, offset)
+            run, judge = self._run(offset, rows, batch.width), None
+            if run:
                 assert self._drafter is not None, "rows of drafts have a drafter"
                 judge = self._drafter.judge(batch, slots, offset, variant.flags)
             logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, judge)
             parts += [] if logprobs is None else [logprobs]
-            slots = going_on
+            slots = self._going_on[offset % 2, :rows]
+        self.draft(batch, variant)
+        return parts
+
+    def _run(self, offset: int, rows: int, width: int) -> tuple[object, ...]:
+        """What ``slot_advance`` is told of rows with drafts."""
+        if width == 1:
+            return ()
+        drafts = self._arena.view("drafts").view(-1, self.config.width - 1)
+        return drafts, self._going_on[offset % 2, :rows], offset
+
+    def draft(self, batch: StepBatch, variant: Variant) -> None:
+        """Guess what follows the step's outcomes."""
         if self._drafter is not None:
             self._drafter.propose(batch, variant.flags)
-        return parts
 
     def _outcome(
         self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], judge: Judge | None
@@ -286,9 +294,19 @@ class StepBody:
         if self._relay is not None:
             self._relay.settle(self, unsettled)
 
-    def advance(self, slots: torch.Tensor, token_ids: torch.Tensor, variant: Variant, packed: torch.Tensor) -> None:
-        """Append ``token_ids`` to ``slots`` (int32 [R], -1: none) of the step of ``packed``."""
-        self._advance(slots, token_ids, variant, (), packed)
+    def advance(
+        self,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor,
+        variant: Variant,
+        packed: torch.Tensor,
+        offset: int,
+        width: int,
+    ) -> torch.Tensor:
+        """Append ``token_ids``, outcome ``offset`` of ``width``, to ``slots`` (int32 [R], -1: none) of the step of ``packed``;
+        gives the slots that have a further one."""
+        self._advance(slots, token_ids, variant, self._run(offset, len(slots), width), packed)
+        return self._going_on[offset % 2, : len(slots)]
 
     def _advance(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from headway.core.config import SchedulerConfig
 from headway.core.encode import EncodeJob
 from headway.core.errors import HeadwayError
-from headway.core.plan import NO_INTS, Admission, Bools, Bound, Exact, Int32s, StepPlan
+from headway.core.plan import NO_INTS, Admission, Bools, Bound, Exact, Int32s, StepLimit, StepPlan
 from headway.scheduler.cache.manager import BlockEdit, Hits
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.request import Request
@@ -79,21 +79,23 @@ class Planner:
         self.cache_queries = 0
         self.cache_hits = 0
 
-    def build(self, step: int) -> tuple[StepPlan, Rows] | None:
-        """The next step and its rows, or None when nothing can run now."""
+    def build(self, step: int, limit: StepLimit | None = None) -> tuple[StepPlan, Rows] | None:
+        """The next step, within ``limit``, and its rows, or None when nothing can run now."""
         self.settle()
         self._step = step
-        draft = _Draft(self._config.max_num_batched_tokens, self._config.max_upload_ints)
+        tokens, only_decode = limit or (self._config.max_num_batched_tokens, False)
+        draft = _Draft(tokens, self._config.max_upload_ints)
         preemptions = self._life.num_preemptions
         media = self._life.media
-        ready = self._reserve_lagging(draft) if self._life.running.lagging else []
+        ready = self._reserve_lagging(draft) if self._life.running.lagging and not only_decode else []
         decode, starts = self._take_decode(draft)
         if ready and (taken := self._take_lagging(draft, ready)):
             decode, starts = self._add_lagging(draft, taken, decode, starts)
         if media is not None:
             media.begin(len(decode) > 0)
-        self._continue_prefill(draft)
-        if self._life.num_preemptions == preemptions:
+        if not only_decode:
+            self._continue_prefill(draft)
+        if self._life.num_preemptions == preemptions and not only_decode:
             draft.encoder_rows_left = self._config.max_encoder_rows // (4 if len(decode) else 1)
             self._admit(draft)
         if not len(decode) and not draft.requests:

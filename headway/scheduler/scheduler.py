@@ -9,7 +9,7 @@ from headway.core.cache import CacheKind
 from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError, InvalidRequestError
 from headway.core.messages import AddRequest, EngineStats, RequestUpdate, StepUpdates
-from headway.core.plan import Int32s, StepPlan, StepResult
+from headway.core.plan import Int32s, StepLimit, StepPlan, StepResult
 from headway.scheduler.lifecycle import Lifecycle
 from headway.scheduler.planner import Planner
 from headway.scheduler.request import Request
@@ -125,15 +125,27 @@ class Scheduler:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can run before another result is applied or request added."""
-        built = self._planner.build(self._next_step)
+    def schedule(self, limit: StepLimit | None = None) -> StepPlan | None:
+        """The next step, within ``limit``, or None when nothing can run before another result is applied or request added."""
+        built = self._planner.build(self._next_step, limit)
         if built is None:
             return None
         plan, rows = built
         self._launched[plan.step] = rows
         self._next_step += 1
         return plan
+
+    def outlook(self) -> tuple[int, int, bool]:
+        """What a later step would hold if nothing came, tokens and rows at most; and whether there would be prompts."""
+        life, most = self._life, self._config.max_num_batched_tokens
+        running = life.running
+        rows = min(len(life.open), self._config.max_num_seqs)
+        prompts = bool(life.waiting) or running.prefilling is not None or bool(running.lagging)
+        tokens = rows * self._config.width
+        if prompts:
+            begun = [] if running.prefilling is None else [len(running.prefilling.tokens)]
+            tokens += life.waiting.tokens(most) + sum(begun)
+        return min(tokens, most), rows, prompts
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepUpdates:
         """Takes the result of the oldest step in flight; returns one update per request that got something.

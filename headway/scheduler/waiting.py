@@ -8,7 +8,7 @@ from headway.scheduler.request import Request
 
 
 class WaitingQueue:
-    """Ordered by arrival; preempted requests return to the front. Every operation is O(1)."""
+    """Ordered by arrival; preempted requests return to the front. Every operation but ``tokens`` is O(1)."""
 
     def __init__(self) -> None:
         self._queue: OrderedDict[str, Request] = OrderedDict()
@@ -19,6 +19,15 @@ class WaitingQueue:
     @property
     def head(self) -> Request:
         return next(iter(self._queue.values()))
+
+    def tokens(self, most: int) -> int:
+        """Known tokens of all, or ``most`` where these are more."""
+        total = 0
+        for request in self._queue.values():
+            total += len(request.tokens)
+            if total >= most:
+                return most
+        return total
 
     def append(self, request: Request) -> None:
         self._queue[request.request_id] = request

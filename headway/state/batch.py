@@ -91,6 +91,8 @@ class StepBatch:
         selected: int32 [T, K], positions that an indexer chose for the layers that follow; None: there is none.
         max_copies: >= the states that are copied before the forward pass, and behind it; 0 in steps of decode rows alone.
         cross: what cross-attention reads; None where there is none.
+        most_tokens: >= T on every replica that shares experts with this one, the same on all of them; 0: there are no others,
+            or T is the same on all.
     """
 
     input_ids: torch.Tensor
@@ -122,6 +124,7 @@ class StepBatch:
     masks: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     prefix_bound: int = 0
     selected: torch.Tensor | None = None
+    most_tokens: int = 0
 
     def live_tokens(self, last_only: bool = False) -> torch.Tensor:
         """int32 [T], or with ``last_only`` [R] of the rows' last tokens: negative on padding and zombie rows."""

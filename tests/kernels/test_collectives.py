@@ -27,6 +27,9 @@ class Echo:
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x[None].expand_as(out))
 
+    def all_to_all(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x[:1].expand_as(out))  # this is rank 0
+
     def send(self, x: torch.Tensor, peer: int) -> None:
         self.sent.append(x.clone())
 
@@ -47,6 +50,7 @@ def test_each_operation(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
     assert torch.equal(group.all_reduce(x.clone()), 2 * x)
     assert torch.equal(group.all_gather(x), torch.stack([x, x]))
+    assert torch.equal(group.all_to_all(torch.stack([x, x + 1])), torch.stack([x, x]))
     group.send(x, 1)
     assert torch.equal(group.receive(torch.empty_like(x), 1), x)
     late = torch.zeros_like(x)
@@ -86,8 +90,19 @@ def test_ranks_send_and_receive() -> None:
     assert on_ranks(Mesh(2, 1), work) == [[2.0, 2.0], [1.0, 1.0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_rank_gets_what_all_have_for_it(dtype: torch.dtype) -> None:
+    def work(world: World) -> torch.Tensor:
+        mine = 10.0 * world.mesh.rank + torch.arange(3.0)[:, None, None].expand(3, 2, 4)
+        return world.tensor.all_to_all(mine.to(dtype))
+
+    for rank, found in enumerate(on_ranks(Mesh(3, 1), work)):
+        assert found[:, 0, 0].tolist() == [rank, 10.0 + rank, 20.0 + rank]
+
+
 def test_alone() -> None:
     x = torch.ones(3)
+    assert Alone().all_to_all(x[None]).shape == (1, 3)
     assert torch.equal(Alone().all_reduce(x), x)
     assert torch.equal(Alone().all_gather(x), x[None])
 

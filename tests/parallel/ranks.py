@@ -20,7 +20,8 @@ from headway.weights import open_checkpoint
 from tests.models.harness import Machine
 from tests.models.tiny import MAX_LEN
 
-SECONDS = 20.0
+SECONDS = 60.0
+"""Longer than a rank may take to load its part, and to compile kernels that the other one waits for."""
 
 
 def on_ranks(mesh: Mesh, work: Callable[[World], Any]) -> list[Any]:
@@ -31,6 +32,7 @@ def on_ranks(mesh: Mesh, work: Callable[[World], Any]) -> list[Any]:
         world = World(mesh.at(rank), keys, SECONDS)
         try:
             world.connect(torch.device("cpu"))
+            world.started()
             found[rank] = work(world)
         except BaseException as error:
             errors.append(error)
@@ -49,10 +51,10 @@ def on_ranks(mesh: Mesh, work: Callable[[World], Any]) -> list[Any]:
     return found
 
 
-def load_shard(folder: Path, world: World) -> DecoderModel:
+def load_shard(folder: Path, world: World, *, whole_experts: bool = False) -> DecoderModel:
     """A rank's part of a checkpoint."""
     checkpoint = open_checkpoint(str(folder))
-    config = world.sharded(read_config(checkpoint.config))
+    config = world.sharded(read_config(checkpoint.config), whole_experts=whole_experts)
     device = torch.device("cpu")
     model = load_model(
         checkpoint, dtype=torch.float32, device=device, max_model_len=MAX_LEN, progress=False, seed=0, config=config
@@ -61,11 +63,13 @@ def load_shard(folder: Path, world: World) -> DecoderModel:
     return model
 
 
-def logits_of(folder: Path, mesh: Mesh, tokens: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+def logits_of(
+    folder: Path, mesh: Mesh, tokens: Sequence[int], sizes: Sequence[int], *, whole_experts: bool = False
+) -> list[torch.Tensor]:
     """Logits [sum(sizes), V] of the sequence in steps of these sizes, on each rank of the last stage."""
 
     def work(world: World) -> torch.Tensor | None:
-        model = load_shard(folder, world)
+        model = load_shard(folder, world, whole_experts=whole_experts)
         part = model.spec.vocabulary
         if not world.mesh.is_last:
             width = model.config.vocab_size

@@ -10,6 +10,7 @@ import pytest
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.seat import Seat
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added
@@ -88,12 +89,12 @@ def test_every_kind_at_every_depth(make_engine: MakeEngine, oracle: dict[str, An
     compare(run(make_engine(run_ahead=depth, max_num_batched_tokens=24, **KINDS[kind]), all_features()), oracle)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_drafts_are_verified_on_all_parts(make_engine: MakeEngine, depth: int) -> None:
+@pytest.mark.parametrize(("kind", "depth"), [("tp2", 0), ("tp2", 2), ("pp2", 0), ("pp2", 1), ("tp2-pp2", 4)])
+def test_drafts_are_verified_on_all_ranks(make_engine: MakeEngine, kind: str, depth: int) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     made = [request(f"r{i}", [7, 8, 9, i, 7, 8, 9, i, 7, 8], seed=i, max_tokens=20, temperature=0.0) for i in range(4)]
     wanted = run(make_engine(), made)
-    core = make_engine(run_ahead=depth, speculative_config=drafts, **KINDS["tp2"])
+    core = make_engine(run_ahead=depth, speculative_config=drafts, **KINDS[kind])
     compare(run(core, made), wanted)
     assert core.stats().num_draft_tokens > 0
 
@@ -122,12 +123,16 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
 # -- replicas ------------------------------------------------------------------------------------------------------------
 
 
+def in_threads(args: EngineArgs, seat: Seat | None) -> ThreadClient:
+    return ThreadClient(args, seat=seat)
+
+
 def replicas(tiny_model: Path, number: int, **more: Any) -> ReplicaClient:
     args = EngineArgs(
         model=str(tiny_model), dtype="float32", device="cpu", max_model_len=128, block_size=8, max_num_seqs=8,
         kv_cache_memory_bytes=2**20, data_parallel_size=number, **more,
     )  # fmt: skip
-    client = ReplicaClient(args, ThreadClient)
+    client = ReplicaClient(args, in_threads)
     client.learn(VOCABULARY)
     return client
 
@@ -210,17 +215,13 @@ def test_figures_of_replicas_are_added() -> None:
         ({"tensor_parallel_size": 0}, "positive integer"),
         ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
-        ({"enable_expert_parallel": True}, "deals out experts"),
-        ({"distributed_executor_backend": "ray"}, "need no Ray"),
-        ({"distributed_executor_backend": "spawn"}, "must be mp or threads"),
+        ({"enable_expert_parallel": True}, "no experts to deal out"),
+        ({"distributed_executor_backend": "ray", "nnodes": 2, "tensor_parallel_size": 2}, "finds hosts by itself"),
+        ({"distributed_executor_backend": "spawn"}, "must be mp, ray or threads"),
         ({"tensor_parallel_size": 2, "device": "sim:1"}, "are threads"),
         ({"nnodes": 2, "tensor_parallel_size": 1}, "does not divide"),
         ({"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2}, "node_rank"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "load balancer"),
-        (
-            {"pipeline_parallel_size": 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "stages",
-        ),
         ({"quantization": "gguf", "tensor_parallel_size": 2}, "columns"),
     ],
 )

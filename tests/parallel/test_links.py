@@ -8,13 +8,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from headway.core.seat import Seat
 from headway.engine import rank_messages
 from headway.parallel import wire
+from headway.parallel.box import LetterBox
+from headway.parallel.dp import IDLE, Letter
 from headway.parallel.group import RankError
-from headway.parallel.keys import FarKeys, OwnKeys, wait_for
+from headway.parallel.keys import FarKeys, FileKeys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
 from headway.parallel.rank_store import RankStore
 from headway.parallel.ring import Ring, ring_memory
@@ -211,3 +215,34 @@ def test_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_of_ranks() -> None:
     assert Mesh(2, 2, 3).name == "rank 3 (stage 0, part 1)"
     assert Mesh(1, 1, 0).name == "rank 0"
+
+
+def test_words_are_left_in_files(tmp_path: Path) -> None:
+    one, two = FileKeys(str(tmp_path)), FileKeys(str(tmp_path))
+    assert one.get("a/b") is None
+    one.set("a/b", b"\0\xff")
+    assert two.get("a/b") == b"\0\xff"
+    assert (one.add("n", 2), two.add("n", 3)) == (2, 5)
+
+
+def test_letters_arrive_in_order_even_where_a_box_is_full_or_late(tmp_path: Path) -> None:
+    seats = [Seat(rank, 3, str(tmp_path)) for rank in range(3)]
+    first, second = LetterBox(seats[0]), LetterBox(seats[1])
+    letters = [Letter(0, 1, step, IDLE) for step in range(2000)]
+    for letter in letters:
+        first.send(letter)
+    third = LetterBox(seats[2])  # it comes when all were written
+    for box in (second, third):
+        found: list[Letter] = []
+        while len(found) < len(letters):
+            first.flush()
+            box.wait(1.0)
+            more = box.receive()
+            assert more, "letters are lost"
+            found += more
+        assert found == letters
+    assert not first.receive(), "nobody writes to himself"
+    second.close()
+    first.send(letters[0])  # to one that has gone: nothing happens
+    for box in (first, third):
+        box.close()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headway.core.config import EngineArgs
-from headway.core.errors import EngineDeadError
+from headway.core.errors import ConfigError, EngineDeadError
 from headway.core.messages import AddRequest, RequestUpdate
 from headway.engine import rank_messages, ranks
 from headway.engine.boot import build_engine
@@ -139,3 +139,23 @@ def test_a_reason_is_waited_for() -> None:
     assert str(world.explain(RankError("connection reset"))) == "rank 1 was killed"
     with pytest.raises(RankError, match="rank 1 was killed"):
         world.check()
+
+
+@pytest.mark.slow
+def test_ray_places_ranks(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of this host alone: the follower comes over TCP, and its end is noticed as any other's."""
+    pytest.importorskip("ray", reason="Ray is an extra: pip install 'headway[ray]'")
+    monkeypatch.setenv(rank_messages.SECRET_VARIABLE, SECRET)
+    plain = build_engine(args_for(tiny_model, tensor_parallel_size=1), progress=False)
+    wanted = run(plain, some())
+    plain.shutdown()
+    core = build_engine(args_for(tiny_model, distributed_executor_backend="ray"), progress=False)
+    found = run(core, some())
+    assert {key: each.token_ids for key, each in found.items()} == {key: each.token_ids for key, each in wanted.items()}
+    core.shutdown()
+
+
+def test_without_ray_the_extra_is_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"headway\[ray\]'; or begin the ranks yourself with --nnodes"):
+        build_engine(args_for(tiny_model, distributed_executor_backend="ray"), progress=False)

@@ -50,6 +50,9 @@ def test_bytes_hold_the_whole_launch(data: st.DataObject) -> None:
         ),
         encoder_ints=np.array(data.draw(st.lists(numbers, max_size=5)), np.int32),
         media=data.draw(st.booleans()),
+        unsettled=data.draw(numbers),
+        most_tokens=data.draw(numbers),
+        all_decode=data.draw(st.booleans()),
     )
     copy = Launch.decode(launch.encode())
     for name in Launch.__slots__:

@@ -5,6 +5,7 @@ of ``kernels.registry.TRANSPORTS``; ranks count from 0 within their group.
 
 all_reduce_(x, group)           x becomes the sum of x over all ranks; the same bits on all of them
 all_gather(x, group, size)      -> [size, *x.shape], x of every rank, by rank
+all_to_all(x, group)            x [size, ...] -> [size, ...]: what each rank has at our place, by rank
 send_to(x, group, peer)         x goes to rank ``peer``, which receives it
 receive_(x, group, peer)        x becomes what rank ``peer`` sent
 post_(x, group, peer)           the same, but x is not to be touched until
@@ -36,6 +37,12 @@ all_gather = Op(
     "all_gather(Tensor x, int group, int size) -> Tensor",
     reference=reference.all_gather,
     meta=_gathered,
+)
+
+all_to_all = Op(
+    "all_to_all(Tensor x, int group) -> Tensor",
+    reference=reference.all_to_all,
+    meta=lambda x, group: torch.empty_like(x),
 )
 
 send_to = Op(

@@ -17,6 +17,13 @@ def all_gather(x: torch.Tensor, group: int, size: int) -> torch.Tensor:
     return out
 
 
+def all_to_all(x: torch.Tensor, group: int) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    TRANSPORTS[group].all_to_all(x, out)
+    return out
+
+
 def send_to(x: torch.Tensor, group: int, peer: int) -> None:
     TRANSPORTS[group].send(x.contiguous(), peer)
 

@@ -95,7 +95,8 @@ class AttentionSpec:
             UnsupportedModelError: the heads cannot be dealt out.
         """
         shard = HeadShard(group, self.num_heads, self.num_kv_heads)
-        return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), shard=shard)
+        slopes = tuple(self.slopes[head] for head in shard.heads) if self.slopes else ()
+        return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), slopes=slopes, shard=shard)
 
     @property
     def cache(self) -> CacheSpec | None:
@@ -216,7 +217,11 @@ class Attention(nn.Module):
         spec, shard = self.spec, self.spec.shard
         if shard is None:
             return Linear(self._q_rows, {name: hidden}, bias=spec.out_bias, dtype=dtype, device=device)
-        self.qkv.taken = shard.taken(spec.names[0], spec.head_dim, gated=spec.gated)
+        if spec.by_head:
+            self.qkv.taken = shard.taken_by_head(spec.names[0][0], spec.head_dim)
+        else:
+            sections = 1 if spec.shared_with is not None else 2 if spec.keys_are_values else 3
+            self.qkv.taken = shard.taken(spec.names[0], spec.head_dim, gated=spec.gated, sections=sections)
         columns = shard.columns(spec.head_dim)
         return SummedLinear(
             self._q_rows,
@@ -368,7 +373,7 @@ class Attention(nn.Module):
             assert order is None and len(self.qkv.parts) == 1, (
                 "interleaved rotations and heads in one tensor have not met"
             )
-            order = self._sections_of_heads()
+            order = self._sections_of_heads() if self.spec.shard is None else None  # what is taken is in our order
         found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]
@@ -381,7 +386,10 @@ class Attention(nn.Module):
                 found |= {
                     key: Target(each.tensor, own, of) for key, each in norm.destinations(f"{prefix}{name}.").items()
                 }
-        return found if self.sinks is None else found | {f"{prefix}sinks": Target(self.sinks)}
+        if self.sinks is not None:
+            heads = None if self.spec.shard is None else self.spec.shard.head_rows()
+            found[f"{prefix}sinks"] = Target.part(self.sinks, heads)
+        return found
 
     def _gates_first(self) -> torch.Tensor:
         """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""

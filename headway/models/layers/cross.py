@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,8 +12,10 @@ from headway.core.cache import CacheKind, CacheSpec, Part
 from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
-from headway.models.layers.linear import Linear
+from headway.models.layers.linear import Linear, SummedLinear
 from headway.models.layers.norm import NormSpec
+from headway.parallel.group import Group
+from headway.parallel.shard import HeadShard
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -30,6 +32,7 @@ class CrossSpec:
         bias: the products have biases.
         unbiased: names of those that have none all the same.
         names: of query, key, value and the product out.
+        shard: the heads are these of more; None: they are all.
     """
 
     num_heads: int
@@ -40,6 +43,16 @@ class CrossSpec:
     bias: bool = False
     unbiased: tuple[str, ...] = ()
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj")
+    shard: HeadShard | None = None
+
+    def sharded(self, group: Group) -> CrossSpec:
+        """What this rank of ``group`` has of it.
+
+        Raises:
+            UnsupportedModelError: the heads cannot be dealt out.
+        """
+        shard = HeadShard(group, self.num_heads, self.num_heads)
+        return replace(self, num_heads=len(shard.heads), shard=shard)
 
     @property
     def cache(self) -> CacheSpec:
@@ -85,7 +98,14 @@ class CrossMixer(nn.Module):
         query, key, value, out = spec.names
         self.query = Linear(hidden, {query: rows}, bias=spec.bias, dtype=dtype, device=device)
         self.kv = Linear(spec.encoder_size, {key: rows, value: rows}, bias=spec.bias, dtype=dtype, device=device)
-        self.out = Linear(rows, {out: hidden}, bias=spec.bias, dtype=dtype, device=device)
+        if spec.shard is None:
+            self.out = Linear(rows, {out: hidden}, bias=spec.bias, dtype=dtype, device=device)
+        else:
+            taken, columns = spec.shard.head_rows(spec.head_dim), spec.shard.columns(spec.head_dim)
+            self.query.taken, self.kv.taken = {query: taken}, {key: taken, value: taken}
+            self.out = SummedLinear(
+                rows, {out: hidden}, group=spec.shard.group, columns=columns, bias=spec.bias, dtype=dtype, device=device
+            )
         if spec.unbiased and self.kv.bias is not None:
             self.kv.bias.zero_()
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale

@@ -6,7 +6,7 @@ Shapes: T tokens of the step, HK heads of queries and keys of K, H heads of valu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -15,7 +15,9 @@ from headway.core.cache import CacheSpec
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
+from headway.parallel.group import Group
+from headway.parallel.shard import EvenShard
 from headway.recurrent.base import recurrent, state_of, window
 from headway.recurrent.scans import delta_inputs, delta_rule
 from headway.state.batch import StepBatch
@@ -34,6 +36,7 @@ class DeltaNetSpec(StateSpec):
         layout: how the checkpoint has the products in: "grouped": queries, keys, values and gates, and the two of the rule,
             interleaved by key head (Qwen3-Next); "joined": queries, keys and values in one tensor (Qwen3.5); "separate" (OLMo).
         names: of the norm, and of the product out.
+        shard: the heads are these of more; None: they are all.
     """
 
     num_key_heads: int
@@ -45,6 +48,15 @@ class DeltaNetSpec(StateSpec):
     norm_eps: float = 1e-6
     layout: Literal["grouped", "joined", "separate"] = "grouped"
     names: tuple[str, str] = ("norm", "out_proj")
+    shard: EvenShard | None = None
+
+    def sharded(self, group: Group) -> DeltaNetSpec:
+        """What this rank of ``group`` has of it; all where heads cannot be dealt out evenly."""
+        size = group.size
+        if self.num_key_heads % size:
+            return self
+        heads, keys = self.num_heads // size, self.num_key_heads // size
+        return replace(self, num_heads=heads, num_key_heads=keys, shard=EvenShard(group))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -95,7 +107,11 @@ class DeltaNet(StateMixer):
         self.norm = parameter(spec.value_dim, dtype=dtype, device=device)
         self.a_log = parameter(spec.num_heads, dtype=torch.float32, device=device)
         self.dt_bias = parameter(spec.num_heads, dtype=torch.float32, device=device)
-        self.out = Linear(spec.sizes[2], {spec.names[1]: hidden}, bias=False, dtype=dtype, device=device)
+        shard, (q, k, v) = spec.shard, spec.sizes
+        self.out = product_out(v, spec.names[1], hidden, shard, bias=False, dtype=dtype, device=device)
+        if shard is not None:  # heads lie side by side in each tensor, but where it holds several sections
+            sections = {"in_proj_qkv": (q, k, v)}
+            self.into.taken = {name: shard.rows(*sections.get(name, (rows,))) for name, rows in spec.parts.items()}
 
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Queries, keys, values, gates, beta, decays side by side -> [T, H V]."""
@@ -114,10 +130,19 @@ class DeltaNet(StateMixer):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        found = self.into.destinations(prefix, self.spec.order) | self.out.destinations(prefix)
-        found |= {f"{prefix}A_log": Target(self.a_log), f"{prefix}dt_bias": Target(self.dt_bias)}
-        found[f"{prefix}{self.spec.names[0]}.weight"] = Target(self.norm)
-        if self.spec.layout != "separate":
-            return found | self.conv.destinations(f"{prefix}conv1d.")
-        parts = self.conv.weight.split(self.spec.sizes)
-        return found | {f"{prefix}{n}_conv1d.weight": Target(w[:, None]) for n, w in zip("qkv", parts, strict=True)}
+        spec, shard = self.spec, self.spec.shard
+
+        def own(tensor: torch.Tensor) -> Target:
+            return Target.part(tensor, None if shard is None else shard.rows(len(tensor)))
+
+        found = self.into.destinations(prefix, spec.order) | self.out.destinations(prefix)
+        for name, tensor in (("A_log", self.a_log), ("dt_bias", self.dt_bias)):
+            found[f"{prefix}{name}"] = own(tensor)
+        found[f"{prefix}{spec.names[0]}.weight"] = Target(self.norm)
+        if spec.layout != "separate":
+            taken = None if shard is None else shard.rows(*spec.sizes)
+            return found | self.conv.destinations(f"{prefix}conv1d.", taken)
+        parts = self.conv.weight.split(spec.sizes)
+        return found | {
+            f"{prefix}{name}_conv1d.weight": own(weight[:, None]) for name, weight in zip("qkv", parts, strict=True)
+        }

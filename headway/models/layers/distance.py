@@ -43,7 +43,7 @@ class DistanceAttention(Attention):
     """One layer's.
 
     Attributes:
-        table: f32 [H, L], the model's bias; set before the first step.
+        table: f32 [H, L], the model's bias, of all ranks' heads; set before the first step.
     """
 
     table: torch.Tensor
@@ -56,7 +56,9 @@ class DistanceAttention(Attention):
         q = self.attend.queries(project(stream, form), batch, cache, *self._rotation(batch))
         group, numbers = batch.groups[self.group], (self.attend.scale, batch.max_seq_len_bound)
         tables = (group.block_tables, batch.row_slots, batch.query_start, group.seq_lens)
-        out = cast(torch.Tensor, distance_attention(q, *cache, *tables, self.table, *numbers)).flatten(1)
+        shard = self.spec.shard
+        table = self.table if shard is None else self.table[shard.heads.start : shard.heads.stop]
+        out = cast(torch.Tensor, distance_attention(q, *cache, *tables, table, *numbers)).flatten(1)
         return out.index_select(0, batch.logit_indices) if last_only else out
 
 

@@ -63,6 +63,10 @@ class Linear(nn.Module):
         packed = self.packed
         return F.linear(x, self.weight, self.bias) if packed is None else packed(x)
 
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of ``forward``, where that is a sum over ranks."""
+        return Linear.forward(self, x)
+
     @property
     def dense(self) -> torch.Tensor | None:
         """The [N, K] weight that fused kernels may read; None: only ``forward`` knows how it is stored."""

@@ -5,7 +5,7 @@ Shapes: T tokens of the step, D inner channels, N state size, H heads of P chann
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,9 @@ from headway.kernels.rms_norm import rms_norm
 from headway.kernels.silu_mul import silu_mul
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
+from headway.parallel.group import Group
+from headway.parallel.shard import EvenShard, Taken
 from headway.recurrent.base import recurrent, state_of, window
 from headway.recurrent.scans import LONGEST_STEP, channel_inputs, head_inputs, scan_channels, scan_heads
 from headway.state.batch import StepBatch
@@ -33,6 +35,7 @@ class MambaSpec(StateSpec):
         bias, conv_bias: of the products in and out, and of the convolution.
         norms: RMS norms of time steps, b and c: "" none, "plain" without weights (FalconMamba), "weighted" (Jamba).
         norm_eps: of those.
+        shard: the channels are these of more; None: they are all.
     """
 
     inner: int
@@ -43,6 +46,13 @@ class MambaSpec(StateSpec):
     conv_bias: bool = True
     norms: str = ""
     norm_eps: float = 1e-6
+    shard: EvenShard | None = None
+
+    def sharded(self, group: Group) -> MambaSpec:
+        """What this rank of ``group`` has of it; all where channels cannot be dealt out evenly."""
+        if self.inner % group.size:
+            return self
+        return replace(self, inner=self.inner // group.size, shard=EvenShard(group))
 
     @property
     def state(self) -> CacheSpec:
@@ -62,9 +72,14 @@ class Mamba(StateMixer):
         inner, size, rank = spec.inner, spec.state_size, spec.rank
         self.into = Linear(hidden, {"in_proj": 2 * inner}, bias=spec.bias, dtype=dtype, device=device)
         self.conv = Convolution(inner, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
-        self.x_proj = Linear(inner, {"x_proj": rank + 2 * size}, bias=False, dtype=dtype, device=device)
+        shard = spec.shard
+        self.x_proj = product_out(inner, "x_proj", rank + 2 * size, shard, bias=False, dtype=dtype, device=device)
         self.dt_proj = Linear(rank, {"dt_proj": inner}, bias=False, dtype=dtype, device=device)
-        self.out = Linear(inner, {"out_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
+        self.out = product_out(inner, "out_proj", hidden, shard, bias=spec.bias, dtype=dtype, device=device)
+        self._own: Taken | None = None
+        if shard is not None:
+            self._own = shard.rows(inner)
+            self.into.taken, self.dt_proj.taken = {"in_proj": shard.rows(inner, inner)}, {"dt_proj": self._own}
         wide = partial(parameter, dtype=torch.float32, device=device)
         self.dt_bias, self.d, self.a = wide(inner), wide(inner), wide(inner, size)
         sizes = (rank, size, size) if spec.norms else ()
@@ -94,14 +109,14 @@ class Mamba(StateMixer):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        found = {f"{prefix}dt_proj.bias": Target(self.dt_bias), f"{prefix}D": Target(self.d)}
-        found[f"{prefix}A_log"] = Target(self.a)
+        named = {"dt_proj.bias": self.dt_bias, "D": self.d, "A_log": self.a}
+        found = {f"{prefix}{name}": Target.part(tensor, self._own) for name, tensor in named.items()}
         for linear in (self.into, self.x_proj, self.dt_proj, self.out):
             found |= linear.destinations(prefix)
         if self.spec.norms == "weighted":
             names = ("dt_layernorm", "b_layernorm", "c_layernorm")
             found |= {f"{prefix}{name}.weight": Target(w) for name, w in zip(names, self.norms, strict=True)}
-        return found | self.conv.destinations(f"{prefix}conv1d.")
+        return found | self.conv.destinations(f"{prefix}conv1d.", self._own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +131,8 @@ class Mamba2Spec(StateSpec):
         norm: of the result beside the gate: "gate first", "gate last", or "" for the gate alone.
         norm_groups: parts of the inner channels that are normalised for themselves; 0: G.
         norm_eps: of that.
+        shard: the heads, and where there are several the groups, are these of more; None: they are all.
+        shares_group: there is a single group, which all ranks have.
     """
 
     num_heads: int
@@ -130,6 +147,25 @@ class Mamba2Spec(StateSpec):
     norm: str = "gate first"
     norm_groups: int = 0
     norm_eps: float = 1e-5
+    shard: EvenShard | None = None
+    shares_group: bool = False
+
+    def sharded(self, group: Group) -> Mamba2Spec:
+        """What this rank of ``group`` has of it; all where heads, groups or what is normalised together cannot be dealt out
+        evenly. A single group is every rank's."""
+        size = group.size
+        normalised = (self.norm_groups or self.num_groups) if self.norm else size
+        if self.num_heads % size or normalised % size or (self.num_groups > 1 and self.num_groups % size):
+            return self
+        groups = max(self.num_groups // size, 1)
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_groups=groups,
+            norm_groups=self.norm_groups // size,
+            shard=EvenShard(group),
+            shares_group=self.num_groups == 1,
+        )
 
     @property
     def inner(self) -> int:
@@ -160,10 +196,25 @@ class Mamba2(StateMixer):
         rows = {"in_proj": spec.inner + spec.convolved + spec.num_heads}
         self.into = Linear(hidden, rows, bias=spec.bias, dtype=dtype, device=device)
         self.conv = Convolution(spec.convolved, spec.taps, bias=spec.conv_bias, dtype=dtype, device=device)
-        self.out = Linear(spec.inner, {"out_proj": hidden}, bias=spec.out_bias, dtype=dtype, device=device)
+        shard, inner = spec.shard, spec.inner
+        self.out = product_out(inner, "out_proj", hidden, shard, bias=spec.out_bias, dtype=dtype, device=device)
+        if shard is not None:
+            self.into.taken = {"in_proj": self._sections(shard, inner, behind=spec.num_heads)}
         wide = partial(parameter, dtype=torch.float32, device=device)
         self.a, self.d, self.dt_bias = (wide(spec.num_heads) for _ in range(3))
         self.norm = parameter(spec.inner, dtype=dtype, device=device) if spec.norm else None
+
+    def _sections(self, shard: EvenShard, *gate: int, behind: int = 0) -> Taken:
+        """Rows of what has the gate, x, b, c, and the time steps, one behind the other."""
+        spec = self.spec
+        groups = spec.num_groups * spec.state_size
+        if not spec.shares_group:
+            return shard.rows(*gate, spec.inner, groups, groups, *([behind] if behind else []))
+        first, size = shard.rows(*gate, spec.inner, whole=2 * groups)
+        if not behind:
+            return first, size
+        last, more = shard.rows(behind)
+        return torch.cat([first, size + last]), size + more
 
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, D + convolved + H] -> [T, D]."""
@@ -193,7 +244,9 @@ class Mamba2(StateMixer):
     def own_destinations(self, prefix: str) -> dict[str, Target]:
         """``destinations`` without those of the products in and out."""
         named = {"A_log": self.a, "D": self.d, "dt_bias": self.dt_bias}
-        found = {f"{prefix}{name}": Target(tensor) for name, tensor in named.items()}
         if self.norm is not None:
-            found[f"{prefix}norm.weight"] = Target(self.norm)
-        return found | self.conv.destinations(f"{prefix}conv1d.")
+            named["norm.weight"] = self.norm
+        shard, own = self.spec.shard, dict[str, Target]()
+        for name, tensor in named.items():
+            own[f"{prefix}{name}"] = Target.part(tensor, None if shard is None else shard.rows(len(tensor)))
+        return own | self.conv.destinations(f"{prefix}conv1d.", None if shard is None else self._sections(shard))

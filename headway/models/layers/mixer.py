@@ -5,7 +5,7 @@ Shapes: T tokens of the step, R rows, C hidden size, N and K outputs of the prod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -14,8 +14,10 @@ from headway.core.cache import CacheSpec
 from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
-from headway.models.layers.linear import Linear
+from headway.models.layers.linear import Linear, SummedLinear
 from headway.models.layers.norm import NormSpec
+from headway.parallel.group import Group
+from headway.parallel.shard import EvenShard, Taken
 from headway.recurrent.base import convolve
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -75,6 +77,18 @@ class MixerSpec(Protocol):
         device: torch.device,
     ) -> Mixer:
         """The module, for hidden states of size ``hidden``; ``group``: of the layer's keys and values."""
+
+
+@runtime_checkable
+class CutMixer(MixerSpec, Protocol):
+    """A mixer that can be cut into parts; any other is whole on every rank."""
+
+    def sharded(self, group: Group) -> Self:
+        """What this rank of ``group`` has of it.
+
+        Raises:
+            UnsupportedModelError: it cannot be dealt out.
+        """
 
 
 class StateSpec:
@@ -140,10 +154,28 @@ class Convolution(nn.Module):
         """[T, C] -> [T, C]; ring [S, W, C] is written."""
         return convolve(x, self.weight, self.bias, batch, ring, silu=silu)
 
-    def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        found = {f"{prefix}weight": Target(self.weight[:, None])}
-        return found if self.bias is None else found | {f"{prefix}bias": Target(self.bias)}
+    def destinations(self, prefix: str, taken: Taken | None = None) -> dict[str, Target]:
+        """Checkpoint tensor name, beginning with prefix -> where it goes; ``taken``: of its channels these."""
+        found = {f"{prefix}weight": Target.part(self.weight[:, None], taken)}
+        return found if self.bias is None else found | {f"{prefix}bias": Target.part(self.bias, taken)}
+
+
+def product_out(
+    inputs: int,
+    name: str,
+    hidden: int,
+    shard: EvenShard | None,
+    *,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Linear:
+    """A mixer's last product; a sum over ranks where each has ``inputs`` of more."""
+    if shard is None:
+        return Linear(inputs, {name: hidden}, bias=bias, dtype=dtype, device=device)
+    return SummedLinear(
+        inputs, {name: hidden}, group=shard.group, columns=shard.columns(inputs), bias=bias, dtype=dtype, device=device
+    )
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:

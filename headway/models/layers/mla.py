@@ -5,7 +5,7 @@ Shapes: T tokens of the step, C hidden size; H, Dn, Dr, D, Dv, L as in ``attenti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import In
 from headway.models.layers.indexer import Indexer, IndexSpec
 from headway.models.layers.junction import ProjectIn, Stream
-from headway.models.layers.linear import Linear
+from headway.models.layers.linear import Linear, SummedLinear
 from headway.models.layers.mixer import parameter
 from headway.models.layers.norm import NormSpec, RMSNorm
 from headway.models.rope import RopeConfig
+from headway.parallel.group import Group
+from headway.parallel.shard import HeadShard
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -38,6 +40,7 @@ class MLASpec:
         bias: of the products into both latents and of the one out; the product of whole queries has none.
         norm_eps: of the norms of both latents.
         index: what selects the tokens to attend to; None: all earlier ones are.
+        shard: the heads are these of more; None: they are all. Latents and the indexer are every rank's.
     """
 
     num_heads: int
@@ -51,6 +54,16 @@ class MLASpec:
     bias: bool = False
     norm_eps: float = 1e-6
     index: IndexSpec | None = None
+    shard: HeadShard | None = None
+
+    def sharded(self, group: Group) -> MLASpec:
+        """What this rank of ``group`` has of it.
+
+        Raises:
+            UnsupportedModelError: the heads cannot be dealt out.
+        """
+        shard = HeadShard(group, self.num_heads, self.num_heads)
+        return replace(self, num_heads=len(shard.heads), shard=shard)
 
     @property
     def head_dim(self) -> int:
@@ -148,7 +161,16 @@ class MLA(nn.Module):
             self.q_b = Linear(spec.q_rank, behind, bias=False, **made)
         self.kv_norm = RMSNorm(spec.rank, spec.norm_eps, **made)
         self.kv_b = parameter(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank, **made)
-        self.out = Linear(spec.num_heads * spec.value_dim, {"o_proj": hidden}, bias=spec.bias, **made)
+        inputs, shard = spec.num_heads * spec.value_dim, spec.shard
+        if shard is None:
+            self.out = Linear(inputs, {"o_proj": hidden}, bias=spec.bias, **made)
+        else:
+            columns = shard.columns(spec.value_dim)
+            self.out = SummedLinear(
+                inputs, {"o_proj": hidden}, group=shard.group, columns=columns, bias=spec.bias, **made
+            )
+            by_name = {"q_b_proj" if spec.q_rank else "q_proj": shard.head_rows(spec.head_dim)}
+            (self.into if self.q_b is None else self.q_b).taken = by_name
         self.attend = LatentAttention(
             num_heads=spec.num_heads, nope_dim=spec.nope_dim, rope_dim=spec.rope_dim, value_dim=spec.value_dim,
             rank=spec.rank, scale=spec.scale, group=group,
@@ -194,7 +216,8 @@ class MLA(nn.Module):
         if self.indexer is not None:
             found |= self.indexer.destinations(f"{prefix}indexer.k_norm.")
         found |= self.kv_norm.destinations(f"{prefix}kv_a_layernorm.") | self.out.destinations(prefix)
-        return found | {f"{prefix}kv_b_proj.weight": Target(self.kv_b.flatten(0, 1))}
+        taken = None if spec.shard is None else spec.shard.head_rows(spec.nope_dim + spec.value_dim)
+        return found | {f"{prefix}kv_b_proj.weight": Target.part(self.kv_b.flatten(0, 1), taken)}
 
 
 def pairs_apart(interleaved: bool, size: int) -> torch.Tensor:

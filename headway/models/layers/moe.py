@@ -6,24 +6,29 @@
 
 Which are chosen and what they weigh is ``RouterSpec``'s; ``kernels.route_experts`` and ``kernels.expert_mlp`` do the work.
 
-Weights of all experts lie in one tensor each, expert by expert: [E, N, C] and [E, C, I]. A rank that owns some experts holds
-that slice, routes with the whole router, and sums what its experts give with what other ranks' do (``expert_mlp``).
+Weights of all experts lie in one tensor each, expert by expert: [E, N, C] and [E, C, I]. Where ranks share a layer each has a
+part of every expert's inner width, or some experts whole (``ExpertShard``). It routes with the whole router, and what the
+ranks' parts give is added up. Ranks that share experts but not their tokens, replicas, gather all tokens before the experts,
+and each adds up what all have made of its own, in the order of the ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
 from torch import nn
 
+from headway.core.errors import UnsupportedModelError
 from headway.kernels.expert_mlp import expert_mlp
 from headway.kernels.route_experts import route_experts
 from headway.models.interface import Stack, Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import parameter
 from headway.models.layers.mlp import MLP, MLPSpec
+from headway.parallel.group import Group
+from headway.parallel.shard import ExpertShard, Part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +102,7 @@ class MixtureSpec:
         latent: width of what the experts read and give, between a product before them and one behind; 0: C, without these.
         latent_names, latent_bias: of these products.
         names: of the experts in the checkpoint.
+        shard: this part of it is here; None: all.
     """
 
     num_experts: int
@@ -117,6 +123,29 @@ class MixtureSpec:
     latent_names: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     latent_bias: bool = False
     names: ExpertNames = ExpertNames()
+    shard: ExpertShard | None = None
+
+    def sharded(self, group: Group, peers: Group, *, whole: bool) -> MixtureSpec:
+        """What this rank has of it; see ``ExpertShard``. Blocks of 4-bit floats are not cut: such experts are dealt out whole.
+
+        Raises:
+            UnsupportedModelError: there are fewer experts than ranks, or some that only hand on what goes in.
+        """
+        if group.size == peers.size == 1:
+            return self
+        if self.zero_experts:
+            if whole or peers.size > 1:
+                raise UnsupportedModelError(
+                    "experts that hand on what goes in are not dealt out over ranks; leave out enable_expert_parallel"
+                )
+            return self  # whole on every rank
+        shard = ExpertShard(group, self.num_experts, self.size, whole or self.fp4 or peers.size > 1, peers)
+        if shard.whole and group.size * peers.size > self.num_experts:
+            raise UnsupportedModelError(
+                f"{self.num_experts} experts cannot be dealt out over {group.size * peers.size} ranks; take fewer ranks"
+            )
+        shared = self.shared.sharded(group) if self.shared is not None and group.size > 1 else self.shared
+        return replace(self, shared=shared, shard=shard)
 
     def make(self, hidden: int, *, dtype: torch.dtype, device: torch.device) -> Mixture:
         """The module, for hidden states of size ``hidden``."""
@@ -129,6 +158,7 @@ class Mixture(nn.Module):
     Attributes:
         router: [E, C]; router_bias: [E] or None; E with ``spec.zero_experts``, here and in the next line.
         correction: f32 [E] or None.
+        experts: those that are here, of which are the next; I is their inner width here.
         gate_up: [E, N, C'], N = 2 I, or I where not gated; C' is C, or ``spec.latent``; gate_up_bias: [E, N] or None.
         down: [E, C', I]; down_bias: [E, C'] or None.
         gate_up_scales, down_scales: with ``spec.fp4``, see ``expert_mlp``; the matrices are uint8 then. Else None.
@@ -139,12 +169,16 @@ class Mixture(nn.Module):
     def __init__(self, spec: MixtureSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
-        experts, inner = spec.num_experts, spec.size * (2 if spec.gated else 1)
+        shard = spec.shard
+        self.experts = range(spec.num_experts) if shard is None else shard.experts
+        part = None if shard is None else shard.part
+        size = spec.size if part is None else len(part.own)
+        experts, inner = len(self.experts), size * (2 if spec.gated else 1)
 
         def made(*shape: int, there: bool = True, kind: torch.dtype = dtype) -> nn.Parameter | None:
             return parameter(*shape, dtype=kind, device=device) if there else None
 
-        known = experts + spec.zero_experts
+        known = spec.num_experts + spec.zero_experts
         self.router = parameter(known, hidden, dtype=dtype, device=device)
         self.router_bias = made(known, there=spec.router.bias)
         self.correction = made(known, there=bool(spec.router.correction), kind=torch.float32)
@@ -153,8 +187,8 @@ class Mixture(nn.Module):
         self.gate_up = parameter(experts, inner, width // share, dtype=kind, device=device)
         self.gate_up_scales = made(experts, inner, width // 32, there=spec.fp4, kind=torch.uint8)
         self.gate_up_bias = made(experts, inner, there=spec.bias)
-        self.down = parameter(experts, width, spec.size // share, dtype=kind, device=device)
-        self.down_scales = made(experts, width, spec.size // 32, there=spec.fp4, kind=torch.uint8)
+        self.down = parameter(experts, width, size // share, dtype=kind, device=device)
+        self.down_scales = made(experts, width, size // 32, there=spec.fp4, kind=torch.uint8)
         self.down_bias = made(experts, width, there=spec.bias)
         self.latent_in = self.latent_out = None
         if spec.latent:
@@ -166,9 +200,52 @@ class Mixture(nn.Module):
         if spec.shared_gate:
             self.shared_gate = Linear(hidden, {spec.shared_gate: 1}, bias=False, dtype=dtype, device=device)
 
-    def forward(self, x: torch.Tensor, live: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, C] -> [T, C]; live int32 [T], negative for tokens that go to no expert; routed_by [T, C]: what the router reads
-        in place of x."""
+    def forward(
+        self, x: torch.Tensor, live: torch.Tensor, most: int = 0, routed_by: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, C] -> [T, C].
+
+        Args:
+            live: int32 [T], negative for tokens that go to no expert.
+            most: tokens that any of the replicas that share the experts may have, the same on all; 0: as many as here.
+            routed_by: [T, C], what the router reads in place of x.
+        """
+        shard = self.spec.shard
+        if shard is None:
+            y = self._experts(x, live, routed_by)
+        elif shard.peers.size == 1:
+            return self._with_shared(self._experts(x, live, routed_by), x, shard.group)
+        else:
+            y = self._of_all(x, live, most or len(x), shard.peers, routed_by)
+            if shard.group.size > 1:
+                return self._with_shared(y, x, shard.group)
+        if self.shared is not None:
+            y += self._shared(self.shared, x)
+        return y
+
+    def _with_shared(self, y: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
+        """The parts of the experts and of the shared block go through one sum."""
+        if self.shared is not None:
+            y += self._shared(self.shared, x)
+        return group.all_reduce(y)
+
+    def _of_all(
+        self, x: torch.Tensor, live: torch.Tensor, most: int, peers: Group, routed_by: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Gather the tokens of all replicas, at most ``most`` each, and take back what all ranks' experts make of ours."""
+        tokens, width = x.shape
+        assert tokens <= most, f"{tokens} tokens in a step of {most}"
+        if tokens < most:
+            x = torch.cat([x, x.new_zeros(most - tokens, width)])
+            routed_by = None if routed_by is None else torch.cat([routed_by, x.new_zeros(most - tokens, width)])
+            live = torch.cat([live, live.new_full((most - tokens,), -1)])
+        read = None if routed_by is None else peers.all_gather(routed_by).flatten(0, 1)
+        y = self._experts(peers.all_gather(x).flatten(0, 1), peers.all_gather(live).flatten(), read)
+        parts = peers.all_to_all(y.unflatten(0, (peers.size, most)))  # [P, most, C], by rank
+        return parts.sum(0, dtype=torch.float32).to(x.dtype)[:tokens]
+
+    def _experts(self, x: torch.Tensor, live: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """What the experts that are here make of x."""
         spec, router = self.spec, self.spec.router
         groups = router.groups or (1, 1, 1)
         ids, weights = route_experts(
@@ -176,6 +253,8 @@ class Mixture(nn.Module):
             self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
             router.scale, *groups, router.margin,
         )  # fmt: skip
+        if self.experts.start:
+            ids = ids - self.experts.start
         inputs = x if self.latent_in is None else self.latent_in.forward(x)
         y = expert_mlp(
             inputs, ids, weights, self.gate_up, self.gate_up_bias, self.gate_up_scales, self.down, self.down_bias,
@@ -183,18 +262,21 @@ class Mixture(nn.Module):
         )  # fmt: skip
         if spec.zero_experts:  # numbers behind the experts' are none of ``expert_mlp``'s
             y += x * weights.masked_fill(ids < spec.num_experts, 0.0).sum(1, keepdim=True).to(x.dtype)
-        if self.latent_out is not None:
-            y = self.latent_out.forward(y)
-        if self.shared is not None:
-            y += self._shared(self.shared, x)
-        return cast(torch.Tensor, y)
+        return cast(torch.Tensor, y if self.latent_out is None else self.latent_out.forward(y))
 
     def _shared(self, shared: MLP, x: torch.Tensor) -> torch.Tensor:
-        y = shared.down.forward(shared.act(shared.gate_up.forward(x)))
+        y = shared.down.partial(shared.act(shared.gate_up.forward(x)))
         return y if self.shared_gate is None else y.mul_(torch.sigmoid(self.shared_gate.forward(x)))
 
     def finalize(self) -> None:
-        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 come to hold i and i + K / 2."""
+        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 come to hold i and i + K / 2. Of biases that all
+        parts of a sum have one adds its own."""
+        shard = self.spec.shard
+        if shard is not None and shard.part is not None and shard.group.rank and self.down_bias is not None:
+            self.down_bias.zero_()
+        out = self.latent_out
+        if shard is not None and out is not None and out.bias is not None and (shard.group.rank or shard.peers.rank):
+            out.bias.zero_()
         if self.spec.fp4:
             for weight in (self.gate_up, self.down):
                 for expert in weight:
@@ -207,7 +289,7 @@ class Mixture(nn.Module):
         experts = sum(each.numel() * (2 if each.dtype == torch.uint8 else 1) for each in (self.gate_up, self.down))
         others = [each for each in (self.shared, self.shared_gate, self.latent_in, self.latent_out) if each is not None]
         rest = sum(parameter.numel() for each in others for parameter in each.parameters()) + self.router.numel()
-        return experts * self.spec.router.top_k // self.spec.num_experts + rest
+        return experts * self.spec.router.top_k // max(len(self.experts), 1) + rest
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes; experts one by one."""
@@ -220,14 +302,17 @@ class Mixture(nn.Module):
         matrices = (
             (self.gate_up, self.gate_up_bias, self.gate_up_scales), (self.down, self.down_bias, self.down_scales)
         )  # fmt: skip
-        for (weight, bias, scales), names in zip(matrices, self._names(prefix), strict=True):
+        part = None if spec.shard is None else spec.shard.part
+        for out, ((weight, bias, scales), names) in enumerate(zip(matrices, self._names(prefix), strict=True)):
             whole = {"weight": weight, "bias": bias}
             if scales is not None:
                 whole = {"blocks": weight.unflatten(2, (-1, 16)), "scales": scales, "bias": bias}
             for ending, tensor in whole.items():
-                for expert, parts in enumerate(names if tensor is not None else ()):
-                    slices = zip(parts, cast(torch.Tensor, tensor)[expert].chunk(len(parts)), strict=True)
-                    found |= {f"{name}.{ending}": Target(part) for name, part in slices}
+                for at, expert in enumerate(self.experts if tensor is not None else ()):
+                    slices = zip(names[expert], cast(torch.Tensor, tensor)[at].chunk(len(names[expert])), strict=True)
+                    found |= {
+                        f"{name}.{ending}": _target(own, part, out, len(names[expert]), spec) for name, own in slices
+                    }
         if self.shared is not None:
             found |= self.shared.destinations(f"{prefix}{spec.shared_name}.")
         for product in (self.shared_gate, self.latent_in, self.latent_out):
@@ -254,8 +339,23 @@ class Mixture(nn.Module):
                     found[f"{prefix}{name}"] = Stack(each, transposed, interleaved)
         return found
 
+    def elsewhere(self, prefix: str) -> list[str]:
+        """Beginnings of the names of experts that other ranks have."""
+        each = self.spec.names.each
+        return [f"{prefix}{each.format(n)}." for n in range(self.spec.num_experts) if n not in self.experts]
+
     def _names(self, prefix: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         """Per expert the names of its products in, and of the one out."""
         spec, (ins, out) = self.spec.names, self.spec.names.products
         modules = [f"{prefix}{spec.each.format(expert)}" for expert in range(self.spec.num_experts)]
         return [tuple(f"{own}.{name}" for name in ins) for own in modules], [(f"{own}.{out}",) for own in modules]
+
+
+def _target(tensor: torch.Tensor, part: Part | None, out: int, names: int, spec: MixtureSpec) -> Target:
+    """Where an expert's matrix or bias goes; ``out``: of the product out. Of those in there are ``names`` tensors."""
+    if part is None:
+        return Target(tensor)
+    if out:
+        return Target(tensor, columns=part.columns()) if tensor.dim() == 2 else Target(tensor)
+    taken = part.taken(("",) * names, 2 if spec.gated else 1)
+    return Target(tensor, *taken[""])
