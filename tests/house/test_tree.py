@@ -8,13 +8,13 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_700, "server": 6_900, "api": 9_500, "engine": 4_350, "runner": 2_500, "speculative": 1_700, "multimodal": 1_450,
-    "models": 11_800, "attention": 1_150, "recurrent": 350, "sampling": 900, "pooling": 400, "state": 750, "parallel": 1_450,
-    "scheduler": 2_700, "device": 3_000, "kernels": 22_400, "weights": 1_650, "core": 2_450,
+    "cli": 5_800, "server": 7_050, "api": 9_650, "engine": 5_050, "runner": 2_750, "speculative": 1_800, "multimodal": 1_450,
+    "models": 14_350, "attention": 1_150, "recurrent": 350, "sampling": 900, "pooling": 400, "state": 800, "parallel": 1_600,
+    "scheduler": 3_050, "device": 3_050, "kernels": 23_000, "weights": 1_750, "core": 2_800,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 81_000
+WHOLE_BUDGET = 87_000
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

@@ -387,8 +387,8 @@ class Attention(nn.Module):
                     key: Target(each.tensor, own, of) for key, each in norm.destinations(f"{prefix}{name}.").items()
                 }
         if self.sinks is not None:
-            heads = None if self.spec.shard is None else self.spec.shard.head_rows()
-            found[f"{prefix}sinks"] = Target.part(self.sinks, heads)
+            ranks_heads = None if self.spec.shard is None else self.spec.shard.head_rows()
+            found[f"{prefix}sinks"] = Target.part(self.sinks, ranks_heads)
         return found
 
     def _gates_first(self) -> torch.Tensor:
