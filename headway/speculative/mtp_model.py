@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import nn
@@ -26,6 +26,11 @@ from headway.models.layers.mla import MLASpec
 from headway.models.mtp import MTPSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
+
+
+class _Made(TypedDict):
+    dtype: torch.dtype
+    device: torch.device
 
 
 class MTPModel(nn.Module):
@@ -50,8 +55,7 @@ class MTPModel(nn.Module):
         super().__init__()
         self.dtype, self.device, self._names = dtype, target.device, spec
         self._embed, self._logits = target.embedding.forward, target.logits
-        hidden = config.hidden_size
-        made: dict[str, Any] = {"dtype": dtype, "device": target.device}
+        hidden, made = config.hidden_size, _Made(dtype=dtype, device=target.device)
         block = _block(config, spec)
         rotated = None if block.mixer is None else block.mixer.rotated
         assert rotated is not None, "the layer attends"

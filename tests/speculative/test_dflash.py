@@ -35,9 +35,14 @@ def drafting(drafter: Path, number: int) -> dict[str, Any]:
     return {"speculative_config": config}
 
 
-@pytest.mark.parametrize(("name", "number"), [(name, KINDS[name].most) for name in KINDS] + [("dflash", 2)])
-def test_drafts_are_those_of_the_drafter_over_the_whole_text(drafters: dict[str, Path], name: str, number: int) -> None:
-    """In chunks, behind prefixes that are found, whole or with another token behind them, and after preemptions."""
+@pytest.mark.parametrize(
+    ("name", "number", "fickle"), [*[(name, KINDS[name].most, False) for name in KINDS], ("dflash", 2, True)]
+)
+def test_drafts_are_those_of_the_drafter_over_the_whole_text(
+    drafters: dict[str, Path], name: str, number: int, fickle: bool
+) -> None:
+    """In chunks, behind prefixes that are found, whole or with another token behind them, after preemptions and, where they are
+    fickle, after steps without drafts."""
     oracle = Oracle(folder_of_model(), drafters[name], KINDS[name])
     prompt = [(7 * i) % 97 for i in range(33)]
     prompts = [prompt, prompt[:24], [*prompt[:24], 50, 51], prompt[:25], [*prompt[:16], 9] * 2]
@@ -50,19 +55,24 @@ def test_drafts_are_those_of_the_drafter_over_the_whole_text(drafters: dict[str,
     compared, answers = 0, {each.request_id: Answer() for each in batch}
     for each in batch:
         core.add(each)
+    core._draft_pacer = Fickle(number + 1) if fickle else None
     while core.has_work():
+        width = core._scheduler.width
         for update in core.step():
             answers[update.request_id].take(update)
-        compared += compare_drafts(core, oracle, number)
+        if width > 1:  # the step drafted
+            compared += compare_drafts(core, oracle, number)
     truth = expected(batch)
     for each in batch:
         settle(answers[each.request_id], truth[each.request_id], each, ask_oracle)
-    assert compared > 30 and core.stats().prefix_cache_hits > 0
+    assert compared > (10 if fickle else 30) and core.stats().prefix_cache_hits > 0
     core.check_integrity()
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "number", "depth"), [("dflash", 4, 2), ("dspark_speculators", 2, 4)])
+@pytest.mark.parametrize(("name", "number", "depth"), [
+    ("dflash", 4, 2), pytest.param("dspark_speculators", 2, 4, marks=pytest.mark.soak),
+])  # fmt: skip
 def test_every_feature_on_the_cpu(drafters: dict[str, Path], name: str, number: int, depth: int) -> None:
     batch = requests_for(list(FEATURES.values()), seed=150 + number)
     core = on_cpu(run_ahead=depth, kv_cache_memory_bytes=21 * BLOCK, **drafting(drafters[name], number))
@@ -72,9 +82,11 @@ def test_every_feature_on_the_cpu(drafters: dict[str, Path], name: str, number: 
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "depth", "graphs"), [("dspark", 2, True), ("dflash_speculators", 1, False)])
+@pytest.mark.parametrize(("name", "depth", "graphs"), [
+    ("dspark", 2, True), pytest.param("dflash_speculators", 1, False, marks=pytest.mark.soak),
+])  # fmt: skip
 def test_on_the_simulated_device(drafters: dict[str, Path], name: str, depth: int, graphs: bool) -> None:
-    names = ("greedy", "temperature", "schema", "host_grammar", "prompt_logprobs", "ignore_eos")
+    names = ("greedy", "schema", "host_grammar", "ignore_eos")
     batch = requests_for([FEATURES[each] for each in names], seed=160 + depth)
     sizes = {"max_num_seqs": 3, "enforce_eager": not graphs, "max_num_batched_tokens": 24}
     memory = {"kv_cache_memory_bytes": 22 * BLOCK}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -60,7 +60,14 @@ def check(core: EngineCore, batch: list[AddRequest]) -> None:
         settle(answers[each.request_id], truth[each.request_id], each, ask_oracle)
 
 
-def compare_drafts(core: EngineCore, oracle: Oracle, number: int) -> int:
+class DraftOracle(Protocol):
+    """What a drafter shall say, computed over whole texts."""
+
+    def drafts(self, tokens: list[int], number: int) -> list[int]:
+        """What follows ``tokens``."""
+
+
+def compare_drafts(core: EngineCore, oracle: DraftOracle, number: int) -> int:
     """The drafts of every slot that is ready to go on; returns how many slots these are."""
     view = core._runner.executor.body._arena.view
     compared = 0

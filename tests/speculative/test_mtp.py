@@ -74,7 +74,7 @@ def pool(name: str, blocks: int) -> int:
 
 
 @pytest.mark.parametrize(("name", "number"), [
-    ("v3", 3), ("v3.2", 2), ("glm-4-moe", 3), ("glm-4-moe-lite", 1), ("mimo", 2),
+    ("v3", 3), ("v3.2", 2), ("glm-4-moe", 3), pytest.param("glm-4-moe-lite", 1, marks=pytest.mark.soak), ("mimo", 2),
 ])  # fmt: skip
 def test_drafts_are_those_of_the_layer_over_the_whole_text(name: str, number: int) -> None:
     """In chunks, behind prefixes that are found, whole or with another token behind them, and after preemptions."""
@@ -93,7 +93,9 @@ def test_drafts_are_those_of_the_layer_over_the_whole_text(name: str, number: in
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "number", "depth", "eager"), [("v3", 2, 2, False), ("glm-4-moe", 3, 4, True)])
+@pytest.mark.parametrize(("name", "number", "depth", "eager"), [
+    ("v3", 2, 2, False), pytest.param("glm-4-moe", 3, 4, True, marks=pytest.mark.soak),
+])  # fmt: skip
 def test_on_the_simulated_device(name: str, number: int, depth: int, eager: bool) -> None:
     """Preempted, at depths, with drafts that come and go."""
     changes = arguments(
