@@ -74,8 +74,7 @@ def delta_walk_kernel(
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
         if inputs_ptr is not None:
-            row = tl.program_id(0)
-            stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
+            stored, store = tl.load(stored_at_ptr + tl.program_id(0)), tl.load(store_at_ptr + tl.program_id(0))
             decays: tl.constexpr = K if BY_CHANNEL else 1
             u_at = heads // share * K + head * V
             g_at = heads // share * K + heads * V + head * decays
