@@ -74,11 +74,11 @@ def delta_walk_kernel(
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
         if inputs_ptr is not None:
-            stored = tl.load(stored_at_ptr + tl.program_id(0))
-            store = tl.load(store_at_ptr + tl.program_id(0))
+            stored, store = tl.load(stored_at_ptr + tl.program_id(0)), tl.load(store_at_ptr + tl.program_id(0))
+            decays: tl.constexpr = K if BY_CHANNEL else 1
             u_at = heads // share * K + head * V
-            g_at = heads // share * K + heads * V + head * (K if BY_CHANNEL else 1)
-            per_token = heads // share * K + heads * V + heads * (K if BY_CHANNEL else 1)
+            g_at = heads // share * K + heads * V + head * decays
+            per_token = heads // share * K + heads * (V + decays)
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)  # [K, V]
         rate = tl.exp(tl.load(a_log_ptr + head))
@@ -87,11 +87,8 @@ def delta_walk_kernel(
                 given = own + (p % places) * per_token
                 key = tl.load(given + head // share * K + k, mask=in_k, other=0.0)
                 u = tl.load(given + u_at + v, mask=in_v, other=0.0)
-                if BY_CHANNEL:
-                    h = h * tl.exp(tl.load(given + g_at + k, mask=in_k, other=0.0))[:, None]
-                else:
-                    h = h * tl.exp(tl.load(given + g_at))
-                h = h + key[:, None] * u[None, :]
+                g = tl.load(given + g_at + k * BY_CHANNEL, mask=in_k, other=0.0)
+                h = h * tl.exp(g)[:, None] + key[:, None] * u[None, :]
         for t in range(0, count):
             token = (first + t).to(tl.int64)
             query = tl.load(q_ptr + token * q_stride + head // share * q_head + k, mask=in_k, other=0.0).to(tl.float32)
