@@ -45,7 +45,7 @@ def play(name: str, seed: int, patch: pytest.MonkeyPatch, slots: tuple[int, ...]
     rng = random.Random(seed)
     rows, checkpoints, blocks = rng.choice(slots), rng.choice([0, 1, 3]), rng.choice([17, 20])
     patch.setattr("headway.engine.sizes.CHECKPOINTS_PER_SLOT", checkpoints / rows)
-    patch.setattr("headway.engine.boot.CHECKPOINT_SHARE", 1.0)
+    patch.setattr("headway.engine.sizes.CHECKPOINT_SHARE", 1.0)
     asked = scene(rng)
     core = engine(name)
     truth = {key: answer.token_ids for key, answer in run(core, asked).items()}
