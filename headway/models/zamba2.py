@@ -148,7 +148,9 @@ class Zamba2ForCausalLM(DecoderModel):
         if fields.flag("use_long_context"):
             raise fields.refuse("use_long_context", "is not implemented; releases disagree on the rotation it asks for")
         if not fields.flag("tie_word_embeddings"):
-            raise fields.refuse("tie_word_embeddings", "is not implemented; transformers shares blocks only where it is true")
+            raise fields.refuse(
+                "tie_word_embeddings", "is not implemented; transformers shares blocks only where it is true"
+            )
         names = ("layers_block_type", "layer_types")
         named = next((fields[name] for name in names if fields.get(name)), None)
         kinds = tuple(_KINDS.get(kind, kind) for kind in named or ())
