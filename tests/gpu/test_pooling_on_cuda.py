@@ -1,4 +1,4 @@
-"""Texts that pool on a real GPU: adapters by task and heads for tokens as on the CPU, from graphs and without, and no step waits."""
+"""Pooling on a real GPU: adapters by task and heads for tokens as on the CPU, from graphs and without, and no step waits."""
 
 from __future__ import annotations
 
