@@ -9,6 +9,9 @@ import pytest
 
 from headway import LLM, InvalidRequestError, PoolingParams, RequestFailedError, UnknownParameterError
 from headway.api.pooling import offline
+from headway.api.pooling.requests import PoolingProcessor
+from headway.core.messages import PooledBatch
+from headway.core.task import Task
 from tests.api.pooling_core import CLS, MAX_LEN, SEP, WORDS, PoolingCore, install, vector, word_tokenizer
 
 
@@ -371,3 +374,21 @@ def test_heads_that_are_missing_are_explained() -> None:
     with LLM("both " + heads) as llm:
         [output] = llm.encode("w1 w2", pooling_task="token_embed")
         assert output.outputs.data.shape == (8, 1) and core(llm).seen[-1].pool_start == 1
+
+
+def test_a_step_of_vectors_finds_its_places() -> None:
+    """Rows come in the order of the step, some of requests that nobody follows any more."""
+    with LLM("embed", skip_tokenizer_init=True) as llm:
+        door = llm._pooling.door
+        wanted = door.wanted(None, Task.EMBED)
+        processor, messages = PoolingProcessor(), door.messages([[8], [9], [10]], wanted)
+    group = processor.open(messages, wanted, "call")
+    names = [message.request_id for message in messages]
+    first = np.arange(6, dtype=np.float32)
+    assert processor.apply([PooledBatch([names[2], "gone", names[0]], first.tobytes(), 2, [0.5, 9.0, None])])[0] == [
+        group
+    ]
+    assert not group.finished and group.queue_seconds == 0.5
+    processor.apply([PooledBatch([names[1]], first[:2].tobytes(), 2)])
+    assert group.finished and [vector.tolist() for vector in group.vectors] == [[4, 5], [0, 1], [0, 1]]
+    assert not processor.requests()

@@ -65,6 +65,10 @@ def test_texts_of_a_step_are_written_as_admissions_would_be(lengths: list[int], 
         begun = ROWS_AT + ROW_INTS * rows
         assert packed.finish() - begun <= uploads, "a step may send more than the scheduler counts"
         apply_edits(made.ints, torch.from_numpy(ints), packed.num_edits)
+        for slot, ids in enumerate(tokens):
+            assert made.view("history")[slot, : len(ids)].tolist() == ids.tolist(), (
+                "and both write what they were given"
+            )
         if with_types:  # adapters are of whole texts alone
             adapters = made.view(ADAPTER)
             assert adapters.tolist() == (
