@@ -25,6 +25,8 @@ from tests.sim.harness import arguments, expected, simulated
 from tests.sim.rounding import TOLERANCE
 
 numbers = st.integers(0, 2**31 - 1)
+sizes = st.lists(numbers, max_size=3).map(tuple)
+encodings = st.builds(Encoding, numbers, sizes, numbers, numbers, numbers, numbers, numbers, st.booleans())
 
 
 @given(data=st.data())
@@ -44,10 +46,7 @@ def test_bytes_hold_the_whole_launch(data: st.DataObject) -> None:
         context_bound=Bound(data.draw(numbers)),
         prefix_bound=Bound(data.draw(numbers)),
         prompt=data.draw(st.sampled_from([None, PromptPositions(rows, *lists)])),
-        encodings=tuple(
-            Encoding(rows, tuple(sizes), *[data.draw(numbers) for _ in range(5)], data.draw(st.booleans()))
-            for rows, sizes in data.draw(st.lists(st.tuples(numbers, st.lists(numbers, max_size=3)), max_size=3))
-        ),
+        encodings=tuple(data.draw(st.lists(encodings, max_size=3))),
         encoder_ints=np.array(data.draw(st.lists(numbers, max_size=5)), np.int32),
         media=data.draw(st.booleans()),
         unsettled=data.draw(numbers),

@@ -52,7 +52,7 @@ def test_every_format_says_the_same(client: TestClient) -> None:
 
 def test_windows_that_go_wrong_are_asked_again(client: TestClient) -> None:
     """Random weights go wrong at every temperature; a stream then has whole windows."""
-    fields = {"temperature_fallback": "true", "temperature": "0.8", "seed": "3", "language": "en"}
+    fields: dict[str, Any] = {"temperature_fallback": "true", "temperature": "0.8", "seed": "3", "language": "en"}
     whole = post(client, response_format="verbose_json", **fields).json()
     assert whole["segments"] and {each["temperature"] for each in whole["segments"]} == {1.0}
     untimed = post(client, **fields).json()["text"]
