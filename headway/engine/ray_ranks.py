@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import secrets
 import subprocess
@@ -93,6 +94,10 @@ def placed(args: EngineArgs) -> Iterator[Placement]:
     Raises:
         ConfigError: there is no Ray, or no room.
     """
+    if ":" in args.device:
+        raise ConfigError(
+            f"Ray chooses the GPU of each rank, and device={args.device!r} names one; leave out its number"
+        )
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -103,7 +108,10 @@ def placed(args: EngineArgs) -> Iterator[Placement]:
     mine = not ray.is_initialized()
     if mine:
         ray.init(
-            address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=True, logging_level="warning"
+            address=os.environ.get("RAY_ADDRESS"),
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
         )
     os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
     group = None

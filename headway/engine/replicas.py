@@ -246,6 +246,8 @@ def replica_args(args: EngineArgs) -> list[EngineArgs]:
     found = []
     for nth in range(args.data_parallel_size):
         device = "cpu" if kind == "cpu" else f"{kind}:{int(number or 0) + nth * args.num_ranks}"
+        if args.distributed_executor_backend == "ray" and args.num_ranks > 1:
+            device = args.device  # Ray chooses the GPUs
         found.append(replace(args, data_parallel_size=1, device=device))
     return found
 

@@ -16,10 +16,8 @@ from tests.parallel.ranks import logits_of, on_ranks
 TOLERANCE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
 ODD = "llama-one-kv-head"
 """Its five heads cannot be dealt out."""
-QUICK = (
-    "llama-tied-sharded", "llama-biases", "qwen3-bias-window", "gemma2", "gemma3", "phi3", "olmo2", "granite", "glm4",
-    "smollm3", "cohere2", "exaone4", "arcee", "seed-oss", "qwen2-upper-window", "ministral",
-)  # fmt: skip
+QUICK = ("llama-tied-sharded", "llama-biases", "qwen3-bias-window", "olmo2", "qwen2-upper-window")
+"""Of the others one of each family is in test_families.py, against one rank instead of transformers, which is cheaper."""
 ONE_LAYER = "llama-no-grouping"
 SLOW = [name for name in TINY if name not in (*QUICK, ODD)]
 
