@@ -389,7 +389,7 @@ def test_hooks_move_tensors_in_the_backward_pass() -> None:
 
 def test_functional_transforms() -> None:
     x, v = rand(4), rand(4)
-    out, tangent = torch.func.jvp(torch.func.grad(lambda t: t.sin().sum()), (x,), (v,))
+    _, tangent = torch.func.jvp(torch.func.grad(lambda t: t.sin().sum()), (x,), (v,))
     torch.testing.assert_close(tangent.cpu(), (-x.sin() * v).cpu())
     torch.testing.assert_close(
         torch.func.jacfwd(torch.func.jacrev(lambda t: (t**3).sum()))(x).diag().cpu(), (6 * x).cpu()
