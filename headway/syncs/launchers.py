@@ -111,4 +111,4 @@ def _parser(module: str) -> argparse.ArgumentParser:
     except ImportError as error:
         raise UsageError(f"{module} is not installed here: {error}") from error
     made: Any = launcher.get_args_parser() if module == TORCH else launcher.launch_command_parser()
-    return made  # type: ignore[no-any-return]
+    return made

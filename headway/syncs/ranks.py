@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.syncs.errors import ProbeError
-from headway.syncs.findings import MAX_WAITS, Finding, Kind, Log, Site, Wait
+from headway.syncs.findings import MAX_WAITS, Finding, Kind, Log, Wait
 from headway.syncs.launchers import Launch
+from headway.syncs.places import Site
 from headway.syncs.report import Run
 
 FOLDER: Final = "HEADWAY_SYNCS_RANKS"

@@ -340,3 +340,93 @@ def test_the_users_tensor_is_told_from_torchs() -> None:
     assert isinstance(rand(2), SimTensor) and isinstance(rand(2), torch.Tensor)
     parameter = torch.nn.Parameter(rand(2))
     assert isinstance(parameter, torch.nn.Parameter) and parameter.is_leaf and parameter.requires_grad
+
+
+# Whatever runs without the simulation runs under it: classes of faults that snippets of tests/syncs/documented showed
+
+
+def test_memory_may_change_under_a_tensor() -> None:
+    x, out = rand(4), torch.empty(0, device="cuda")
+    assert x.resize_(3, 3).shape == (3, 3) and x.cpu().shape == (3, 3)
+    torch.mm(rand(2, 3), rand(3, 4), out=out)
+    assert out.shape == (2, 4) and out.sum().item() > 0
+    assert torch.empty(0, device="cuda").set_(x.untyped_storage(), 0, (2, 2), (2, 1)).shape == (2, 2)
+
+
+def test_classes_of_tensors_keep_their_names_and_their_device() -> None:
+    class Image(torch.Tensor):
+        pass
+
+    class Weight(torch.nn.Parameter):
+        pass
+
+    image: Any = rand(3).as_subclass(Image)  # type: ignore[arg-type]
+    made = (image * 2).flip(0)
+    assert isinstance(made, Image) and type(made).__name__ == "Image" and made.is_cuda
+    assert kinds(lambda: made.sum().item()) == ["read"]
+    weight = Weight(rand(3))
+    (weight * 2).sum().backward()
+    assert isinstance(weight, Weight) and weight.grad is not None and weight.grad.is_cuda
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_parameters_get_their_shape_on_the_device(late: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyLinear(2))
+    if late:
+        model(torch.ones(1, 3))
+    assert model.cuda()(rand(5, 3)).shape == (5, 2)
+    assert all(p.is_cuda and type(p.detach()) is SimTensor for p in model.parameters())
+
+
+def test_hooks_move_tensors_in_the_backward_pass() -> None:
+    x = rand(3).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to("cpu"), lambda t: t.to("cuda")):
+        y = x.exp().sum()
+    assert kinds(y.backward) == ["upload"]
+    x.register_hook(lambda gradient: gradient * torch.tensor([1.0, 2.0, 3.0], device="cuda"))
+    assert kinds((x * 2).sum().backward) == ["upload"]
+
+
+def test_functional_transforms() -> None:
+    x, v = rand(4), rand(4)
+    _, tangent = torch.func.jvp(torch.func.grad(lambda t: t.sin().sum()), (x,), (v,))
+    torch.testing.assert_close(tangent.cpu(), (-x.sin() * v).cpu())
+    torch.testing.assert_close(
+        torch.func.jacfwd(torch.func.jacrev(lambda t: (t**3).sum()))(x).diag().cpu(), (6 * x).cpu()
+    )
+
+
+def test_programs_own_operations_for_cuda() -> None:
+    @torch.library.custom_op("headway_tests::doubled", mutates_args=(), device_types="cuda")
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        return x * 2
+
+    assert doubled(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
+
+
+def test_layouts_and_hand_overs() -> None:
+    matrix = torch.eye(4, device="cuda").to_sparse_csr()
+    assert matrix.layout is torch.sparse_csr and matrix.is_cuda
+    assert torch.equal((matrix @ torch.ones(4, 1, device="cuda")).cpu(), torch.ones(4, 1))
+    x = rand(3)
+    assert torch.from_dlpack(x).is_cuda and torch.equal(torch.from_dlpack(x).cpu(), x.cpu())
+    nested = torch.nested.as_nested_tensor([rand(2, 3), rand(4, 3)], layout=torch.jagged)
+    assert (nested * 2).to_padded_tensor(0.0).shape == (2, 4, 3)
+    with pytest.raises(syncs.ProbeError, match="nested"):
+        torch.nested.nested_tensor([rand(2), rand(3)])
+
+
+@pytest.mark.parametrize("packet", ["_coalesce", "fake_quantize_per_channel_affine_cachemask"])
+def test_waits_that_no_sample_reaches(packet: str) -> None:
+    places = torch.stack([torch.tensor([0, 0, 1], device="cuda")] * 2)
+    matrix = torch.sparse_coo_tensor(places, torch.ones(3, device="cuda"), (2, 2))
+    zero, scale = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.ones(2, device="cuda")
+    x = rand(2, 3)
+    calls = {
+        "_coalesce": lambda: matrix.coalesce(),
+        "fake_quantize_per_channel_affine_cachemask": lambda: torch.fake_quantize_per_channel_affine(
+            x, scale, zero, 0, -8, 7
+        ),
+    }
+    assert kinds(calls[packet]) == ["size" if packet == "_coalesce" else "read"]

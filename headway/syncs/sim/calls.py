@@ -223,17 +223,18 @@ def _ctc_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return func(*args[:2], *map(numbers, args[2:4]), *args[4:], **kwargs)
 
 
-def _from_dlpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Between tensors of the device no copy is made; what asks for the memory itself gets the CPU's."""
-    if isinstance(args[0], SimTensor):
-        return SimTensor(args[0].held)
-    return func(*args, **kwargs)
+def handed_over(real: Callable[..., Any]) -> Callable[..., Any]:
+    """DLPack. Between tensors of the device no copy is made; what asks for the memory itself gets the CPU's."""
+
+    @functools.wraps(real)
+    def hand_over(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return SimTensor(tensor.held) if isinstance(tensor, SimTensor) else real(tensor, *args, **kwargs)
+
+    return hand_over
 
 
-def _to_dlpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if isinstance(args[0], SimTensor):
-        return args[0].detach() if func.__name__ == "to_dlpack" else func(args[0].held)
-    return func(*args, **kwargs)
+def _capsule(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0].held if isinstance(args[0], SimTensor) else args[0], *args[1:], **kwargs)
 
 
 def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -301,10 +302,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "numpy": _numpy,
     "__array__": _numpy,
     "ctc_loss": _ctc_loss,
-    "from_dlpack": _from_dlpack,
-    "to_dlpack": _to_dlpack,
-    "_to_dlpack": _to_dlpack,
-    "__dlpack__": _to_dlpack,
+    "__dlpack__": _capsule,
     "type": _type,
     "_has_compatible_shallow_copy_type": _compatible,
     "__getitem__": _get_item,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch.export
+import torch.utils.dlpack
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
@@ -342,6 +343,7 @@ def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile": _uncompiled,
         "load": loading.load,
+        "from_dlpack": calls.handed_over(torch.from_dlpack),
         **{name: calls.built(getattr(torch, name)) for name in calls.BUILDERS},
         "Generator": SimGenerator,
         "Stream": cuda["Stream"],
@@ -365,6 +367,10 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch, _on_torch(cuda)),
         (torch.jit, {name: _as_it_is(getattr(torch.jit, name)) for name in ("script", "trace", "freeze")}),
         (torch.export, {"export": _Exported, "export_for_training": _Exported}),
+        (
+            torch.utils.dlpack,
+            {name: calls.handed_over(getattr(torch.utils.dlpack, name)) for name in ("from_dlpack", "to_dlpack")},
+        ),
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         (torch.backends.cudnn, {"version": _constant(91900)}),
         *distributed.places(report),

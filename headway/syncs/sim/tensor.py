@@ -50,6 +50,8 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def _made(cls, inner: torch.Tensor) -> Self:
+        if inner.is_nested:
+            raise backend.refuse("the simulation does not serve nested tensors, but those with layout=torch.jagged")
         strided = inner.layout is torch.strided
         compressed = inner.layout in COMPRESSED
         made = torch.Tensor._make_wrapper_subclass(
