@@ -29,12 +29,14 @@ def generate(
     arguments = (json.loads(said.read_text()) if said.exists() else {}) | arguments
     if speculative is not None:
         arguments["speculative_config"] = speculative
-    speculative = arguments.get("speculative_config", {})
-    if "model" in speculative:
-        speculative["model"] = str(MODELS / speculative["model"])
+    config: dict[str, Any] = arguments.get("speculative_config", {})
+    if "model" in config:
+        config["model"] = str(MODELS / config["model"])
     rng = random.Random(rows)
     prompts = [[rng.randrange(10_000) for _ in range(128)] for _ in range(rows)]
-    kinds = [{}, {"disable_spec_decode": True}, {"top_k": 20}, {"top_p": 0.9}] if temperature else [{}]
+    kinds: list[dict[str, Any]] = (
+        [{}, {"disable_spec_decode": True}, {"top_k": 20}, {"top_p": 0.9}] if temperature else [{}]
+    )
     params = [
         SamplingParams(
             temperature=temperature,

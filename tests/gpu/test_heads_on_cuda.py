@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headway.core.config import EngineArgs
+from headway.core.speculative import SpeculativeConfig
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from tests.engine.harness import Answer, request, run
@@ -22,10 +23,11 @@ pytestmark = pytest.mark.gpu
 Make = Callable[[int], EngineCore]
 
 
-def engine(model: Path, depth: int, **speculative: Any) -> EngineCore:
+def engine(folder: Path | str, depth: int, **speculative: Any) -> EngineCore:
+    config = SpeculativeConfig(**speculative, adaptive=False)
     args = EngineArgs(
-        model=str(model), dtype="float32", device="cuda", run_ahead=depth, max_model_len=128, max_num_seqs=3, block_size=16,
-        max_num_batched_tokens=20, kv_cache_memory_bytes=2**22, speculative_config={**speculative, "adaptive": False},
+        model=str(folder), dtype="float32", device="cuda", run_ahead=depth, max_model_len=128, max_num_seqs=3, block_size=16,
+        max_num_batched_tokens=20, kv_cache_memory_bytes=2**22, speculative_config=config,
     )  # fmt: skip
     return build_engine(args, progress=False)
 

@@ -41,7 +41,8 @@ def guesses(text: list[int], kept: Kept, reach: int, number: int, most: int, fac
     candidates = [max(run) for run in runs if run and max(run)[0] > 0]
     longest = max((same for same, _, _ in candidates), default=0)
     voters = [follows for same, _, follows in candidates if same == longest]
-    found, chance = [], 1.0
+    found: list[int] = []
+    chance = 1.0
     while len(found) < min(number, int(factor * longest + 1e-6)):
         i = len(found)
         said = Counter(follows[i] for follows in voters if i < len(follows))

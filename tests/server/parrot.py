@@ -148,7 +148,7 @@ def parrot(own_process: bool = False) -> AsyncLLM:
     """An AsyncLLM over the parrot; the patches live while it is made."""
     before = frontend.connect, frontend.load_tokenizer
 
-    def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool) -> EngineClient:
+    def connect(args: EngineArgs, *, own_process: bool, asynchronous: bool, seat: object = None) -> EngineClient:
         return ProcessClient(args, FACTORY) if args.multiprocess else ThreadClient(args, FACTORY)
 
     frontend.connect = connect

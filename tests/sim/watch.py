@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.core.plan import StepPlan
+from headway.core.plan import StepLimit, StepPlan
 from headway.device.sim import InvariantError
 from headway.device.sim.invariants import arguments
 from headway.device.sim.ops import Observer
@@ -63,11 +63,13 @@ class PlanWatch:
         else:
             self._watch_planner(scheduler, runner.config)
 
-        def watched_launch(plan: StepPlan) -> Any:
+        def watched_launch(plan: StepPlan | None, limit: StepLimit | None = None) -> Any:
+            if plan is None:  # an empty step
+                return launch(None, limit)
             assert self._planned is not None and self._planned.plan is plan
             self._launched.append(self._planned)
             try:
-                return launch(plan)
+                return launch(plan, limit)
             except BaseException:
                 self._attached = False  # nobody knows how far the launch came, so steps cannot be told apart any more
                 raise

@@ -40,7 +40,7 @@ def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: 
 def test_suffix_decoding_defaults_as_elsewhere() -> None:
     assert SpeculativeConfig(**SUFFIX).suffix == (20, 10_000, 1.0, 0.1)
     names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
-    given = dict(zip((f"suffix_decoding_{name}" for name in names), (5, 0, 0, 0), strict=True))
+    given: dict[str, Any] = dict(zip((f"suffix_decoding_{name}" for name in names), (5, 0, 0, 0), strict=True))
     assert SpeculativeConfig(**SUFFIX, **given).suffix == (1, 0, 0.0, 0.0)
 
 

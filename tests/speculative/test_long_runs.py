@@ -41,7 +41,7 @@ def test_past_32768_tokens(tmp_path: Path, method: str) -> None:
     """A text that goes on beyond 2^15 tokens, drafts and all, is that of an engine without drafts."""
     save_tiny_llama(tmp_path, max_position_embeddings=40_000)
     prompt = [(7 * i + i // 50) % 97 for i in range(32_700)]
-    asked = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 200, "allowed_token_ids": [2, 8, 40]}
+    asked: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 200, "allowed_token_ids": [2, 8, 40]}
     sizes = {"device": "cpu", "model": str(tmp_path), "max_model_len": 33_000, "max_num_seqs": 2} | {
         "max_num_batched_tokens": 2048, "run_ahead": 2, "kv_cache_memory_bytes": 4400 * KV_BLOCK_BYTES
     }  # fmt: skip

@@ -17,7 +17,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
-from tests.sim.harness import arguments, expected, model_folder, simulated
+from tests.sim.harness import arguments, expected, simulated
 from tests.speculative.test_draft_model import stranger
 
 PROMPT = [5, 17, 3, 60, 21]
@@ -161,7 +161,7 @@ def test_the_most_likely_drafts_change_no_token() -> None:
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        SpeculativeConfig(**{"method": "draft_model", "model": model_folder(), "num_speculative_tokens": 2} | given)
+        SpeculativeConfig(**{"method": "draft_model", "model": "m", "num_speculative_tokens": 2, **given})
     probabilistic = SpeculativeConfig(
         method="draft_model", model="m", num_speculative_tokens=2, draft_sample_method="probabilistic"
     )

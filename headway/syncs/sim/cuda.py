@@ -343,7 +343,7 @@ def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile": _uncompiled,
         "load": loading.load,
-        "from_dlpack": calls.handed_over(torch.from_dlpack),
+        "from_dlpack": calls.handed_over(vars(torch)["from_dlpack"]),
         **{name: calls.built(getattr(torch, name)) for name in calls.BUILDERS},
         "Generator": SimGenerator,
         "Stream": cuda["Stream"],

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.nn import parameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from headway.syncs.sim import backend
 from headway.syncs.sim.tensor import SimTensor, is_there
 
+_LAZY_KIND: Final[type] = vars(parameter)["UninitializedTensorMixin"]
 _LAZY: Final = "_belongs_to_the_pretended_device"
 """On a parameter without a shape: where it will be made."""
 
@@ -24,10 +26,11 @@ def derived(kind: type) -> type:
         return kind
     names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     first = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
-    made: Any = type(kind)(kind.__name__, (kind, SimTensor), names)
+    metaclass: Any = type(kind)
+    made: Any = metaclass(kind.__name__, (kind, SimTensor), names)
     if first is torch.Tensor:  # torch turns it off in classes with a dispatch of their own
         made.__torch_function__ = vars(torch.Tensor)["__torch_function__"]
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def of_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
@@ -37,7 +40,7 @@ def of_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         made: Any = tensor.view_as(tensor)
     made.__class__ = derived(kind)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _subclass(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +49,7 @@ def _subclass(real: Callable[..., Any]) -> Callable[..., Any]:
             return real(cls, data, requires_grad, **kwargs)
         return of_class(data.detach(), cls).requires_grad_(requires_grad)
 
-    return staticmethod(_make_subclass)  # type: ignore[return-value]
+    return staticmethod(_make_subclass)
 
 
 def _wrapper(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +60,7 @@ def _wrapper(real: Callable[..., Any]) -> Callable[..., Any]:
             options["device"] = backend.device()
         return real(*args, **options)
 
-    return staticmethod(_make_wrapper_subclass)  # type: ignore[return-value]
+    return staticmethod(_make_wrapper_subclass)
 
 
 def _as_subclass(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +121,7 @@ def _parameter(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def without_shape(tensor: Any) -> bool:
     """Whether ``tensor`` waits for its shape."""
-    return isinstance(tensor, UninitializedTensorMixin)
+    return isinstance(tensor, _LAZY_KIND)
 
 
 def move(tensor: Any, there: bool) -> None:
@@ -142,7 +145,7 @@ def served() -> Iterator[None]:
         for name, value in own.items():
             setattr(base, name, value)
             undo.callback(delattr, base, name)
-        lazy: Any = UninitializedTensorMixin
+        lazy: Any = _LAZY_KIND
         undo.callback(setattr, lazy, "materialize", lazy.materialize)
         lazy.materialize = _materialised(lazy.materialize)
         made: Any

@@ -274,7 +274,9 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _others(types: tuple[type, ...]) -> bool:
     """Whether tensors of a class with a dispatch of its own are among the arguments: nested ones, and programs' wrappers."""
     plain = torch.Tensor.__torch_dispatch__
-    return any(not issubclass(kind, SimTensor) and kind.__torch_dispatch__ is not plain for kind in types)
+    return any(
+        not issubclass(kind, SimTensor) and getattr(kind, "__torch_dispatch__", plain) is not plain for kind in types
+    )
 
 
 def _unwrap(value: Any, ours: list[SimTensor], hosts: list[torch.Tensor]) -> Any:
