@@ -35,9 +35,9 @@ def test_a_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
             cells.norm_backward_sums(g, p, mean, invstd, weight, True, True, True)
             for g, p in zip(grads, ranks, strict=True)
         ]
-        sums, products = (sum(part[i] for part in parts) for i in (0, 1))  # type: ignore[misc]
+        sums, products = (sum(part[i] for part in parts) for i in (0, 1))
         back: list[Any] = [
-            cells.norm_backward(g, p, mean, invstd, weight, sums, products, torch.tensor([10, 20]))  # type: ignore[arg-type]
+            cells.norm_backward(g, p, mean, invstd, weight, sums, products, torch.tensor([10, 20]))
             for g, p in zip(grads, ranks, strict=True)
         ]
     assert x.grad is not None and weight.grad is not None and bias.grad is not None
