@@ -19,7 +19,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+# Before anything imports Triton: where there is no GPU, its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadline: machines differ. In CI the same examples every time, so that a red run can be repeated.
 settings.register_profile(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from headway.models.load import load_model
-from headway.models.registry import model_class, read_config
+from headway.models.registry import ARCHITECTURES, model_class, read_config
 from headway.weights import open_checkpoint
 from tests.latent import tiny_latents
 from tests.models import tiny
@@ -23,15 +23,16 @@ DECODERS = (
     "llama", "arcee", "seed-oss", "smollm3", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "olmo3", "granite",
     "glm", "glm4", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3", "gpt-neox", "gptj", "phi", "stablelm",
     "starcoder2", "bloom", "mpt", "falcon-rw", "falcon-7b", "falcon-40b", "gemma3n", "gemma3n-shared", "gemma4",
-    "gemma4-shared", "gemma4-keys-are-values",
+    "gemma4-shared", "gemma4-keys-are-values", "ernie", "helium", "hunyuan", "gpt-bigcode", "opt",
 )  # fmt: skip
 MIXTURES = (
     "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "granite-moe", "gpt-oss", "llama4", "glm4-moe", "v2-experts", "v3-experts",
     "glm-4-moe-lite-experts", "v3.2-experts", "jamba-moe", "nemotron-h-moe", "granite-hybrid-moe", "qwen3-next-moe",
-    "qwen3.5-moe",
+    "qwen3.5-moe", "ernie-moe", "dots1", "hunyuan-moe", "flex-olmo", "minimax-m2", "phimoe", "solar-open", "granite-moe-shared",
+    "exaone-moe", "lfm2-moe", "minimax", "kimi-linear",
 )  # fmt: skip
-LATENTS = ("v2-lite", "v3-yarn", "minicpm3", "v3.2-yarn-biases", "glm-dsa-shared")
-STATES = ("mamba", "falcon-mamba", "mamba2", "falcon-h1", "lfm2", "qwen3.5", "olmo-hybrid")
+LATENTS = ("v2-lite", "v3-yarn", "minicpm3", "v3.2-yarn-biases", "glm-dsa-shared", "longcat", "youtu")
+STATES = ("mamba", "falcon-mamba", "mamba2", "falcon-h1", "lfm2", "qwen3.5", "olmo-hybrid", "zamba2")
 EVEN: dict[str, dict[str, Any]] = {"glm-4-moe-lite-experts": {"num_attention_heads": 4, "num_key_value_heads": 4}}
 """Heads that two ranks can share."""
 
@@ -52,7 +53,7 @@ def configuration(name: str) -> tuple[str, dict[str, Any]]:
         sizes, family = tiny_hybrids._SIZES | state.config, state.family
         kind = state.config_class or f"{family}Config"
     sizes = {key: value for key, value in (sizes | EVEN.get(name, {})).items() if value != tiny.ABSENT}
-    architecture = f"{family}ForCausalLM"
+    architecture = next(each for each in (f"{family}ForCausalLM", f"{family}LMHeadModel") if each in ARCHITECTURES)
     return architecture, getattr(transformers, kind)(**sizes).to_diff_dict() | {"architectures": [architecture]}
 
 
