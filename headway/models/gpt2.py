@@ -95,9 +95,7 @@ class GPT2LMHeadModel(LearnedPositions):
         """See ``DecoderModel``."""
         found = super().weights()
         products = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-        turned = {
-            name: to._replace(tensor=to.tensor.T) for name, to in found.targets.items() if name.endswith(products)
-        }
+        turned = {name: to._replace(transposed=True) for name, to in found.targets.items() if name.endswith(products)}
         return replace(found, targets={**found.targets, **turned})
 
 

@@ -179,12 +179,14 @@ class Target(NamedTuple):
         order: int64 [rows], the tensor's row that each of ours is; None: they are in the same order.
         rows: of the tensor, where there are others than ours; None: as many.
         columns: (first, end, of how many) of the tensor's columns are ours; None: all.
+        transposed: the checkpoint has the matrix [inputs, outputs]; all of the above is said of it transposed.
     """
 
     tensor: torch.Tensor
     order: torch.Tensor | None = None
     rows: int | None = None
     columns: tuple[int, int, int] | None = None
+    transposed: bool = False
 
     @classmethod
     def part(cls, tensor: torch.Tensor, taken: tuple[torch.Tensor, int] | None) -> Target:
@@ -197,10 +199,12 @@ class Target(NamedTuple):
         shape = tuple(self.tensor.shape)
         if self.columns is not None:
             shape = (shape[0], self.columns[2])
-        return shape if self.rows is None else (self.rows, *shape[1:])
+        shape = shape if self.rows is None else (self.rows, *shape[1:])
+        return shape[::-1] if self.transposed else shape
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy ``tensor``, cast to our dtype. Of one that lies in a file only what is ours is read."""
+        tensor = tensor.T if self.transposed else tensor
         if self.columns is not None:
             tensor = tensor[:, self.columns[0] : self.columns[1]]
         self.tensor.copy_(tensor if self.order is None else tensor.index_select(0, self.order.to(tensor.device)))

@@ -23,7 +23,7 @@ DECODERS = (
     "llama", "arcee", "seed-oss", "smollm3", "qwen2", "qwen3", "mistral", "ministral", "phi3", "olmo2", "olmo3", "granite",
     "glm", "glm4", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3", "gpt-neox", "gptj", "phi", "stablelm",
     "starcoder2", "bloom", "mpt", "falcon-rw", "falcon-7b", "falcon-40b", "gemma3n", "gemma3n-shared", "gemma4",
-    "gemma4-shared", "gemma4-keys-are-values", "ernie", "helium", "hunyuan", "gpt-bigcode", "opt",
+    "gemma4-shared", "gemma4-keys-are-values", "ernie", "helium", "hunyuan", "gpt2", "gpt-bigcode", "opt",
 )  # fmt: skip
 MIXTURES = (
     "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "granite-moe", "gpt-oss", "llama4", "glm4-moe", "v2-experts", "v3-experts",

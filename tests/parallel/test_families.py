@@ -24,7 +24,7 @@ ELSEWHERE = {
 }  # fmt: skip
 """Models with encoders: test_engines_of_families.py."""
 OTHER_NAMES = {
-    "GPT2LMHeadModel", "MiMoForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM"
+    "MiMoForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM"
 }  # fmt: skip
 """Of models that are here under the name of the family whose class they have."""
 NAMES = (*DECODERS, *MIXTURES, *LATENTS, *STATES)
