@@ -150,7 +150,7 @@ def test_soft_cap(window: int, shape: dict[str, Any], device: str) -> None:
 @shapes
 def test_many_splits(shape: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split each tile: one has the newest token only, and it writes it once."""
-    for module in ("launch", "early_decode"):
+    for module in ("launch", "hopper.early_decode"):
         monkeypatch.setattr(f"headway.kernels.paged_attention.{module}.num_sms", lambda device: 132)
     check(make([1025, 40, 1], device, **{**shape, "heads": (2, 1)}, bound=1100))
 

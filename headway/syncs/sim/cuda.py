@@ -13,7 +13,7 @@ import torch
 import torch.export
 import torch.utils.dlpack
 from torch.optim import optimizer
-from torch.utils import _foreach_utils
+from torch.utils import _device, _foreach_utils
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, calls, distributed, loading, subclasses
@@ -357,6 +357,7 @@ def _on_torch(cuda: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def fake_cuda(report: Report) -> Iterator[None]:
     """Replace names of torch and torch.cuda, process-wide, and put them back."""
+    _device._device_constructors()  # which `with torch.device(...)` concerns, noted once: torch's own, not what stands for them
     cuda = _cuda(report)
     places: list[tuple[Any, dict[str, Any]]] = [
         (torch.cuda, cuda),
