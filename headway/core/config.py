@@ -10,14 +10,16 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.cache import ALL_LAYERS, CacheGroup
-from headway.core.encode import BlockCost
 from headway.core.errors import ConfigError
 from headway.core.ints import cdiv
 from headway.core.params import refuse_unknown
 from headway.core.speculative import SpeculativeConfig, read_speculative
+
+if TYPE_CHECKING:  # arrays stand in it, and the command line's help needs none
+    from headway.core.encode import BlockCost
 
 RunAhead = int | Literal["auto"]
 MAX_RUN_AHEAD = 8

@@ -49,10 +49,10 @@ def test_a_step_that_cannot_be_launched_fails_its_requests_and_leaves_no_wrong_c
     launch = ModelRunner.launch
     planted = iter([RuntimeError("planted")])
 
-    def fragile(self: ModelRunner, plan: Any) -> Any:
+    def fragile(self: ModelRunner, *given: Any) -> Any:
         for error in planted:
             raise error
-        return launch(self, plan)
+        return launch(self, *given)
 
     monkeypatch.setattr(ModelRunner, "launch", fragile)
     answers = run(core, [request("a", prompt), request("b", prompt)])

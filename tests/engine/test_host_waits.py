@@ -44,10 +44,10 @@ def counted(make_engine: MakeEngine, runtime: FakeRuntime) -> Iterator[EngineCor
 def waiting_launch(monkeypatch: pytest.MonkeyPatch, *calls: Any) -> None:
     launch = ModelRunner.launch
 
-    def careless(self: ModelRunner, plan: Any) -> Any:
+    def careless(self: ModelRunner, *given: Any) -> Any:
         for call in calls:
             call()
-        return launch(self, plan)
+        return launch(self, *given)
 
     monkeypatch.setattr(ModelRunner, "launch", careless)
 
@@ -136,9 +136,9 @@ def test_a_forbidden_wait_in_a_launch_stops_the_engine(
     runtime, live = probe()
     x, core, call = device_tensor(runtime, 1.0), make_engine(run_ahead=2), Sampler.__call__
 
-    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, variant: Any) -> Any:
+    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, *others: Any) -> Any:
         x.item()
-        return call(self, logits, slots, variant)
+        return call(self, logits, slots, *others)
 
     with no_waits(monkeypatch, (live,), torch_too=False) as launches:
         core.add(request("a", [1, 2, 3]))

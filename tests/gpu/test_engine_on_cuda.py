@@ -153,9 +153,9 @@ def test_the_guard_bites(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, torc
 
     call = Sampler.__call__
 
-    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, variant: Any) -> Any:
+    def reading(self: Sampler, logits: torch.Tensor, slots: torch.Tensor, *others: Any) -> Any:
         assert bool((slots < 1000).all())
-        return call(self, logits, slots, variant)
+        return call(self, logits, slots, *others)
 
     core = engine(tiny_model, run_ahead=2, enforce_eager=True)
     core.add(request("a", [1, 2, 3]))
