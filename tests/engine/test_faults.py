@@ -76,7 +76,7 @@ def test_a_lost_device_or_a_broken_rule_is_not_hidden(
 ) -> None:
     core = make_engine()
 
-    def lost(self: Any, subject: Any) -> Any:
+    def lost(self: Any, *given: Any) -> Any:
         raise fault
 
     with monkeypatch.context() as patch:
