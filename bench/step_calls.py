@@ -148,19 +148,19 @@ class Watched:
         launch, collect = runner.launch, runner.collect
 
         def marked(place: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def run(subject: Any) -> Any:
+            def run(*given: Any) -> Any:
                 counts.mark(place)
                 try:
-                    return call(subject)
+                    return call(*given)
                 finally:
                     counts.mark("rest")
 
             return run
 
-        def launch_counted(plan: Any) -> Any:
+        def launch_counted(plan: Any, limit: Any = None) -> Any:
             self.num_launched += 1
             self.num_decode += plan.num_decode_rows == plan.num_rows
-            return launch(plan)
+            return launch(plan, limit)
 
         runner.launch, runner.collect = marked("launch", launch_counted), marked("collect", collect)
 

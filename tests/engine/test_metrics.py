@@ -119,7 +119,7 @@ def test_a_failed_launch_leaves_the_figures_in_step(make_engine: MakeEngine, mon
     core = make_engine()
     launch = core._runner.launch
 
-    def broken(plan: StepPlan) -> object:
+    def broken(plan: StepPlan, *others: object) -> object:
         monkeypatch.setattr(core._runner, "launch", launch)
         raise RuntimeError("no")
 

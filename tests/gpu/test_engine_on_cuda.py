@@ -175,10 +175,10 @@ def test_waits_are_counted_in_production(tiny_model: Path, monkeypatch: pytest.M
     assert core.stats().host_waits == {}
     launch = core._runner.launch
 
-    def careless(plan: Any) -> Any:
+    def careless(*given: Any) -> Any:
         torch.cuda.synchronize()
         core._runner.executor.body.packed[:1].tolist()
-        return launch(plan)
+        return launch(*given)
 
     monkeypatch.setattr(core._runner, "launch", careless)
     core.add(request("late", [1, 2, 3], max_tokens=1))

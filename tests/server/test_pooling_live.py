@@ -24,6 +24,7 @@ COMMANDS = [
     command
     for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
     for command in re.split(r"\n(?=curl)", block.replace("\\\n", " ").strip())
+    if command.startswith("curl")
 ]
 
 
