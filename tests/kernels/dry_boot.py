@@ -103,7 +103,7 @@ def patches(recorder: Recorder) -> list[AbstractContextManager[Any]]:
         patch("headway.kernels.paged_attention.hopper.early_decode.runs_gluon", lambda device: True),
         patch("headway.models.decoder.rules_for", lambda device, dtype: Rules(few=fused_rows)),
         patch.object(Op, "__call__", lambda self, *args: self.implementation("cuda")(*args)),
-        patch.object(headway.models.load, "_fill_randomly", lambda model, seed: None),
+        patch.object(headway.models.load, "fill_randomly", lambda model, seed: None),
     ]
 
 

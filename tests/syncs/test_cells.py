@@ -17,8 +17,8 @@ def test_a_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
         torch.rand(3, dtype=torch.float64, requires_grad=True),
         torch.rand(3, dtype=torch.float64, requires_grad=True),
     )
-    running = [torch.zeros(3), torch.ones(3)]
-    mine = [each.clone() for each in running]
+    running = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
+    mine = [each.float() for each in running]
     expected = F.batch_norm(x, running[0], running[1], weight, bias, training=True, momentum=0.2, eps=1e-3)
     grad = torch.randn_like(expected)
     expected.backward(grad)
@@ -29,7 +29,7 @@ def test_a_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
         mean, invstd = cells.norm_gathered(ranks[0], means, invstds, mine[0], mine[1], 0.2, 1e-3, counts)
         out = torch.cat([cells.norm_applied(part, weight, bias, mean, invstd, 1e-3) for part in ranks])
         torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(mine, running, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close([each.double() for each in mine], running, rtol=1e-4, atol=1e-5)
         grads = grad.float().split([2, 4])
         parts: list[Any] = [
             cells.norm_backward_sums(g, p, mean, invstd, weight, True, True, True)
