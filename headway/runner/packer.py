@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from headway.core.encode import pack_jobs
@@ -45,9 +43,9 @@ class Packer:
         self._head: PackedRows
         self._shape: LaunchShape
         self._variant = Variant()
-        self._drawing: deque[set[int]] = deque(
-            maxlen=max(config.num_stages - 1, 0)
-        )  # slots that draw, of the latest steps
+        self._launches = 0
+        self._drew = np.zeros(config.max_num_seqs + 1, np.int64)
+        """Of several stages: the launch that last drew for each slot."""
 
     def empty(self, ints: Int32s, limit: StepLimit) -> Launch:
         """A step without rows, padded to one: what a replica runs that has nothing to do while others have."""
@@ -126,16 +124,13 @@ class Packer:
         """The step that was packed last is on its way: the device has its rows."""
         self._last_slots = plan.slots
         if self._config.num_stages > 1:
-            self._drawing.append(set(plan.slots[plan.samples].tolist()))  # host: host memory
+            self._launches += 1
+            self._drew[plan.slots[plan.samples]] = self._launches
 
     def _unsettled(self, plan: StepPlan) -> int:
         """How many of the latest steps, at most one less than stages, drew for no slot of this one."""
-        slots, count = set(plan.slots.tolist()), 0  # host: host memory
-        for drawing in reversed(self._drawing):
-            if slots & drawing:
-                break
-            count += 1
-        return count
+        latest = int(self._drew[plan.slots].max(initial=0))
+        return min(self._launches - latest, self._config.num_stages - 1)
 
     def _write_admissions(self, packed: PackedStep, plan: StepPlan) -> tuple[int, int]:
         """Stage all admissions; returns (position, number) of the list of slots whose token counts must be rebuilt."""

@@ -86,6 +86,7 @@ def test_a_driver_that_fails_is_left_to_torch() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_collections_are_as_before_afterwards(enabled: bool) -> None:
     before = gc.isenabled()
+    gc.unfreeze()  # what servers of other tests in this process set aside
     try:
         (gc.enable if enabled else gc.disable)()
         with pytest.raises(KeyError), early._no_collections() as set_aside:

@@ -60,8 +60,8 @@ def test_drafts_are_those_of_the_drafter_over_the_whole_text(
         width = core._scheduler.width
         for update in core.step():
             answers[update.request_id].take(update)
-        if width > 1:  # the step drafted
-            compared += compare_drafts(core, oracle, number)
+        if width > 1:  # the step drafted, and a block's tokens see one another: its width matters
+            compared += compare_drafts(core, oracle, width - 1)
     truth = expected(batch)
     for each in batch:
         settle(answers[each.request_id], truth[each.request_id], each, ask_oracle)
