@@ -225,17 +225,22 @@ class _Shared:
         with self.changed:
             self.core = core
             self.changed.notify_all()
-        reason = "the engine is shut down"
         try:
             while self._turn(core):
                 pass
             core.shutdown()
         except BaseException as error:
-            reason = f"the engine failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        finally:
-            with self.changed:
-                self.dead, self.busy = reason, False
-                self.changed.notify_all()
+            self._end(f"the engine failed: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                core.shutdown()
+        else:
+            self._end("the engine is shut down")
+
+    def _end(self, reason: str) -> None:
+        """Nobody needs to wait for it any more."""
+        with self.changed:
+            self.dead, self.busy = reason, False
+            self.changed.notify_all()
 
     def _turn(self, core: Core) -> bool:
         """One turn of the loop: sleep while idle, hand over commands, one step. False when it is time to leave."""

@@ -28,6 +28,8 @@ from headway.scheduler.results import no_token_left
 from headway.syncs import SyncError
 
 MASK_WAIT_SECONDS = 0.05
+REST_SECONDS = 5.0
+"""How long an engine that is shut down runs the steps that other replicas need it for."""
 
 
 class EngineCore:
@@ -64,6 +66,7 @@ class EngineCore:
         self._num_steps = 0
         self._draft_pacer = draft_pacer
         self._owned = ExitStack()
+        self._is_broken = False
 
     def close_at_shutdown(self, resources: ExitStack) -> None:
         """Own ``resources``, such as the device where the engine chose it."""
@@ -101,10 +104,14 @@ class EngineCore:
 
     def step(self) -> StepUpdates:
         """One turn of the loop; empty when there is nothing to report yet."""
+        self._is_broken = True  # unless the turn comes to its end
         if self._waits is None:
-            return self._turn()
-        with self._waits.watching():
-            return self._turn()
+            updates = self._turn()
+        else:
+            with self._waits.watching():
+                updates = self._turn()
+        self._is_broken = False
+        return updates
 
     def _turn(self) -> StepUpdates:
         self._runner.check_followers()
@@ -290,15 +297,33 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Wait for launched steps, drop them, and let go of the device's memory. The engine cannot be used afterwards."""
-        self._grammars.close()
-        while self._in_flight and not self._runner.is_lost:  # where a rank has gone, results do not come any more
+        with self._owned:  # closed whatever happens: the last steps fail where another rank has gone first
+            self._grammars.close()
+            if self._accord is not None and not self._is_broken:
+                self._rest(self._accord)
+            self._drop_steps()
+            self._runner.release()
+            if self._waits is not None:
+                self._waits.close()
+                if self._waits.counts():
+                    logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
+
+    def _rest(self, accord: Accord) -> None:
+        """Run the steps that replicas have agreed on, without rows, until all rest: they would wait for one that left."""
+        end = perf_counter() + REST_SECONDS
+        while accord.is_needed() and perf_counter() < end:
+            limit = accord.begin(IDLE)
+            if limit is not None:
+                self._in_flight.append(self._runner.launch(None, limit))
+                accord.launched()
+            elif not self._in_flight:
+                accord.wait()
+            self._drop_steps()
+
+    def _drop_steps(self) -> None:
+        """Wait for launched steps; where a rank has gone, their results do not come any more."""
+        while self._in_flight and not self._runner.is_lost:
             self._runner.collect(self._in_flight.popleft())
-        self._runner.release()
-        if self._waits is not None:
-            self._waits.close()
-            if self._waits.counts():
-                logger.warning("unexpected host waits in the loop:\n%s", self._waits.text())
-        self._owned.close()
 
 
 def _reason(error: Exception) -> str:

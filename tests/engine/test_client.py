@@ -76,13 +76,17 @@ def test_poll_keeps_its_timeout(client: EngineClient) -> None:
     assert client.poll(timeout=0.001) == []
 
 
-def test_a_failing_step_kills_the_engine(client: EngineClient) -> None:
+def test_a_failing_step_kills_the_engine(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it holds, memory and sockets, is given back."""
+    closed = threading.Event()
+    monkeypatch.setattr(fake_core.FakeCore, "shutdown", lambda core: closed.set())
     client.add([request("x", fake_core.CRASH)])
     with pytest.raises(EngineDeadError, match="crash asked for"):
         client.poll()
     with pytest.raises(EngineDeadError):
         client.add([request("y", 1)])
     assert not client.has_work()
+    assert closed.wait(10)
 
 
 def test_a_closed_client_refuses_everything(client: EngineClient) -> None:

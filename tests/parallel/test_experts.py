@@ -138,11 +138,17 @@ def test_an_idle_replica_runs_the_others_steps(folder: Path, oracle: dict[str, A
     ("more", "name"), [({"tensor_parallel_size": 2}, "parts"), ({"data_parallel_size": 3}, "three")]
 )
 def test_other_meshes(folder: Path, oracle: dict[str, Answer], more: dict[str, Any], name: str) -> None:
-    client = replicas(folder, run_ahead=2, **THREADS | more)
+    """And none is left alone in a step when they are closed one after the other."""
+    client = replicas(folder, run_ahead=2, **THREADS | more | {"distributed_timeout_seconds": 20})
     try:
         compare(answers_of(client, some()), oracle)
+        client.add([request("long", [5, 6, 7], max_tokens=100, ignore_eos=True)])
+        client.poll()
+        client._state.clients[0].close()
     finally:
         client.close()
+    ends = [each._shared.dead for each in client._state.clients if isinstance(each, ThreadClient)]
+    assert ends == ["the engine is shut down"] * (more.get("data_parallel_size") or 2)
 
 
 def test_preemption(folder: Path, every_feature: dict[str, Answer]) -> None:
