@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def no_mode_is_left_on() -> Iterator[None]:
     before = modes_of_torch()
     yield
     assert modes_of_torch() == before, "the test left a mode of torch on; close its device"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collections_look_at_little() -> None:
+    """A million objects of imports and tests stay: a full collection that looks at them takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_module(name: str, cache: Path, *arguments: str) -> str:
     """What ``python -m name`` prints, with Triton's cache in the folder ``cache``; fails with what it complains of."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache), "TRITON_DISABLE_LINE_INFO": "1"}
     command = [sys.executable, "-m", name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
