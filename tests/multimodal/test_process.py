@@ -74,11 +74,15 @@ def noise(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels, mode)
 
 
-def theirs(name: str, options: dict[str, Any], image: Image.Image) -> Any:
+def theirs_of(name: str, options: dict[str, Any]) -> Any:
+    """Transformers' image processor, on Pillow."""
     folder, kind = name.split(".")
     module = importlib.import_module(f"transformers.models.{folder}.image_processing_pil_{folder}")
-    found: Any = getattr(module, f"{kind}ImageProcessorPil")(**options)(image, return_tensors="np")
-    return found
+    return getattr(module, f"{kind}ImageProcessorPil")(**options)
+
+
+def theirs(name: str, options: dict[str, Any], image: Image.Image) -> Any:
+    return theirs_of(name, options)(image, return_tensors="np")
 
 
 @pytest.mark.parametrize("size", SIZES)
