@@ -57,7 +57,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, int],
 def backend() -> tokenizers.Tokenizer:
     """A token for each character, and one for whatever is special."""
     chars = [chr(32 + i) for i in range(95)] + ["\n"]
-    made = tokenizers.Tokenizer(models.WordLevel({text: i for i, text in enumerate([*SPECIAL, *chars])}, unk_token="<row>"))
+    made = tokenizers.Tokenizer(
+        models.WordLevel({text: i for i, text in enumerate([*SPECIAL, *chars])}, unk_token="<row>")
+    )
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.add_special_tokens(list(SPECIAL))
     return made
