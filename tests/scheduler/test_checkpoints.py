@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from headway.core.errors import HeadwayError
@@ -45,6 +47,38 @@ def test_what_is_there_is_not_saved_again_and_a_step_gives_up_none_of_its_own() 
     states.forget()
     assert len(states) == 0 and states.save(D) is not None
     states.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_events(seed: int) -> None:
+    """Against a list of what is named, the least recently used first: which prefixes hit, which give way, and none is lost."""
+    rng, count = random.Random(seed), 1 + seed
+    states, names = checkpoints(count), [bytes([n]) * 16 for n in range(2 * count + 1)]
+    slot_of, written = dict[bytes, int](), dict[bytes, int]()
+    for _ in range(400):
+        name, event = rng.choice(names), rng.choices(("save", "settle", "load", "forget"), (8, 3, 8, 1))[0]
+        if event == "save":
+            slot = states.save(name)
+            if name in slot_of or name in written or len(written) == count:
+                assert slot is None
+            else:
+                assert slot is not None
+                if len(slot_of) + len(written) == count:
+                    assert slot == slot_of.pop(next(iter(slot_of))), "the one used longest ago gives way"
+                assert slot not in [*slot_of.values(), *written.values()]
+                written[name] = slot
+        elif event == "load" and name in slot_of:
+            assert states.load(name) == slot_of[name]
+            slot_of[name] = slot_of.pop(name)
+        elif event != "load":
+            slot_of, written = slot_of | written, {}
+            if event == "forget":
+                states.forget()
+                slot_of = {}
+            else:
+                states.settle()
+        states.check()
+        assert [n for n in names if states.hit([n], 1)] == [n for n in names if n in slot_of]
 
 
 def test_without_any_nothing_is_saved() -> None:

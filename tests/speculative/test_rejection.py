@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ def test_every_feature(number: int, depth: int) -> None:
         obeys(each, answers[each.request_id], truth[each.request_id])
     assert core.stats().num_preemptions > 0
     core.check_integrity()
+    core.shutdown()
+
+
+@pytest.mark.parametrize("left", [{"top_k": 1}, {"min_p": 1.0}], ids=["top_k", "min_p"])
+def test_where_one_token_is_left_it_is_drawn(left: dict[str, Any]) -> None:
+    """Whatever else a request asks for: so each of its wishes takes part where drafts are judged."""
+    batch = requests_for(list(FEATURES.values()), seed=95)
+    for each in batch:
+        each.params = replace(each.params, **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, **left})
+    core = on_cpu(run_ahead=1, **drafting(2))
+    assert tokens(run(core, batch)) == tokens(expected(batch))
+    assert core.stats().num_accepted_tokens > 0
     core.shutdown()
 
 
