@@ -129,7 +129,9 @@ def test_pictures_of_any_shape(case: Any, tmp_path: Any) -> None:
     for width, height in [(2000, 12), (12, 2000), *sides.tolist()]:
         try:
             theirs(name, changed, noise((width, height)))
-        except ValueError:  # it makes no pixels of it, or refuses what is more than 200 times as long one way as the other
+        except (
+            ValueError
+        ):  # it makes no pixels of it, or refuses what is more than 200 times as long one way as the other
             continue
         try:
             test_pixels_are_those_of_transformers((architecture, name, changed, info_fields), (width, height), tmp_path)
