@@ -143,8 +143,8 @@ def test_deltas_add_up() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_comes_whenever_it_is_asked_for(seed: int) -> None:
-    """Runs of tokens, stop strings within them, ends, an abort: deltas add up to the whole, each end is told once, with the last
-    of its text, and each token that is told has its log-probabilities."""
+    """Runs of tokens, stop strings within them, ends, an abort: deltas add up to the whole, each end is told once, with the
+    last of its text, and each token that is told has its log-probabilities."""
     rng = random.Random(seed)
     processor, request = start(n=4, stop=["ab", "cc"], logprobs=0)
     running, deltas = set(range(4)), list[CompletionOutput]()
