@@ -95,6 +95,14 @@ def test_tokens_are_scored_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) 
     check_logits(name, [30, 1, 39])
 
 
+@pytest.mark.parametrize("name", ["v3.2", "glm-dsa-shared"])
+def test_tokens_of_many_rows_are_scored_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever part a token is in, it is scored against its own row's text."""
+    monkeypatch.setattr("headway.attention.mla_index.SCORES", 250)
+    test_mixed_batch_with_zombie_and_padding(name)
+    test_last_tokens_alone(name)
+
+
 def test_config_is_refused_by_name() -> None:
     config = json.loads((folder_of("v3.2") / "config.json").read_text())
     lite = json.loads((folder_of("v2-lite") / "config.json").read_text())
