@@ -118,6 +118,20 @@ def test_a_row_ends_before_a_picture_that_must_wait() -> None:
     media.cache.check(0)
 
 
+@pytest.mark.parametrize("salts", [(None, None), ("x", "x"), (None, "x"), ("x", "y"), ("", None)])
+def test_only_equal_salts_share_a_picture(salts: tuple[str | None, str | None]) -> None:
+    """Who asks after somebody else learns nothing from how long his own takes."""
+    media, encoded = planner(), []
+    for salt in salts:
+        one = request([(0, 5, 9)])
+        one.message.cache_salt = salt
+        assert media.claim(one, 0, 40) == 40
+        encoded += [job.name for job in media.encodes]
+        media.passed(one, 40)
+        media.begin(False)
+    assert len(encoded) == len(set(encoded)) == len(set(salts))
+
+
 def test_rows_are_not_given_away_in_the_step_that_reads_them() -> None:
     media = planner(encoder_cache_rows=8)
     asked = request([(0, 2, 10), (1, 12, 20)])
