@@ -24,7 +24,7 @@ PICTURES = [
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
     for seed, (height, width) in enumerate([(24, 40), (100, 30)])
 ]
-CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, int], list[tuple[str, int]]]] = {
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any], list[tuple[str, int]]]] = {
     # architecture, image processor, its settings, the processor's own, the model's numbers, prompts and their pictures
     "gemma3": (
         "Gemma3ForConditionalGeneration", "gemma3.Gemma3", {"size": {"height": 28, "width": 28}}, {"image_seq_length": 4},
@@ -84,11 +84,11 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     id_of = backend().token_to_id
     config = {"boi_token_index": id_of("<boi>"), "eoi_token_index": id_of("<eoi>")}
-    info = VisionInfo(token=id_of("<image>"), longest=10**6, **numbers)
+    info = VisionInfo(token=SPECIAL.index("<image>"), longest=10**6, **numbers)
     ours, placeholders = read_settings(tmp_path, architecture, info, config)
     for prompt, count in prompts:
         given = PICTURES[:count]
         pieces = [placeholders.pieces(cut(each, ours)) for each in given]
-        text = placeholders.into_text(prompt, pieces, backend().id_to_token, "<s>")
+        text = placeholders.into_text(prompt, pieces, lambda token: str(backend().id_to_token(token)), "<s>")
         expected = np.asarray(processor(text=prompt, images=given)["input_ids"]).ravel().tolist()
         assert backend().encode(text, add_special_tokens=False).ids == expected, prompt

@@ -200,7 +200,11 @@ def test_a_salt_has_routes_of_its_own() -> None:
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 def test_no_two_ranks_of_any_replicas_share_a_card(tensor: int, pipeline: int, first: int) -> None:
-    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": 3}
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "data_parallel_size": 3,
+    }
     each = replica_args(EngineArgs(model="x", device=f"cuda:{first}", **sizes))
     cards = [int(args.device.partition(":")[2]) + rank for args in each for rank in range(tensor * pipeline)]
     assert cards == list(range(first, first + 3 * tensor * pipeline))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from headway.core.errors import InvalidRequestError
-from headway.core.hearing import SpeechRules
+from headway.core.hearing import MAX_SUPPRESSED, SpeechRules
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from headway.runner.admission import MAX_STOP_IDS
 from headway.sampling.bad_words import MAX_PHRASE_TOKENS, MAX_PHRASES
 from headway.sampling.sampler import Sampler, sampler_tables
-from headway.sampling.speech import MAX_SUPPRESSED, Speech
+from headway.sampling.speech import Speech
 from headway.state.slots import SlotArena, core_tables
 
 VOCAB = 2500
