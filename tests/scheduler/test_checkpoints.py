@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 
+from headway.core.config import SchedulerConfig
 from headway.core.errors import HeadwayError
 from headway.core.plan import Exact
+from headway.scheduler.cache.manager import KVManager
 from headway.scheduler.cache.state import StateCheckpoints
+from headway.scheduler.request import Request
+from tests.scheduler.fake_device import make_request
 
 A, B, C, D = (bytes([n]) * 16 for n in range(4))
 
@@ -110,3 +116,16 @@ def test_a_lost_checkpoint_is_noticed() -> None:
 )
 def test_places_that_want_a_checkpoint(start: int, known: int, junction: int, place: int | None) -> None:
     assert checkpoints().next_place(Exact(start), Exact(known), Exact(junction)) == place
+
+
+@pytest.mark.parametrize("start", [0, 8, 64])
+def test_a_row_may_end_where_a_checkpoint_is_wanted(start: int) -> None:
+    """Then it ends there as it would have, and is saved; one that ends before is not, and a longer one is cut."""
+    sizes: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 512, "block_size": 8}
+    config = SchedulerConfig(**sizes, num_blocks=99, has_states=True, num_checkpoints=9, checkpoint_every=64)
+    tokens = np.arange(300, dtype=np.int32)
+    place = start // 64 * 64 + 64
+    for end in (place - 1, place, place + 1):
+        kv, one = KVManager(config), Request(make_request("a", tokens.tolist(), 1), 512, 0)
+        found, slot = kv.row_end(one, tokens, Exact(start), Exact(end), Exact(len(tokens)))
+        assert (found, slot is not None) == (min(end, place), end >= place)

@@ -149,6 +149,17 @@ def test_on_the_simulated_device() -> None:
             obeys(each, answers[each.request_id], truth[each.request_id])
 
 
+def test_padding_of_graphs_draws_for_nobody() -> None:
+    """Three rows in graphs of four: what the fourth one makes lands in no slot that a request has."""
+    batch = [request(f"r{i}", [*PROMPT, i], seed=i, temperature=1.0, ignore_eos=True, max_tokens=10) for i in range(3)]
+    core = on_cpu(max_num_seqs=4, **drafting(2))
+    alone = tokens(run(core, batch))
+    core.shutdown()
+    with simulated(1, run_ahead=1, max_num_seqs=4, enforce_eager=False, **drafting(2)) as (core, _, _):
+        assert tokens(run(core, batch)) == alone
+        assert core.stats().num_graph_steps > 0
+
+
 def test_the_most_likely_drafts_change_no_token() -> None:
     batch = requests_for([FEATURES[name] for name in ("greedy", "temperature", "top_p")], seed=91)
     core = on_cpu(run_ahead=1, **drafting(2, "greedy"))
