@@ -96,7 +96,10 @@ class DraftPacer:
         times = self._loads.setdefault(self._load, {})
         if step_us is not None:
             known = times.get(self.width)
-            mean = step_us if known is None else known.us + (step_us - known.us) * SMOOTHING
+            if known is None or self._steps - known.measured > TRUSTED_STEPS:
+                mean = step_us  # what it was so long ago has no part in it
+            else:
+                mean = known.us + (step_us - known.us) * SMOOTHING
             times[self.width] = _Time(mean, self._steps)
 
     def _forget(self, place: int, most: float) -> None:

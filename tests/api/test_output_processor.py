@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from headway.api.inputs import Door
 from headway.api.output_processor import OpenRequest, OutputProcessor, logprobs_dict
 from headway.core.messages import RequestUpdate, TokenLogprobsRow
-from headway.core.outputs import Logprob
+from headway.core.outputs import CompletionOutput, Logprob
 from headway.core.params import SamplingParams
 from tests.api.fakes import ByteTokenizer
 from tests.engine.fake_core import model_info
@@ -138,6 +139,39 @@ def test_deltas_add_up() -> None:
     processor.apply([update("0-1", "", finish_reason="length")])
     [last] = request.delta().outputs
     assert (last.index, last.text, last.finish_reason) == (1, "", "length")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_whenever_it_is_asked_for(seed: int) -> None:
+    """Runs of tokens, stop strings within them, ends, an abort: deltas add up to the whole, each end is told once, with the
+    last of its text, and each token that is told has its log-probabilities."""
+    rng = random.Random(seed)
+    processor, request = start(n=4, stop=["ab", "cc"], logprobs=0)
+    running, deltas = set(range(4)), list[CompletionOutput]()
+    while running:
+        updates = []
+        for i in sorted(running):
+            piece = bytes(rng.choice(b"abcde") for _ in range(rng.randrange(5)))
+            end = "length" if rng.random() < 0.1 else None
+            if piece or end:
+                rows = [TokenLogprobsRow([token], [-1.0], 1) for token in piece]
+                updates.append(update(f"0-{i}", piece.decode(), new_logprobs=rows, finish_reason=end))
+        if rng.random() < 0.05:
+            processor.drop(request)
+        processor.apply(updates)
+        running = {c.index for c in request.snapshot().outputs if c.finish_reason is None}
+        if rng.random() < 0.6 or not running:
+            deltas += request.delta().outputs
+    assert request.delta().outputs == []
+    for whole in request.snapshot().outputs:
+        told = [delta for delta in deltas if delta.index == whole.index]
+        assert "".join(delta.text for delta in told) == whole.text
+        tokens = [token for delta in told for token in delta.token_ids]
+        assert tokens == list(whole.token_ids) and len(whole.logprobs or []) == len(tokens)
+        assert [token for delta in told for row in delta.logprobs or [] for token in row] == tokens
+        assert whole.cumulative_logprob == -len(tokens)
+        assert [delta.finish_reason for delta in told] == [None] * (len(told) - 1) + [whole.finish_reason]
+        assert whole.finish_reason != "stop" or whole.stop_reason in ("ab", "cc")
 
 
 def test_drop_ends_what_still_runs() -> None:

@@ -46,6 +46,24 @@ def test_any_borders_give_the_same_body(framing: str, seed: int) -> None:
     assert parser.complete
 
 
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints", "199 Later"])
+def test_what_comes_before_an_answer_is_not_the_answer(status: str) -> None:
+    before = f"HTTP/1.1 {status}\r\nContent-Length: 3\r\nConnection: close\r\nLink: </x>\r\n\r\n".encode()
+    raw = Answer(completion(5), framing="chunked").raw()
+    for borders in ([], [5], [len(before)], [len(before) + 3]):
+        parser, body = parse(2 * before + raw, borders)
+        assert (parser.status, body, parser.complete, parser.keep_alive) == (200, BODY, True, True)
+        assert "link" not in parser.headers
+
+
+def test_a_stream_may_be_longer_than_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.cli.http_wire.MAX_EVENT_BYTES", 100)
+    splitter = EventSplitter()
+    for _ in range(30):
+        assert splitter.feed(b"data: one\ndata:") == []
+        assert splitter.feed(b" two\n\n") == [b"one\ntwo"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_borders_give_the_same_events(seed: int) -> None:
     lines = b": hello\n\ndata: one\r\n\r\nid: 3\ndata:two\ndata: more\nretry: 5\n\n\n\ndata: \xc3\xa9\n\ndata: last\n"

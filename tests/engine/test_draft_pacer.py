@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
 import pytest
 
 from headway.core.speculative import draft_widths
-from headway.engine.draft_pacer import LONGEST_PAUSE, DraftPacer
+from headway.engine.draft_pacer import LONGEST_PAUSE, PROBE_STEPS, TRUSTED_STEPS, DraftPacer
 from headway.runner.graphs import decode_shapes, row_buckets
 
 K = 4
@@ -93,6 +94,37 @@ def test_texts_and_loads_change() -> None:
     assert drafting(drive(pacer, 1000, 256, 0.3, bound_by_products)) < 0.1
     widths = drive(pacer, 60, 4, 0.8, bound_by_memory)  # a lighter load is reason to try at once
     assert drafting(widths[20:]) > 0.8
+
+
+def test_all_are_tried_again_within_a_bounded_time() -> None:
+    """However often they have not paid."""
+    widths = drive(DraftPacer(WIDTHS), 20 * LONGEST_PAUSE, 4, 0.0, bound_by_memory)
+    tries = [step for step, width in enumerate(widths) if width == WIDTHS[-1]]
+    apart = [later - step for step, later in itertools.pairwise([*tries, len(widths)])]
+    assert max(apart) <= LONGEST_PAUSE + 2 * PROBE_STEPS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_follows_whatever_changes(seed: int) -> None:
+    """Texts, load and what steps cost, any of these after long sameness: by then what was measured before has aged."""
+    rng, pacer = random.Random(seed), DraftPacer(WIDTHS)
+    for phase in range(4):
+        rows, chance, plain, more = (
+            rng.choice((4, 60)),
+            rng.choice((0.1, 0.5, 0.9)),
+            rng.choice((90, 900)),
+            rng.choice((2, 90, 600)),
+        )
+
+        def cost(width: int, _rows: int, plain: int = plain, more: int = more) -> float:
+            return plain + more * (width - 1.0)
+
+        def worth(width: int, chance: float = chance, cost: Cost = cost, rows: int = rows) -> float:
+            return sum(chance**place for place in range(width)) / cost(width, rows)
+
+        last = drive(pacer, TRUSTED_STEPS + 2 * LONGEST_PAUSE, rows, chance, cost, seed=phase)[-LONGEST_PAUSE:]
+        found = sum(map(worth, last)) / len(last)
+        assert found > 0.9 * worth(best(rows, chance, cost)), (phase, rows, chance, plain, more)
 
 
 def test_steps_beside_prompts_say_nothing_of_time() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from headway.core.messages import AddRequest
+from headway.core.messages import AddRequest, StepUpdates
+from headway.core.plan import StepPlan, StepResult
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.engine.draft_pacer import DraftPacer
 from tests.engine.forced_drafts import Pattern, forced
 from tests.engine.harness import Answer, run
 from tests.engine.test_depths import FEATURES, close, requests_for
@@ -122,6 +125,34 @@ def test_steps_without_a_draft_are_narrow() -> None:
     compare(run(core, batch), expected(batch))
     assert set(widths) == {1} and core.stats().num_drafts == 0
     core.shutdown()
+
+
+def test_the_pacer_hears_of_every_step_and_of_times_without_prompts() -> None:
+    """What a step took says nothing of its decode rows where prompts ran beside them."""
+    heard: list[float | None] = []
+    plans: list[StepPlan] = []
+
+    class Listener(DraftPacer):
+        def observe(self, width: int, reached: Sequence[int], step_us: float | None) -> int:
+            assert width == plans[-1].width and len(reached) == width
+            heard.append(step_us)
+            return 3
+
+    batch = requests_for(list(FEATURES.values()), seed=7)
+    core = on_cpu(batch, 2, "random", 1, max_num_batched_tokens=32)
+    core._draft_pacer, apply = Listener((1, 3)), core._scheduler.apply
+
+    def applied(plan: StepPlan, result: StepResult) -> StepUpdates:
+        plans.append(plan)
+        return apply(plan, result)
+
+    core._scheduler.apply = applied  # type: ignore[method-assign]
+    run(core, batch)
+    core.shutdown()
+    assert [each is None for each in heard] == [plan.num_rows > plan.num_decode_rows for plan in plans]
+    assert 0 < heard.count(None) < len(heard) and any(
+        plan.num_decode_rows for plan, t in zip(plans, heard) if t is None
+    )
 
 
 def test_a_row_stops_inside_a_run() -> None:

@@ -142,13 +142,18 @@ def test_each_way_of_pooling_at_every_depth(methods: str, causal: bool, tmp_path
             message(f"{i} skip", tokens, Task.EMBED, pool_start=5) for i, tokens in enumerate(batch) if len(tokens) > 6
         ]
         asked += [message(f"{i} raw", tokens, Task.EMBED, raw=True) for i, tokens in enumerate(batch)]
+        asked += [  # no length of 1 hides what vectors were divided by
+            message(f"{i} raw skip", tokens, Task.EMBED, raw=True, pool_start=5)
+            for i, tokens in enumerate(batch)
+            if len(tokens) > 6
+        ]
         found = run(core, asked)
         bits.add(b"".join(found[each.request_id].tobytes() for each in asked))
         core.shutdown()
     assert len(bits) == 1
     for i, tokens in enumerate(batch):
         states = hidden_states(model, tokens)
-        for name, skip in ((f"{i}", 0), (f"{i} raw", 0), (f"{i} skip", 5)):
+        for name, skip in ((f"{i}", 0), (f"{i} raw", 0), (f"{i} skip", 5), (f"{i} raw skip", 5)):
             if name in found:
                 expected = torch.cat([of_method(method, states, skip) for method in methods.split("+")])
                 expected = expected if "raw" in name else F.normalize(expected, dim=-1)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from headway.core.hearing import SpeechRules
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
 from headway.kernels.speech_rules import speech_rules
+from headway.sampling.feature import Tables
+from headway.sampling.speech import Speech
+from headway.state.slots import SlotArena, core_tables
 from tests.kernels.guarded import run_both
 
 VOCAB, FIRST, END, INITIAL, PROMPT = 70, 50, 40, 5, 3
@@ -67,3 +73,31 @@ def test_both_forbid_what_transformers_forbids(timed: bool, lift: float) -> None
                 assert torch.equal(after[0][row], wanted), (STORIES[slot], row)
             else:
                 assert torch.equal(after[0][row], logits[row]), "a row without rules is left alone"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_requests_rules_are_staged_as_they_are_read(timed: bool) -> None:
+    """From what a request asks for to what is forbidden, in slots that other requests have left."""
+    tables = [*core_tables(12, 1, 1), *Speech.tables(VOCAB)]
+    arena = SlotArena(tables, len(STORIES), torch.device("cpu"))
+    arena.ints.fill_(3)
+    feature = Speech(Tables(arena, len(STORIES), VOCAB))
+    rules = SpeechRules(
+        suppress=NEVER, begin_suppress=NOT_FIRST, first_timestamp=FIRST if timed else -1, end=END, max_initial=INITIAL
+    )
+    request = AddRequest(
+        request_id="a", prompt_token_ids=[0] * PROMPT, params=SamplingParams(), seed=0, eos_token_ids=[], speech=rules
+    )
+    assert feature.wanted(request)
+    for slot, story in enumerate(STORIES):
+        for edit in feature.stage(request):
+            at = arena.position(edit.table, slot)
+            arena.ints[at : at + len(edit.values)] = torch.from_numpy(edit.values)
+        known = [0] * PROMPT + story
+        arena.view("history")[slot, : len(known)] = torch.tensor(known, dtype=torch.int32)
+        arena.view("num_tokens")[slot], arena.view("prompt_len")[slot] = len(known), PROMPT
+    logits = torch.randn(len(STORIES), VOCAB, generator=torch.Generator().manual_seed(4))
+    found = logits.clone()
+    feature.apply(found, torch.arange(len(STORIES), dtype=torch.int32))
+    for slot, story in enumerate(STORIES):
+        assert torch.equal(found[slot], expected(story, logits[slot], timed=timed)), story

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GlmMoeDsaConfig
 
 from headway.core.errors import UnsupportedModelError
 from headway.models.decoder import DecoderConfig
+from headway.models.deepseek import index_kinds
+from headway.models.fields import Fields
 from headway.models.registry import read_config
 from tests.latent.tiny_latents import LATENTS, LENGTH, folder_of, pair
 from tests.models.harness import Machine, Row
@@ -95,6 +98,14 @@ def test_tokens_are_scored_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) 
     check_logits(name, [30, 1, 39])
 
 
+@pytest.mark.parametrize("name", ["v3.2", "glm-dsa-shared"])
+def test_tokens_of_many_rows_are_scored_by_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever part a token is in, it is scored against its own row's text."""
+    monkeypatch.setattr("headway.attention.mla_index.SCORES", 250)
+    test_mixed_batch_with_zombie_and_padding(name)
+    test_last_tokens_alone(name)
+
+
 def test_config_is_refused_by_name() -> None:
     config = json.loads((folder_of("v3.2") / "config.json").read_text())
     lite = json.loads((folder_of("v2-lite") / "config.json").read_text())
@@ -122,3 +133,14 @@ def test_layers_that_predict_further_tokens_are_left_out() -> None:
 def test_architectures_that_are_not_there_say_why() -> None:
     with pytest.raises(UnsupportedModelError, match=r"DeepseekV4ForCausalLM.*: its .*Take a DeepseekV32ForCausalLM"):
         read_config({"architectures": ["DeepseekV4ForCausalLM"]})
+
+
+@pytest.mark.parametrize("offset", [None, 1, 2, 3])
+@pytest.mark.parametrize("every", [None, 1, 2, 4])
+def test_layers_that_share_an_indexer(every: int | None, offset: int | None) -> None:
+    """By numbers alone, as transformers' own configuration makes them out."""
+    given = {"index_topk_freq": every, "index_skip_topk_offset": offset}
+    given = {name: value for name, value in given.items() if value is not None}
+    for layers in (1, 2, 7, 12):
+        kinds = GlmMoeDsaConfig(num_hidden_layers=layers, **given).indexer_types
+        assert index_kinds(Fields({"num_hidden_layers": layers, **given})) == tuple(kinds)

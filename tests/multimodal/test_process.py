@@ -74,11 +74,15 @@ def noise(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels, mode)
 
 
-def theirs(name: str, options: dict[str, Any], image: Image.Image) -> Any:
+def theirs_of(name: str, options: dict[str, Any]) -> Any:
+    """Transformers' image processor, on Pillow."""
     folder, kind = name.split(".")
     module = importlib.import_module(f"transformers.models.{folder}.image_processing_pil_{folder}")
-    found: Any = getattr(module, f"{kind}ImageProcessorPil")(**options)(image, return_tensors="np")
-    return found
+    return getattr(module, f"{kind}ImageProcessorPil")(**options)
+
+
+def theirs(name: str, options: dict[str, Any], image: Image.Image) -> Any:
+    return theirs_of(name, options)(image, return_tensors="np")
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -107,6 +111,33 @@ def test_pixels_are_those_of_transformers(case: Any, size: tuple[int, int], tmp_
         ours = np.repeat(cutting.reshape(-1, 3, 1, p * p), 2, axis=2).reshape(expected.shape)
     expected = expected.reshape(-1, *expected.shape[-3:]) if expected.ndim > 3 else expected
     np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+SMALL = {"Qwen2_5_VLForConditionalGeneration": {"shortest_edge": 512, "longest_edge": 2048}}
+"""Sizes at which pictures are shrunk that are not large."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+@pytest.mark.filterwarnings("ignore")
+def test_pictures_of_any_shape(case: Any, tmp_path: Any) -> None:
+    """Thin ones, flat ones, tiny ones: as many numbers, and the same, as transformers makes of them. What it cannot do may be
+    done here; what is longer than a limit of ours is refused."""
+    architecture, name, options, info_fields = case
+    changed = options | ({"size": SMALL[architecture]} if architecture in SMALL else {})
+    rng = np.random.default_rng(5)
+    sides = np.exp(rng.uniform(0, np.log(700), (10, 2))).astype(int).clip(1)
+    for width, height in [(2000, 12), (12, 2000), *sides.tolist()]:
+        try:
+            theirs(name, changed, noise((width, height)))
+        except (
+            ValueError
+        ):  # it makes no pixels of it, or refuses what is more than 200 times as long one way as the other
+            continue
+        try:
+            test_pixels_are_those_of_transformers((architecture, name, changed, info_fields), (width, height), tmp_path)
+        except InvalidRequestError as error:
+            if "16384 on a side" not in str(error):
+                raise
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from headway.parallel.dp import IDLE, Agreement, Bucket, Letter, Want, agreed
+from headway.parallel.dp import IDLE, LAGS, STARTS, Agreement, Bucket, Letter, Want, agreed
 from headway.parallel.group import RankError
 from tests.parallel.network import SIZES, Network, Scenario
 
@@ -52,6 +53,30 @@ def test_a_slow_rank_is_waited_for_and_counted() -> None:
     assert not network.deadlocked
     waits = [rank.agreement.waits.by_reason.total() for rank in network.ranks]
     assert waits[0] and waits[1] and waits[2] <= min(waits[:2])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_waits_have_the_reason_that_they_have(depth: int) -> None:
+    """What another rank wants of a step it says ``depth`` steps before: of the first ones that nobody agreed on when it begins
+    them itself, and of the others when it has caught up."""
+
+    class Nowhere:
+        def send(self, letter: Letter) -> None:
+            """No letter needs to arrive: the other rank's are written here."""
+
+    one = Agreement(0, 2, Nowhere(), depth=depth, sizes=(8,))
+    one.wake()
+    expected: Counter[str] = Counter()
+    for step in range(4 * depth):
+        if step >= depth:
+            for _ in range(2):
+                assert not one.begin(Want(1, 1)), "the other one has not said yet what it wants"
+            expected[STARTS if step < 2 * depth else LAGS] += 1
+            assert one.missing == [1]
+            one.take(Letter(1, 1, step, Want(1, 1)))
+        assert one.begin(Want(1, 1)) and one.missing == []
+        one.next()
+        assert one.waits.by_reason == expected
 
 
 @pytest.mark.parametrize("seed", range(8))

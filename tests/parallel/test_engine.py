@@ -13,7 +13,7 @@ from headway.core.messages import AddRequest, RequestUpdate
 from headway.core.seat import Seat
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
-from headway.engine.replicas import ReplicaClient, Router, added
+from headway.engine.replicas import ReplicaClient, Router, added, replica_args
 from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
@@ -185,6 +185,30 @@ def test_requests_go_where_their_prefix_lies() -> None:
     busy = [router.route(request("d", talks[0])) for _ in range(6)]
     assert set(busy) != {first[0]}, "a prefix is not worth any queue"
     assert sum(router.loads) == 15
+
+
+def test_a_salt_has_routes_of_its_own() -> None:
+    """Where a prompt is answered tells nobody that somebody else has sent it."""
+    router, found = Router(3), []
+    for salt in (None, "one", "two"):
+        each = request("a", list(range(128)))
+        each.cache_salt = salt
+        found.append(router.route(each))
+    assert sorted(found) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2)])
+def test_no_two_ranks_of_any_replicas_share_a_card(tensor: int, pipeline: int, first: int) -> None:
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "data_parallel_size": 3,
+    }
+    each = replica_args(EngineArgs(model="x", device=f"cuda:{first}", **sizes))
+    cards = [int(args.device.partition(":")[2]) + rank for args in each for rank in range(tensor * pipeline)]
+    assert cards == list(range(first, first + 3 * tensor * pipeline))
+    assert all(args.data_parallel_size == 1 and args.num_ranks == tensor * pipeline for args in each)
 
 
 def test_short_prompts_go_to_the_idlest() -> None:

@@ -54,6 +54,25 @@ def test_messages_of_all_lengths_go_round() -> None:
         assert reader.receive(0.0) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ring_holds_what_was_not_read(seed: int) -> None:
+    """Written until there is no room, and read a little, by turns: what is refused is not there, and nothing else is lost."""
+    rng, waiting, refused = random.Random(seed), list[tuple[int, bytes]](), 0
+    with ring(256 + 8 * seed) as (writer, reader):
+        for _ in range(1500):
+            if rng.random() < 0.6:
+                message = rng.randrange(1, 200), rng.randbytes(rng.choice((0, 1, 8, 20, 40, 56)))
+                try:
+                    writer.send(*message, seconds=-1.0)
+                    waiting.append(message)
+                except RankError:
+                    refused += 1
+            elif waiting:
+                assert reader.receive(0.0) == waiting.pop(0)
+        assert [reader.receive(0.0) for _ in waiting] == waiting and reader.receive(0.0) is None
+        assert refused > 50
+
+
 def test_a_message_longer_than_the_ring_comes_in_pieces() -> None:
     data = random.Random(2).randbytes(50_000)
     with ring(4096) as (writer, reader):

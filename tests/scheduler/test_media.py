@@ -71,6 +71,41 @@ def test_random_ranges_never_overlap() -> None:
         cache.check(len(held))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_room_is_found_wherever_there_is_some(seed: int) -> None:
+    """An item gets the first gap that is long enough, to the row; where there is none the idle ones go, those used longest ago
+    first and no more than it takes."""
+    rng, cache, held = random.Random(seed), EncoderCache(24), list[str]()
+    order, ranges = list[str](), dict[str, range]()  # by last use; rows
+
+    def gap(rows: int) -> int | None:
+        taken = {row for each in ranges.values() for row in each}
+        return next((s for s in range(25 - rows) if not taken & set(range(s, s + rows))), None)
+
+    for _ in range(1500):
+        if held and rng.random() < 0.5:
+            cache.release(held.pop(rng.randrange(len(held))))
+            continue
+        name = str(rng.randrange(20))
+        rows = 1 + int(name) % 9
+        if name in ranges:
+            assert cache.hold(name) is not None
+            order.append(order.pop(order.index(name)))
+        else:
+            idle = [each for each in order if each not in held]
+            while gap(rows) is None and idle:
+                order.remove(idle[0])
+                del ranges[idle.pop(0)]
+            start, found = gap(rows), cache.take(name, rows)
+            assert (None if found is None else found.start) == start
+            if start is None:
+                continue
+            order.append(name)
+            ranges[name] = range(start, start + rows)
+        held.append(name)
+        assert all((name in cache) == (name in ranges) for name in map(str, range(20)))
+
+
 def test_a_row_ends_before_a_picture_that_must_wait() -> None:
     media = planner(max_encoder_rows=8)
     asked = request([(0, 2, 10), (1, 12, 20)])
@@ -81,6 +116,20 @@ def test_a_row_ends_before_a_picture_that_must_wait() -> None:
     assert media.claim(asked, 12, 40) == 40 and [job.item.key for job in media.encodes] == [b"b"]
     media.release(asked)
     media.cache.check(0)
+
+
+@pytest.mark.parametrize("salts", [(None, None), ("x", "x"), (None, "x"), ("x", "y"), ("", None)])
+def test_only_equal_salts_share_a_picture(salts: tuple[str | None, str | None]) -> None:
+    """Who asks after somebody else learns nothing from how long his own takes."""
+    media, encoded = planner(), []
+    for salt in salts:
+        one = request([(0, 5, 9)])
+        one.message.cache_salt = salt
+        assert media.claim(one, 0, 40) == 40
+        encoded += [job.name for job in media.encodes]
+        media.passed(one, 40)
+        media.begin(False)
+    assert len(encoded) == len(set(encoded)) == len(set(salts))
 
 
 def test_rows_are_not_given_away_in_the_step_that_reads_them() -> None:

@@ -156,6 +156,19 @@ def test_a_step_that_cannot_run_fails_its_texts_and_no_others() -> None:
     assert made.fail("a", "late") is None
 
 
+def test_a_step_that_cannot_run_fails_nobody_who_took_a_name_since() -> None:
+    made = scheduler(max_num_seqs=2)
+    for name in "ab":
+        made.add(text(name, 3))
+    broken = planned(made)
+    made.abort("a")
+    made.add(text("a", 2))
+    assert [each.request_id for each in made.discard(broken, "broken")] == ["b"]
+    plan = planned(made)
+    assert plan.query_lens.tolist() == [2] and told(made.apply(plan, result(plan))) == {"a": vector("a")}
+    made.check_integrity()
+
+
 @pytest.mark.parametrize(
     ("request_", "says"),
     [

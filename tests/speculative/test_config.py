@@ -14,6 +14,7 @@ from headway.core.speculative import SpeculativeConfig, read_speculative
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
 
 SUFFIX: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": 4}
+MODEL: dict[str, Any] = {"method": "draft_model", "model": "x", "num_speculative_tokens": 4}
 
 
 def test_a_mapping_its_json_and_the_object_are_the_same() -> None:
@@ -35,6 +36,30 @@ def test_it_crosses_to_the_engine_process() -> None:
 )  # fmt: skip
 def test_lengths_of_a_match_default_as_elsewhere(given: dict[str, Any], lookup: tuple[int, int]) -> None:
     assert SpeculativeConfig(**NGRAM, **given).lookup == lookup
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize(
+    ("given", "usual"),
+    [
+        (NGRAM, True),
+        (SUFFIX, True),
+        (MODEL, True),
+        (MODEL | {"draft_sample_method": "greedy"}, True),
+        (MODEL | {"draft_sample_method": "probabilistic"}, False),
+        (NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}, False),
+        (MODEL | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}, False),
+    ],
+)
+def test_drafts_follow_the_load_where_no_token_depends_on_them(
+    given: dict[str, Any], usual: bool, asked: bool | None
+) -> None:
+    """Unless it is asked for; not even then where tokens are judged by how drafts were drawn."""
+    if asked and given.get("draft_sample_method") == "probabilistic":
+        with pytest.raises(ConfigError, match="leave adaptive out"):
+            SpeculativeConfig(**given, adaptive=asked)
+        return
+    assert SpeculativeConfig(**given, adaptive=asked).is_adaptive == (usual if asked is None else asked)
 
 
 def test_suffix_decoding_defaults_as_elsewhere() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,18 @@ def test_every_feature(number: int, depth: int) -> None:
     core.shutdown()
 
 
+@pytest.mark.parametrize("left", [{"top_k": 1}, {"min_p": 1.0}], ids=["top_k", "min_p"])
+def test_where_one_token_is_left_it_is_drawn(left: dict[str, Any]) -> None:
+    """Whatever else a request asks for: so each of its wishes takes part where drafts are judged."""
+    batch = requests_for(list(FEATURES.values()), seed=95)
+    for each in batch:
+        each.params = replace(each.params, **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, **left})
+    core = on_cpu(run_ahead=1, **drafting(2))
+    assert tokens(run(core, batch)) == tokens(expected(batch))
+    assert core.stats().num_accepted_tokens > 0
+    core.shutdown()
+
+
 def test_on_the_simulated_device() -> None:
     names = ("temperature", "schema", "presence")
     batch = requests_for([FEATURES[name] for name in names], seed=90)
@@ -134,6 +147,17 @@ def test_on_the_simulated_device() -> None:
         answers, truth = run(core, batch), expected(batch)
         for each in batch:
             obeys(each, answers[each.request_id], truth[each.request_id])
+
+
+def test_padding_of_graphs_draws_for_nobody() -> None:
+    """Three rows in graphs of four: what the fourth one makes lands in no slot that a request has."""
+    batch = [request(f"r{i}", [*PROMPT, i], seed=i, temperature=1.0, ignore_eos=True, max_tokens=10) for i in range(3)]
+    core = on_cpu(max_num_seqs=4, **drafting(2))
+    alone = tokens(run(core, batch))
+    core.shutdown()
+    with simulated(1, run_ahead=1, max_num_seqs=4, enforce_eager=False, **drafting(2)) as (core, _, _):
+        assert tokens(run(core, batch)) == alone
+        assert core.stats().num_graph_steps > 0
 
 
 def test_the_most_likely_drafts_change_no_token() -> None:

@@ -93,6 +93,17 @@ def test_an_answer_is_guessed_from_the_same_answer_before(depth: int) -> None:
     core.shutdown()
 
 
+def test_answers_are_kept_while_drafts_rest() -> None:
+    """As many as while they do not: what is learned is not lost for the time when they pay again."""
+    core = on_cpu(run_ahead=2, **suffix(4, max_spec_factor=4, max_cached_requests=2))
+    prompt = [3, 14, 15, 92, 6]
+    core._scheduler.width = 1
+    assert accepted(core, request("first", prompt, seed=0, **WARM)) == 0
+    core._scheduler.width = 5
+    assert accepted(core, request("again", prompt, seed=0, **WARM)) > 25
+    core.shutdown()
+
+
 def test_nothing_is_kept_where_that_is_asked_for() -> None:
     core = on_cpu(run_ahead=1, **suffix(4, max_spec_factor=4, max_cached_requests=0))
     found = [accepted(core, request(name, [3, 14, 15, 92, 6], seed=0, **WARM)) for name in "ab"]

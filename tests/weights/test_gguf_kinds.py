@@ -102,6 +102,11 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
+PERMUTED = ("llama", "granite", "smollm3", "arcee")
+"""Whose converters derive from llama.cpp's LlamaModel, which permutes. Said here once more: what is read from ``KINDS`` would
+be wrong in the file and in its reader alike."""
+
+
 def write(path: Path, arch: str, model: Any) -> None:
     """A GGUF file of float32 tensors."""
     config, writer = model.config, gguf.GGUFWriter(path, arch)
@@ -126,7 +131,7 @@ def write(path: Path, arch: str, model: Any) -> None:
             stem, kind = name, "weight"
         target = table.get_name(stem)
         assert target is not None, f"gguf has no name for {name}"
-        if KINDS[arch].interleaved and stem.endswith(("q_proj", "k_proj")):
+        if arch in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             count = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
             weight = interleaved(weight, count)
         if arch.startswith("gemma") and target.endswith("norm"):
