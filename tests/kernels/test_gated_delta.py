@@ -39,8 +39,9 @@ def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
 
 
 @cases
-def test_kernel_in_half_precision(case: str, device: str) -> None:
-    check_kernel(case, "decode", torch.float16, device)
+@pytest.mark.parametrize("step", ["decode", "alone"])
+def test_kernel_in_half_precision(case: str, step: str, device: str) -> None:
+    check_kernel(case, step, torch.float16, device)
 
 
 @cases
