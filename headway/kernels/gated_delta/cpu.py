@@ -99,11 +99,11 @@ def _long(inputs: list[torch.Tensor], scale: float, h: torch.Tensor) -> tuple[to
 
 
 def near(rows: torch.Tensor, k: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """tril(sum over channels of x_i k_j exp(g_j+1 + ... + g_i)) [..., H, l, l] of each row x of ``rows`` [..., H, l, K]; k and log
-    decays g [H, l, K], l a power of two.
+    """tril(sum over channels of x_i k_j exp(g_j+1 + ... + g_i)) [..., H, l, l] of each x of ``rows`` [..., H, l, K]; k and log
+    decays g are [H, l, K], l a power of two.
 
-    exp(-g) of strong decays overflows. So what lies across the middle is a product of decays from j to there and from there to i,
-    both at most 1; and both halves are done likewise.
+    exp(-g) of strong decays overflows. So what lies across the middle is a product of decays from j to there and from there
+    to i, both at most 1; and both halves are done likewise.
     """
     length = k.shape[1]
     if length == 1:

@@ -2,9 +2,9 @@
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
 registers, behind those that the stored state has not seen: short rows. ``chunks`` takes the longer ones, 16 tokens at a
-time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A is
-(I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32 whatever
-the keys are; of 64 they would not.
+time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A
+is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
+whatever the keys are; of 64 they would not.
 
 Where decays are by channel, exp(G_i - G_j) belongs inside the sum over channels, and exp(-G_j) may overflow. Any two tokens
 j < i lie left and right of one edge between two blocks of 1, 2, 4 or 8 tokens, and the decay is that from j to the edge times
@@ -131,8 +131,8 @@ def delta_walk_kernel(
 
 @triton.jit
 def near_products(query, key, g, L: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr):
-    """(k_i . k_j, q_i . k_j) [L, L] for j < i, in the second for j = i, too, and zeros elsewhere: sums over channels with decays
-    exp(g_j+1 + ... + g_i) inside. query, key, g f32 [L, K]; products of KIND."""
+    """(k_i . k_j, q_i . k_j) [L, L] for j < i, in the second for j = i, too, and zeros elsewhere: sums over channels with
+    decays exp(g_j+1 + ... + g_i) inside. query, key, g f32 [L, K]; products of KIND."""
     i = tl.arange(0, L)
     keys = tl.zeros((L, L), tl.float32)
     scores = tl.where(i[:, None] == i[None, :], tl.sum(query * key, 1)[:, None], 0.0)
