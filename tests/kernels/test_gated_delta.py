@@ -71,8 +71,8 @@ ODD = Step([(15, 3, 0), (16, 0, 4), (17, 5, 2), (8, 1, 6), (33, 64, 1)])
 
 @pytest.mark.parametrize("form", ["cpu", "cuda"])
 def test_decays_of_channels_may_be_as_strong_as_they_like(form: str, device: str) -> None:
-    """Of one head some channels keep all, some lose a little, and some everything at once, from token to token: nothing overflows,
-    and what is weak is not lost beside what is strong. Rows end in the middle of chunks, and at their ends."""
+    """Of one head some channels keep all, some lose a little, and some everything at once, from token to token: nothing
+    overflows, and what is weak is not lost beside what is strong. Rows end in the middle of chunks, and at their ends."""
     args = list(delta_case(ODD, torch.float32, channels=True))
     steps = torch.tensor([-12.0, -2.0, 0.5, 40.0, 30_000.0])
     args[3] = steps[torch.randint(len(steps), args[3].shape, generator=torch.Generator().manual_seed(3))]

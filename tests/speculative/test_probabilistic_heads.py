@@ -85,11 +85,11 @@ def test_three_tokens_are_distributed_as_the_model_says(method: str, temperature
     bucket = torch.arange(VOCAB) % 4
     coarse = (bucket[:, None, None] * 4 + bucket[:, None]) * 4 + bucket
     for place, rest in enumerate(((1, 2), (0, 2), (0, 1))):
-        assert surprise(found.sum(rest), truth.sum(rest)) < 3.1, f"token {place}"
+        assert surprise(found.sum(rest), truth.sum(rest)) < 3.5, f"token {place}"
     cells = [
         torch.zeros(64, dtype=torch.float64).index_add_(0, coarse.flatten(), each.flatten()) for each in (found, truth)
     ]
-    assert surprise(*cells) < 3.1, "three tokens together"
+    assert surprise(*cells) < 3.5, "three tokens together"
 
 
 @pytest.mark.parametrize("method", METHODS)
