@@ -122,7 +122,8 @@ def plain_mtp() -> EngineCore:
 
 
 def play(seed: int, *, on_device: bool) -> tuple[int, EngineCore]:
-    case, made = Case(seed), []
+    case = Case(seed)
+    made: list[Steered] = []
     truth = case.truth(case.requests)
     drafts = steered(case.config, forced(case.requests, truth, case.number, case.pattern), made)
     try:
