@@ -40,6 +40,7 @@ FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
+CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
 RING = ("inputs_ptr",)
 ALONE: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
@@ -57,7 +58,8 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("delta walk by channel", delta_walk_kernel, DELTA | ALONE | {"BY_CHANNEL": True, "BLOCK_V": 32}, (), 4),
     ("delta ring", delta_walk_kernel, DELTA | {"BY_CHANNEL": False, "BLOCK_V": 32}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, DELTA | {"BY_CHANNEL": True, "BLOCK_V": 32}, RING, 4),
-    ("delta chunks", delta_chunks_kernel, DELTA | {"BLOCK_V": 64, "L": TOKENS}, (), 4),
+    ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
+    ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
 ]  # fmt: skip
 

@@ -1,11 +1,14 @@
 """Triton kernels of ``gated_delta``.
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
-registers, behind those that the stored state has not seen: short rows, and those of any length where decays are by channel.
-``chunks`` takes the longer rows where decays are by head, 16 tokens at a time: with g's running sum G,
-(I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A is
-(I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32 whatever
-the keys are; of 64 they would not.
+registers, behind those that the stored state has not seen: short rows. ``chunks`` takes the longer ones, 16 tokens at a
+time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A
+is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
+whatever the keys are; of 64 they would not.
+
+Where decays are by channel, exp(G_i - G_j) belongs inside the sum over channels, and exp(-G_j) may overflow. Any two tokens
+j < i lie left and right of one edge between two blocks of 1, 2, 4 or 8 tokens, and the decay is that from j to the edge times
+that from the edge to i: both at most 1, however strong they are. So each size of blocks takes one product (``near_products``).
 """
 
 from __future__ import annotations
@@ -127,6 +130,26 @@ def delta_walk_kernel(
 
 
 @triton.jit
+def near_products(query, key, g, L: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr):
+    """(k_i . k_j, q_i . k_j) [L, L] for j < i, in the second for j = i, too, and zeros elsewhere: sums over channels with
+    decays exp(g_j+1 + ... + g_i) inside. query, key, g f32 [L, K]; products of KIND."""
+    i = tl.arange(0, L)
+    keys = tl.zeros((L, L), tl.float32)
+    scores = tl.where(i[:, None] == i[None, :], tl.sum(query * key, 1)[:, None], 0.0)
+    for level in tl.static_range(LEVELS):
+        block, right = i >> level, ((i >> level) & 1) == 1
+        # Right of an edge decays are summed from it up to the token, left of it behind the token.
+        behind = tl.where(right[:, None], i[None, :] <= i[:, None], i[None, :] > i[:, None])
+        apart = tl.where(behind & (block[:, None] == block[None, :]), 1.0, 0.0)
+        factor = tl.exp(tl.dot(apart, g, input_precision="tf32x3"))
+        near = tl.trans((key * factor).to(KIND))
+        pairs = right[:, None] & (block[:, None] == block[None, :] + 1)
+        keys += tl.where(pairs, tl.dot((key * factor).to(KIND), near, input_precision="ieee"), 0.0)
+        scores += tl.where(pairs, tl.dot((query * factor).to(KIND), near, input_precision="ieee"), 0.0)
+    return keys, scores
+
+
+@triton.jit
 def delta_chunks_kernel(
     q_ptr,
     k_ptr,
@@ -158,10 +181,12 @@ def delta_chunks_kernel(
     most,  # rows of so many tokens or fewer are not taken
     K: tl.constexpr,
     V: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     SMALL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     L: tl.constexpr,
+    LEVELS: tl.constexpr,  # 2^LEVELS = L
 ):
     first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
@@ -175,7 +200,7 @@ def delta_chunks_kernel(
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [K, V]
         rate = tl.exp(tl.load(a_log_ptr + head))
-        bias = tl.load(dt_bias_ptr + head)
+        bias = tl.load(dt_bias_ptr + head * K + k, mask=in_k, other=0.0) if BY_CHANNEL else tl.load(dt_bias_ptr + head)
         below = i[:, None] > i[None, :]
         causal = i[:, None] >= i[None, :]
         for t0 in range(0, count, L):
@@ -192,32 +217,49 @@ def delta_chunks_kernel(
             value = tl.load(v_ptr + token[:, None] * v_stride + head * v_head + v[None, :], mask=in_values, other=0.0)
             query = query.to(tl.float32)
             key = key.to(tl.float32)
-            query = (query * (scale * tl.rsqrt(tl.sum(query * query, 1) + SMALL))[:, None]).to(kind)
-            key = (key * tl.rsqrt(tl.sum(key * key, 1) + SMALL)[:, None]).to(kind)
-            raw = tl.load(a_ptr + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + bias
-            g = tl.where(inside, -rate * softplus(raw), 0.0)
+            query = query * (scale * tl.rsqrt(tl.sum(query * query, 1) + SMALL))[:, None]
+            key = key * tl.rsqrt(tl.sum(key * key, 1) + SMALL)[:, None]
             beta = beta_scale / (
                 1.0 + tl.exp(-tl.load(b_ptr + token * b_stride + head, mask=inside, other=0.0).to(tl.float32))
             )
             beta = tl.where(inside, beta, 0.0)
-            total = tl.cumsum(g, 0)
-            decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
-            kk = tl.dot(key, tl.trans(key), input_precision="ieee")
-            power = tl.where(below, kk * decay, 0.0) * beta[:, None]  # A, strictly lower
+            carried = h.to(kind)
+            if BY_CHANNEL:
+                a_at = a_ptr + token[:, None] * a_stride + head * a_head + k[None, :]
+                raw = tl.load(a_at, mask=in_keys, other=0.0).to(tl.float32) + bias[None, :]
+                g = tl.where(inside[:, None], -rate * softplus(raw), 0.0)
+                total = tl.cumsum(g, 0)  # [L, K]
+                keys, scores = near_products(query, key, g, L, LEVELS, kind)
+                known = tl.dot((tl.exp(total) * key).to(kind), carried, input_precision="ieee")
+                out = tl.dot((tl.exp(total) * query).to(kind), carried, input_precision="ieee")
+                whole = tl.sum(g, 0)
+                behind = tl.dot(tl.where(causal, 0.0, 1.0), g, input_precision="tf32x3")
+                left = (key * tl.exp(behind)).to(kind)
+                passed = tl.exp(whole)[:, None]
+            else:
+                query = query.to(kind)
+                key = key.to(kind)
+                raw = tl.load(a_ptr + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + bias
+                g = tl.where(inside, -rate * softplus(raw), 0.0)
+                total = tl.cumsum(g, 0)
+                decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
+                kk = tl.dot(key, tl.trans(key), input_precision="ieee")
+                keys = tl.where(below, kk * decay, 0.0)
+                known = tl.exp(total)[:, None] * tl.dot(key, carried, input_precision="ieee")
+                scores = tl.dot(query, tl.trans(key), input_precision="ieee") * decay
+                out = tl.exp(total)[:, None] * tl.dot(query, carried, input_precision="ieee")
+                whole = tl.sum(g, 0)
+                left = (key.to(tl.float32) * tl.exp(whole - total)[:, None]).to(kind)
+                passed = tl.exp(whole)
+            power = keys * beta[:, None]  # A, strictly lower
             inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - power
-            for _ in tl.static_range(3):
+            for _ in tl.static_range(LEVELS - 1):
                 power = tl.dot(power, power, input_precision="ieee")
                 inverse += tl.dot(inverse, power, input_precision="ieee")
-            carried = h.to(kind)
-            known = tl.exp(total)[:, None] * tl.dot(key, carried, input_precision="ieee")
             u = tl.dot(inverse, beta[:, None] * (value.to(tl.float32) - known), input_precision="ieee")  # [L, V]
-            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * decay
-            out = tl.exp(total)[:, None] * tl.dot(query, carried, input_precision="ieee")
             out += tl.dot(scores.to(kind), u.to(kind), input_precision="ieee")
             tl.store(o_ptr + (token[:, None] * heads + head) * V + v[None, :], out.to(kind), mask=in_values)
-            whole = tl.sum(g, 0)
-            left = (key.to(tl.float32) * tl.exp(whole - total)[:, None]).to(kind)
-            h = tl.exp(whole) * h + tl.dot(tl.trans(left), u.to(kind), input_precision="ieee")
+            h = passed * h + tl.dot(tl.trans(left), u.to(kind), input_precision="ieee")
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
@@ -256,7 +298,6 @@ def gated_delta(
     sizes = heads, heads // k.shape[1], slots, beta_scale, scale
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
     block_v = max(4, min(next_power_of_2(values), 4096 // block_k))
-    most = max_query_len if by_channel else short
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
     delta_walk_kernel[(rows, heads, cdiv(values, block_v))](
@@ -265,7 +306,7 @@ def gated_delta(
         *rows_of_step,
         places,
         *sizes,
-        most,
+        short,
         K=keys,
         V=values,
         BY_CHANNEL=by_channel,
@@ -274,19 +315,21 @@ def gated_delta(
         BLOCK_V=block_v,
         num_warps=4,
     )
-    if max_query_len > most:
+    if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
         delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
             *tokens,
             *rows_of_step,
             *sizes,
-            most,
+            short,
             K=keys,
             V=values,
+            BY_CHANNEL=by_channel,
             SMALL=EPS,
             BLOCK_K=block_k,
             BLOCK_V=block_v,
             L=TOKENS,
+            LEVELS=TOKENS.bit_length() - 1,
             num_warps=4,
         )
     return o
