@@ -31,6 +31,7 @@ class PagedAttention:
         sinks: float32 [H], a logit more in each head's softmax, without a value; None: there is none.
         slopes: float32 [H], times the distance to a key is taken off its score (ALiBi); None: nothing is.
         flex: a model's own rule, under which torch attends instead of kernels; None: there is none.
+        ahead: tokens that ``StepBatch.ends`` names see later ones.
         shares: keys and values are another layer's, so that what comes in are queries alone, and nothing is written.
         group: of the layer's cache.
     """
@@ -49,6 +50,7 @@ class PagedAttention:
         slopes: torch.Tensor | None = None,
         shares: bool = False,
         flex: FlexRule | None = None,
+        ahead: bool = True,
         group: int = 0,
     ) -> None:
         assert num_heads % num_kv_heads == 0
@@ -57,7 +59,7 @@ class PagedAttention:
         assert not (window and chunk)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale, self.window, self.soft_cap, self.group = scale, window, soft_cap, group
-        self.extras, self.shares, self.flex = (chunk, sinks, slopes), shares, None
+        self.extras, self.shares, self.ahead, self.flex = (chunk, sinks, slopes), shares, ahead, None
         if flex is not None:
             rule = ScoreRule(scale, window, soft_cap, chunk, sinks, slopes)
             self.flex = FlexAttention(rule, flex, group)
@@ -122,7 +124,7 @@ class PagedAttention:
             return self.flex(q, batch, cache).flatten(1)
         group = batch.groups[self.group]
         numbers = (self.scale, self.window, self.soft_cap)
-        if batch.ends is not None:
+        if batch.ends is not None and self.ahead:
             assert self.extras == (0, None, None), "spans have met neither chunks nor sinks nor slopes"
             read = (group.block_tables, batch.row_slots, batch.query_start, group.seq_lens, batch.ends)
             seen = span_attention(q, *cache, *read, *numbers, batch.max_query_len, batch.max_seq_len_bound)

@@ -81,7 +81,7 @@ class VisionLanguageModel(DecoderModel):
             patch=vision.patch,
             channels=vision.channels,
             group=vision.group,
-            positions=0 if vision.interpolates else vision.positions,
+            positions=0 if vision.interpolates or vision.by_axis else vision.positions,
             window=vision.window,
             one_size=sight.one_size,
             token=sight.token,

@@ -156,6 +156,20 @@ def _smart(image: Image, settings: ImageSettings) -> Tiles:
     return Tiles(_array(_resized(image, rows, columns, settings))[None])
 
 
+def _budget(image: Image, settings: ImageSettings) -> Tiles:
+    """As large as a number of pixels allows, in whole steps, whatever size it has (Gemma 4)."""
+    step, longest = settings.step, settings.most // settings.step
+    factor = math.sqrt(settings.most / (image.height * image.width))
+    rows, columns = (math.floor(factor * side / step) * step for side in (image.height, image.width))
+    if not rows and not columns:
+        raise InvalidRequestError("the model's pictures are too small for any image; raise max_model_len", FIELD)
+    if not rows:
+        rows, columns = step, min(image.width // image.height * step, longest)
+    elif not columns:
+        rows, columns = min(image.height // image.width * step, longest), step
+    return Tiles(_array(_resized(image, rows, columns, settings))[None])
+
+
 def _bounded(image: Image, settings: ImageSettings) -> Tiles:
     """No side longer than a bound, in whole steps (Pixtral)."""
     width, height = image.size
@@ -242,4 +256,5 @@ def _grid(pixels: Pixels, rows: int, columns: int, size: int) -> Pixels:
 
 RULES = {
     "fixed": _fixed, "shortest": _shortest, "smart": _smart, "bounded": _bounded, "split": _split, "canvas": _canvas,
+    "budget": _budget,
 }  # fmt: skip

@@ -67,6 +67,23 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "image_token_index": TOKEN,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "vision_config": {
+                "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "head_dim": 12, "patch_size": 4, "pooling_kernel_size": 3,
+                "position_embedding_size": 64, "use_clipped_linears": True, "standardize": True,
+            },
+            "text_config": {
+                **_TEXT, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 8, "num_kv_shared_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 4,
+                "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": "vision",
+            },
+            "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN, "video_token_id": 103,
+            "audio_token_id": 104,
+        },
+    ),
     "paligemma": (
         "PaliGemma",
         {
@@ -162,10 +179,19 @@ def sighted(name: str) -> Sighted:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.normal_(0.0, 0.2)
+        for buffer, tensor in model.named_buffers():
+            tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
     folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
     model.save_pretrained(folder)
     _save_texts(name, folder)
     return Sighted(name, model, str(folder))
+
+
+def _drawn_range(name: str, drawn: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """Values of the tensors that are neither weights nor norms: ranges that cut something off, and what standardises."""
+    if name.endswith(("_min", "_max")):
+        return (1.0 + 0.2 * drawn.tanh()) * (-1 if name.endswith("_min") else 1)
+    return 1.0 + 0.2 * drawn if name.endswith(("layer_scalar", "std_scale", "std_bias")) else otherwise
 
 
 @functools.cache
@@ -179,7 +205,7 @@ def plain(name: str) -> str:
     for each, target in model.weights().targets.items():
         drawn = torch.randn(target.shape, generator=generator)
         is_norm = len(target.shape) == 1 and each.endswith("weight")
-        tensors[each] = 1.0 + 0.1 * drawn if is_norm else 0.2 * drawn
+        tensors[each] = _drawn_range(each, drawn, 1.0 + 0.1 * drawn if is_norm else 0.2 * drawn)
     folder = Path(tempfile.mkdtemp(prefix=f"plain-{name}-"))
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -188,7 +214,7 @@ def plain(name: str) -> str:
 
 MARKERS = {
     "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
-    "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
+    "gemma4": ("<|image|>",) * 2, "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
 }  # fmt: skip
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
@@ -210,7 +236,7 @@ def _save_texts(name: str, folder: Path) -> None:
 
     row, marker = marker_of(name)
     specials = {"<pad>": 0, "<s>": 1, "</s>": 2, "<turn>": 99, row: TOKEN, "<eoi>": 102, "<other>": 103}
-    specials.setdefault(marker, 101)
+    specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -224,6 +250,7 @@ def _save_texts(name: str, folder: Path) -> None:
         "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
         "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": False},
         "internvl": {"size": {"height": 28, "width": 28}}, "mistral3": {"size": {"longest_edge": 40}},
+        "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
@@ -233,7 +260,7 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
     """uint8 [tiles, height, width, 3], of a size that the family takes."""
     sizes = {
         "llava": (1, 28, 28), "gemma3": (1, 56, 56), "paligemma": (1, 28, 28), "smolvlm": (2, 56, 56),
-        "internvl": (2, 28, 28),
+        "internvl": (2, 28, 28), "gemma4": (1, 24 + 12 * larger, 48 - 12 * larger),
     }  # fmt: skip
     tiles, height, width = sizes.get(name, (1, 24 + 16 * larger, 40 - 8 * larger))
     return np.random.default_rng(seed).integers(0, 256, (tiles, height, width, 3), np.uint8)
@@ -305,6 +332,8 @@ def hf_inputs(
                 flat.append(cut.reshape(rows * columns, -1))
                 grids.append([1, rows, columns])
             given = {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(grids)}
+        elif one.name == "gemma4":
+            given = _flat(pixels, info.patch)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -322,6 +351,20 @@ def hf_inputs(
     return ids, given
 
 
+def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
+    """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
+    patches, places = [], []
+    for each in pixels:
+        cut = ((each[0] + 1) / 2).unfold(1, size, size).unfold(2, size, size).permute(1, 2, 3, 4, 0)
+        rows, columns = cut.shape[:2]
+        patches.append(cut.reshape(rows * columns, -1))
+        places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
+    most = 9 * 9
+    padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
+    placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
+    return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}
+
+
 @torch.no_grad()
 def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, Any]) -> torch.Tensor:
     """[len(ids), V] float32 of a full forward pass; the first ``prompt_len`` are the prompt."""
@@ -332,6 +375,8 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
         kinds = {"token_type_ids": is_picture}
     elif one.name == "paligemma":
         kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
+    elif one.name == "gemma4":
+        kinds = {"mm_token_type_ids": is_picture}
     elif one.name.startswith("qwen"):
         kinds = {"mm_token_type_ids": is_picture}
         one.model.model.rope_deltas = None

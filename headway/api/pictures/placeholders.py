@@ -56,6 +56,8 @@ class Placeholders:
         if form == "spans":
             marker = config.get("boi_token_index", 255999)
             ends = (marker, config.get("eoi_token_index", 256000))
+        elif form == "wrapped":
+            ends = (config.get("boi_token_id", 255999), config.get("eoi_token_id", 258882))
         return cls(form, info.token, marker, tuple(ends), info.patch * info.group)
 
     def pieces(self, tiles: Tiles) -> list[Piece]:
@@ -142,6 +144,11 @@ def _spans(self: Placeholders, sizes: Sizes) -> list[Piece]:
     return ["\n\n", first, *[self.token] * sizes.all_rows, last, "\n\n"]
 
 
+def _wrapped(self: Placeholders, sizes: Sizes) -> list[Piece]:
+    first, last = self.ends
+    return [first, *[self.token] * sizes.all_rows, last]
+
+
 def _tiles(self: Placeholders, sizes: Sizes) -> list[Piece]:
     own: list[Piece] = [self.token] * (sizes.rows * sizes.columns)
     fence, whole = "<fake_token_around_image>", "<global-img>"
@@ -168,4 +175,5 @@ def _between(self: Placeholders, sizes: Sizes) -> list[Piece]:
 
 _FORMS: Mapping[str, Callable[[Placeholders, Sizes], list[Piece]]] = {
     "same": _same, "first": _same, "spans": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
+    "wrapped": _wrapped,
 }  # fmt: skip

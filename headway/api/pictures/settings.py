@@ -40,6 +40,9 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma3ForConditionalGeneration": _family(
         "fixed", "spans", size={"height": 224, "width": 224}, resample=BILINEAR, image_mean=_HALF, image_std=_HALF
     ),
+    "Gemma4ForConditionalGeneration": _family(
+        "budget", "wrapped", size={}, max_soft_tokens=280, do_normalize=False, image_mean=[0.0] * 3, image_std=[1.0] * 3
+    ),
     "PaliGemmaForConditionalGeneration": _family(
         "fixed", "first", size={"height": 224, "width": 224}, image_mean=_HALF, image_std=_HALF
     ),
@@ -133,6 +136,16 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
             values.get("max_pixels", size.get("longest_edge")),
         )
         found |= {"least": least, "most": min(most, info.longest * row * row)}
+    elif rule == "budget":
+        for name, wanted in (("patch_size", info.patch), ("pooling_kernel_size", info.group), ("do_resize", True)):
+            if values.get(name, wanted) != wanted:
+                raise ConfigError(
+                    f"the image processor's {name} = {values[name]!r} does not fit the model; set {wanted!r}"
+                )
+        # The tower takes twice what is normalised, minus 1.
+        mean, std = found["mean"], tuple(each / 2 for each in found["std"])
+        found |= {"mean": tuple(m + s for m, s in zip(mean, std, strict=True)), "std": std}
+        found |= {"most": min(values["max_soft_tokens"], info.longest) * row * row}
     elif rule == "bounded":
         found |= {"longest": size.get("longest_edge") or size["height"], "height": 0, "width": 0}
     elif rule == "split":
