@@ -78,14 +78,14 @@ def load_pictures(args: EngineArgs, info: ModelInfo, tokenizer: Tokenizer | None
     """What prepares pictures for the engine's model; None: it sees none. Raises ConfigError."""
     if info.vision is None:
         return None
-    from headway.api.pictures.door import DEFAULT_LIMIT, Pictures
+    from headway.api.pictures.door import DEFAULT_LIMITS, Pictures
     from headway.weights.source import locate
 
     folder = locate(args.model, revision=args.revision, weights=False).path
     folder = folder if folder.is_dir() else folder.parent
     config = json.loads((folder / "config.json").read_text("utf-8")) | (args.hf_overrides or {})
-    limit = (args.limit_mm_per_prompt or {}).get("image", DEFAULT_LIMIT)
-    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limit)
+    limits = {**DEFAULT_LIMITS, **(args.limit_mm_per_prompt or {})}
+    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limits)
 
 
 class ChatRenderer:

@@ -114,6 +114,10 @@ def _token(fields: Fields, default: int) -> int:
     return default
 
 
+def _video_token(fields: Fields) -> int:
+    return fields.with_defaults(video_token_id=151656).count("video_token_id")
+
+
 def _pixels(vision: Fields, default: int) -> int:
     return families.side(vision.with_defaults(image_size=default), "image_size")
 
@@ -329,8 +333,12 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 (as
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
-        tower = families.qwen25_tower(_vision(fields), text.hidden_size)
-        sight = SightConfig(vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN)
+        vision = _vision(fields)
+        tower = families.qwen25_tower(vision, text.hidden_size)
+        sight = SightConfig(
+            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            video_token=_video_token(fields), tempo=vision.number("tokens_per_second", 4, least=0.01),
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 
@@ -342,7 +350,10 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         tower = families.qwen2_tower(_vision(fields), text.hidden_size)
-        sight = SightConfig(vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN)
+        sight = SightConfig(
+            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            video_token=_video_token(fields),
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 
@@ -357,8 +368,9 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
         if len(tower.deepstack) > len(text.blocks):
             raise UnsupportedModelError("config.json: deepstack_visual_indexes names more layers than the decoder has")
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN
-        )
+            vision=tower, token=_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN,
+            video_token=_video_token(fields), stamps=True,
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from headway.api.pictures.placeholders import Placeholders
 from headway.core.errors import ConfigError
@@ -21,6 +23,7 @@ _HONOURED = {
 }  # fmt: skip
 _OFF = {"do_pan_and_scan": (None, False), "do_pad": (None, True, False)}
 """Fields that are not honoured, and values at which they change nothing here: pictures are never batched, so never padded."""
+VIDEO_FILES = ("video_preprocessor_config.json", "processor_config.json", "preprocessor_config.json")
 FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -87,11 +90,7 @@ def read_settings(
         ConfigError: something there is not implemented, or does not fit the model; names the field.
     """
     family = FAMILIES[_LIKE.get(architecture, architecture)]
-    given = {name: value for name, value in _read(folder).items() if value is not None}
-    for name, value in given.items():
-        if name.startswith("do_") and name not in _HONOURED and value not in _OFF.get(name, (None, False)):
-            raise ConfigError(f"the image processor's {name} = {value!r:.60} is not implemented; turn it off")
-    values = {**family.defaults, **given}
+    values = {**family.defaults, **_given(folder, FILES, "image_processor")}
     settings = _settings(family, values, info)
     if info.one_size and {settings.height, settings.width} != {info.one_size}:
         raise ConfigError(
@@ -99,6 +98,38 @@ def read_settings(
             f"{info.one_size}; correct size in {FILES[0]}"
         )
     return settings, Placeholders.of(family.marker, info, config)
+
+
+def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSettings, float]:
+    """How frames of a model's videos are prepared, and how many a second they are unless somebody says so.
+
+    Raises:
+        ConfigError: as for ``read_settings``.
+    """
+    row, mean, std = info.patch * info.group, _CLIP_MEAN, _CLIP_STD
+    size = {"shortest_edge": 128 * row * row, "longest_edge": 768 * row * row}
+    if info.stamps:
+        mean = std = _HALF
+    family = _family("volume" if info.stamps else "smart", "same", size=size, image_mean=mean, image_std=std)
+    values = {**family.defaults, **_given(folder, VIDEO_FILES, "video_processor")}
+    if values.get("cap_pixels_per_frame"):
+        raise ConfigError("the video processor's cap_pixels_per_frame is not implemented; turn it off")
+    found = _settings(family, values, info)
+    if info.stamps:  # that of all frames; rows are bounded picture by picture
+        found = structs.replace(found, most=values["size"]["longest_edge"])
+    fps = values.get("fps") or 2.0
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < 1e4:
+        raise ConfigError(f"the video processor's fps = {fps!r:.40} must be a number of frames a second")
+    return found, float(fps)
+
+
+def _given(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
+    given = {name: value for name, value in _read(folder, files, part).items() if value is not None}
+    for name, value in given.items():
+        known = name in _HONOURED or name == "do_sample_frames"
+        if name.startswith("do_") and not known and value not in _OFF.get(name, (None, False)):
+            raise ConfigError(f"the image processor's {name} = {value!r:.60} is not implemented; turn it off")
+    return given
 
 
 def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> ImageSettings:
@@ -129,7 +160,7 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
         crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
         middle = (crop.get("height", 0), crop.get("width", 0))
         found |= {"longest": size["shortest_edge"], "crop": middle, "height": middle[0], "width": middle[1]}
-    elif rule == "smart":
+    elif rule in ("smart", "volume"):
         # Older exporters wrote min_pixels and max_pixels, which win over size.
         least, most = (
             values.get("min_pixels", size.get("shortest_edge")),
@@ -163,10 +194,10 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
         raise ConfigError(f"the image processor's settings are not understood: {error}") from None
 
 
-def _read(folder: Path | None) -> dict[str, Any]:
-    """The image processor's fields, from either file."""
+def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
+    """The processor's fields; a file before others wins, and in the processor's file they are a ``part``."""
     found: dict[str, Any] = {}
-    for name in FILES:
+    for name in files:
         file = None if folder is None else folder / name
         if file is None or not file.is_file():
             continue
@@ -174,6 +205,6 @@ def _read(folder: Path | None) -> dict[str, Any]:
             values = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
-        values = values.get("image_processor", values if name == FILES[0] else {})
+        values = values.get(part, {} if name == "processor_config.json" else values)
         found = {**values, **found} if isinstance(values, dict) else found
     return found

@@ -164,6 +164,7 @@ class VisionTower(nn.Module):
         shape = (spec.patch_values,) if spec.pixels_last else (spec.channels, *frames, spec.patch, spec.patch)
         self.stored_patch = made(hidden, *shape)
         self.patch_weight: torch.Tensor | None = None
+        self.frames_weight: torch.Tensor | None = None
         self.patch_bias = made(hidden) if spec.patch_bias else None
         self.cls = made(hidden) if names.cls else None
         entries = (2, spec.positions) if spec.by_axis else (spec.positions**2 + bool(names.cls),)
@@ -188,14 +189,15 @@ class VisionTower(nn.Module):
 
         Args:
             shape: one that holds the picture.
-            patches: f32 [N, P], normalised, each (channel, row, column).
+            patches: f32 [N, P], normalised, each (channel, row, column); of a video's part [N, frames * P].
             ints: int32, ``layout.ints`` on the device.
         """
         spec, grid, group = self.spec, layout.grid, self.spec.group
         tile, num_patches = grid.height * grid.width, grid.patches
         row, column, place, rest = ints.split([tile, tile, tile, len(ints) - 3 * tile])
-        assert self.patch_weight is not None
-        x = F.linear(patches.to(self.dtype), self.patch_weight, self.patch_bias)
+        weight = self.patch_weight if layout.frames == 1 else self.frames_weight
+        assert weight is not None
+        x = F.linear(patches.to(self.dtype), weight, self.patch_bias)
         if self.position is not None:
             x = x.view(grid.tiles, tile, -1) + self._positions(place, row, column, grid.height, grid.width)
             x = x.view(num_patches, -1)
@@ -327,6 +329,8 @@ class VisionTower(nn.Module):
         stored, spec = self.stored_patch, self.spec
         if spec.pixels_last:
             stored = stored.view(-1, spec.patch, spec.patch, spec.channels).permute(0, 3, 1, 2)
+        if spec.frames > 1:
+            self.frames_weight = stored.transpose(1, 2).flatten(1)
         self.patch_weight = (stored.float().sum(2).to(stored.dtype) if spec.frames > 1 else stored).flatten(1)
         del self.stored_patch
         for block in self._blocks:
