@@ -147,6 +147,8 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
         "here have one for each token; besides, its experts are chosen by hashes and its residual is four streams. Take a "
         "DeepseekV32ForCausalLM",
+        "Gemma3nForConditionalGeneration": "its sight is MobileNet-v5, which timm alone defines, and its hearing a conformer. "
+        "Take its text model, a Gemma3nForCausalLM, or a Gemma4ForConditionalGeneration",
     }
 )
 """Architectures that people will try, and what stands in their way."""

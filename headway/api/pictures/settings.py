@@ -195,7 +195,7 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
 
 
 def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
-    """The processor's fields; a file before others wins, and in the processor's file they are a ``part``."""
+    """The processor's fields, in the processor's file a ``part``; a file before others wins. Of videos one file is read."""
     found: dict[str, Any] = {}
     for name in files:
         file = None if folder is None else folder / name
@@ -207,4 +207,6 @@ def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any
             raise ConfigError(f"{file} cannot be read: {error}") from None
         values = values.get(part, {} if name == "processor_config.json" else values)
         found = {**values, **found} if isinstance(values, dict) else found
+        if found and files is VIDEO_FILES:
+            break
     return found
