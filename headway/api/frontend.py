@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.api.control_text import MarkedText
 from headway.api.inputs import Door
+from headway.api.pictures.clips import Clip
 from headway.api.pictures.content import PLACE, shown, take_pictures
 from headway.api.prompts import Prompt
 from headway.core.config import EngineArgs
@@ -156,7 +157,9 @@ def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Pro
         text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)
     else:
         text = text.replace(PLACE, door.marker)
-    return {"prompt": text, "multi_modal_data": {"image": list(pictures)}}
+    clips = [each for each in pictures if isinstance(each, Clip)]
+    data = {"image": [each for each in pictures if not isinstance(each, Clip)]} | ({"video": clips} if clips else {})
+    return {"prompt": text, "multi_modal_data": data}
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:

@@ -153,6 +153,12 @@ def test_text_with_pictures_and_videos(name: str) -> None:
             ]
         else:
             shown = [[101, *[VIDEO] * n * parts, 102] for n, parts in zip(rows, (3, 2), strict=True)]
+        part = {"type": "video", "video": videos[1]}
+        [talk] = llm.chat([{"role": "user", "content": [part, {"type": "image", "image": noise(1)}]}], GREEDY)
+        assert talk.prompt_token_ids[6 : 6 + len(shown[1])] == shown[1] and TOKEN in talk.prompt_token_ids
+        with pytest.raises(InvalidRequestError, match="no place for videos"):
+            plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+            llm.chat([{"role": "user", "content": [part]}], GREEDY, chat_template=plain)
         told, behind = ids.index(101) if name != "qwen3" else ids.index(shown[0][0], 4), len(shown[0])
         assert ids[told : told + behind] == shown[0]
         assert ids[-1 - len(shown[1]) : -1] == shown[1]

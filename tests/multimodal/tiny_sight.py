@@ -219,7 +219,7 @@ MARKERS = {
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
+    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
 )
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
 

@@ -55,7 +55,7 @@ def read_clips(data: object) -> list[Clip]:
         return []
     several = isinstance(data, list) and bool(data) and all(_is_clip(each) for each in data)
     assert isinstance(data, list) or not several
-    return [_clip(each) for each in (data if several else [data])]
+    return [read_clip(each) for each in (data if several else [data])]
 
 
 def _is_clip(data: object) -> bool:
@@ -64,7 +64,10 @@ def _is_clip(data: object) -> bool:
     return isinstance(data, list | tuple | Clip)
 
 
-def _clip(data: object) -> Clip:
+def read_clip(data: object) -> Clip:
+    """One video, in any of its forms."""
+    if isinstance(data, Clip):
+        return data
     fps = None
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
         data, more = data
