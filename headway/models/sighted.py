@@ -200,7 +200,10 @@ class Gemma4ForConditionalGeneration(VisionLanguageModel, Gemma4ForCausalLM):
         token = _token(fields, 258880)
         defaults = fields.with_defaults(video_token_id=258884, audio_token_id=258881)
         media = tuple(defaults[name] for name in ("video_token_id", "audio_token_id") if defaults[name] is not None)
-        sight = SightConfig(vision=tower, token=token, sees="spans" if both_ways else "", beginnings=_GEMMA4)
+        most = fields.with_defaults(vision_soft_tokens_per_image=1120).count("vision_soft_tokens_per_image")
+        sight = SightConfig(
+            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_GEMMA4
+        )
         return Gemma4SightedConfig.of(
             text,
             architecture=fields["architectures"][0],

@@ -46,6 +46,7 @@ class SightConfig:
         sections: pairs of a head that rotate by time, row and column; (): all by position.
         interleaved: those of rows and columns lie between those of time (Qwen3-VL); else one behind the other.
         one_size, video_token, tempo, stamps: see ``VisionInfo``.
+        most_rows: of a picture; 0: as many as there is room for.
         beginnings: beginnings of names that exporters write -> those here, tried in order.
     """
 
@@ -55,6 +56,7 @@ class SightConfig:
     sections: tuple[int, ...] = ()
     interleaved: bool = False
     one_size: int = 0
+    most_rows: int = 0
     video_token: int = -1
     tempo: float = 0.0
     stamps: bool = False
@@ -97,6 +99,8 @@ class VisionLanguageModel(DecoderModel):
             rotates_by_place=bool(sight.sections),
         )
         grid = _largest(info, min(MOST_ROWS, max_model_len))
+        if sight.most_rows:  # in whatever shape
+            grid = Grid(1, vision.group, min(sight.most_rows, MOST_ROWS, max_model_len) * vision.group)
         longest = grid.patches // patches
         info = msgspec.structs.replace(info, longest=longest)
         encoder = EncoderSpec(

@@ -81,7 +81,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                 "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": "vision",
             },
             "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN, "video_token_id": VIDEO,
-            "audio_token_id": 104,
+            "audio_token_id": 104, "vision_soft_tokens_per_image": 9,
         },
     ),
     "paligemma": (

@@ -91,6 +91,12 @@ def read_settings(
     """
     family = FAMILIES[_LIKE.get(architecture, architecture)]
     values = {**family.defaults, **_given(folder, FILES, "image_processor")}
+    most = config.get("vision_soft_tokens_per_image")
+    if most is not None and values.get("max_soft_tokens", 0) > most:
+        raise ConfigError(
+            f"the image processor's max_soft_tokens = {values['max_soft_tokens']} is more than the model's "
+            f"vision_soft_tokens_per_image = {most}; raise that by hf_overrides"
+        )
     settings = _settings(family, values, info)
     if info.one_size and {settings.height, settings.width} != {info.one_size}:
         raise ConfigError(
