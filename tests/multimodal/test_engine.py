@@ -32,7 +32,7 @@ def prompts(name: str) -> list[list[Any]]:
     """Pictures first, last, beside each other but for a token, twice the same; and text alone. Qwen sees videos, too."""
     one, two, three = picture(name, 1), picture(name, 2, larger=True), picture(name, 3)
     if name.startswith("qwen"):
-        short, long = film(name, 4, 2, 2.0), film(name, 5, 3, 1.25)
+        short, long = film(name, 14, 2, 2.0), film(name, 15, 3, 1.25)
         return [*_prompts(one, two, three)[:1], [short, 3, one, 4, 5], *_prompts(one, two, three)[2:4],
                 [30, two, 31, long, 32, one, 33]]  # fmt: skip
     return _prompts(one, two, three)

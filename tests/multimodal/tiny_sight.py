@@ -179,6 +179,8 @@ def sighted(name: str) -> Sighted:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.normal_(0.0, 0.2)
+        if name.startswith("qwen"):  # a placeholder that is generated would be one without features to transformers
+            model.lm_head.weight[[TOKEN, VIDEO]] = 0.0
         for buffer, tensor in model.named_buffers():
             tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
     folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
