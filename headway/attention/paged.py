@@ -31,10 +31,14 @@ class PagedAttention:
         sinks: float32 [H], a logit more in each head's softmax, without a value; None: there is none.
         slopes: float32 [H], times the distance to a key is taken off its score (ALiBi); None: nothing is.
         flex: a model's own rule, under which torch attends instead of kernels; None: there is none.
-        ahead: tokens that ``StepBatch.ends`` names see later ones.
         shares: keys and values are another layer's, so that what comes in are queries alone, and nothing is written.
         group: of the layer's cache.
+
+    Attributes:
+        ahead: tokens that ``StepBatch.ends`` names see later ones.
     """
+
+    ahead = True
 
     def __init__(
         self,
@@ -50,7 +54,6 @@ class PagedAttention:
         slopes: torch.Tensor | None = None,
         shares: bool = False,
         flex: FlexRule | None = None,
-        ahead: bool = True,
         group: int = 0,
     ) -> None:
         assert num_heads % num_kv_heads == 0
@@ -59,7 +62,7 @@ class PagedAttention:
         assert not (window and chunk)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale, self.window, self.soft_cap, self.group = scale, window, soft_cap, group
-        self.extras, self.shares, self.ahead, self.flex = (chunk, sinks, slopes), shares, ahead, None
+        self.extras, self.shares, self.flex = (chunk, sinks, slopes), shares, None
         if flex is not None:
             rule = ScoreRule(scale, window, soft_cap, chunk, sinks, slopes)
             self.flex = FlexAttention(rule, flex, group)

@@ -208,9 +208,9 @@ class Attention(nn.Module):
             slopes=slopes,
             shares=shares,
             flex=spec.flex,
-            ahead=spec.ahead,
             group=group,
         )
+        self.attend.ahead = spec.ahead
         self.dense = DenseAttention(
             num_heads=heads[0], num_kv_heads=heads[1], scale=scale, reach=spec.window - 1, soft_cap=spec.soft_cap
         )
