@@ -91,7 +91,8 @@ def cut(image: Image, settings: ImageSettings) -> Tiles:
     """
     check_size(*image.size)
     found = RULES[settings.rule](as_rgb(image), settings)
-    check_rows(*found.pixels.shape[:3], settings)
+    count, height, width, _ = found.pixels.shape
+    check_rows(count, height, width, settings)
     return found
 
 

@@ -128,13 +128,15 @@ def test_text_with_pictures_and_videos(name: str) -> None:
     videos = [frames, ([Image.fromarray(each) for each in frames[:4]], {"fps": 4.0})]
     with LLM(sighted(name).folder, **options()) as llm:
         data = {"image": noise(1), "video": videos}
-        [first] = llm.generate([{"prompt": text, "multi_modal_data": data}], GREEDY)
+        prompt: Any = {"prompt": text, "multi_modal_data": data}
+        [first] = llm.generate(prompt, GREEDY)
         ids = first.prompt_token_ids
         encode = llm.get_tokenizer().encode
         bare = encode(text, add_special_tokens=False)
         assert bare.count(VIDEO) == 2
         for again in (ids, bare):
-            [other] = llm.generate([{"prompt_token_ids": again, "multi_modal_data": data}], GREEDY)
+            prompt = {"prompt_token_ids": again, "multi_modal_data": data}
+            [other] = llm.generate(prompt, GREEDY)
             assert other.prompt_token_ids == ids and other.outputs[0].token_ids == first.outputs[0].token_ids
         door, info = llm._door.pictures, llm.model_info.vision
         assert door is not None and info is not None and door._clips is not None

@@ -29,7 +29,7 @@ class Clip(NamedTuple):
         fps: so many of them are a second; None: as many as the model's processor takes.
     """
 
-    frames: Sequence[Any]
+    frames: Any
     fps: float | None = None
 
 
@@ -53,9 +53,9 @@ def read_clips(data: object) -> list[Clip]:
     """
     if data is None:
         return []
-    several = isinstance(data, list) and bool(data) and all(_is_clip(each) for each in data)
-    assert isinstance(data, list) or not several
-    return [read_clip(each) for each in (data if several else [data])]
+    if isinstance(data, list) and data and all(_is_clip(each) for each in data):
+        return [read_clip(each) for each in data]
+    return [read_clip(data)]
 
 
 def _is_clip(data: object) -> bool:

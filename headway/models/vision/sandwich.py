@@ -17,6 +17,7 @@ from headway.kernels.rms_norm import rms_norm
 from headway.models.interface import Target
 from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear
+from headway.models.layers.norm import RMSNorm
 from headway.models.vision.spec import VisionSpec
 
 _RANGE = ("input_min", "input_max", "output_min", "output_max")
@@ -81,8 +82,9 @@ class SandwichBlock(nn.Module):
         self.gate_up = product(hidden, dict.fromkeys((f"{names.ffn}{gate}" for gate in gates), mlp.size))
         self.down = product(mlp.size, {f"{names.ffn}{down}": hidden})
         self.act = activation(mlp.activation, gated=True)
-        self.norms = nn.ModuleList(spec.norm.make(hidden, dtype=dtype, device=device) for _ in range(4))  # type: ignore[misc]
-        self.q_norm, self.k_norm = (spec.norm.make(spec.head_dim, dtype=dtype, device=device) for _ in range(2))
+        sizes = (hidden,) * 4 + (spec.head_dim,) * 2
+        self._norms = [RMSNorm(size, spec.norm.eps, dtype=dtype, device=device) for size in sizes]
+        self.norms = nn.ModuleList(self._norms)
         self.ones = torch.ones(spec.head_dim, dtype=dtype, device=device)
 
     def forward(
@@ -91,14 +93,14 @@ class SandwichBlock(nn.Module):
         """See ``VisionBlock``."""
         assert table is not None
         hidden, heads, size, eps = self.spec.hidden_size, self.spec.num_heads, self.spec.head_dim, self.spec.norm.eps
-        into_attention, behind_attention, into_ffn, behind_ffn = self.norms
-        qkv = self.qkv.forward(into_attention(x))
+        into_attention, behind_attention, into_ffn, behind_ffn, q_norm, k_norm = self._norms
+        qkv = self.qkv.forward(into_attention.forward(x))
         v = qkv[:, 2 * hidden :]
         v.copy_(cast(torch.Tensor, rms_norm(v.reshape(-1, size), self.ones, eps)).view(len(v), -1))
-        dense_rope(qkv, positions, table, self.q_norm.weight, self.k_norm.weight, eps, heads, heads)
+        dense_rope(qkv, positions, table, q_norm.weight, k_norm.weight, eps, heads, heads)
         mixed = dense_attention(qkv, starts, None, heads, heads, 1.0, -1, 0.0, longest)
-        x += behind_attention(self.out.forward(mixed))
-        x += behind_ffn(self.down.forward(self.act(self.gate_up.forward(into_ffn(x)))))
+        x += behind_attention.forward(self.out.forward(mixed))
+        x += behind_ffn.forward(self.down.forward(self.act(self.gate_up.forward(into_ffn.forward(x)))))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes.
@@ -115,11 +117,8 @@ class SandwichBlock(nn.Module):
         found |= self.gate_up.destinations(prefix) | self.down.destinations(prefix)
         assert names.behind is not None
         before, behind = names.norms, names.behind
-        for name, norm in zip((before[0], behind[0], before[1], behind[1]), self.norms, strict=True):
-            found |= norm.destinations(f"{prefix}{name}.")  # type: ignore[operator]
-        for name, norm in zip(names.heads, (self.q_norm, self.k_norm), strict=True):
+        for name, norm in zip((before[0], behind[0], before[1], behind[1]), self._norms[:4], strict=True):
+            found |= norm.destinations(f"{prefix}{name}.")
+        for name, norm in zip(names.heads, self._norms[4:], strict=True):
             found[f"{prefix}{name}.weight"] = Target(norm.weight, own)
         return found
-
-    def finalize(self) -> None:
-        """Called once, when the weights are in place and before the products are packed."""

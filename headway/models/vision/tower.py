@@ -326,7 +326,7 @@ class VisionTower(nn.Module):
 
     def finalize(self) -> None:
         """Called once, when the weights are in place, ahead of ``Linear.finalize``."""
-        stored, spec = self.stored_patch, self.spec
+        spec, stored = self.spec, self.stored_patch.data
         if spec.pixels_last:
             stored = stored.view(-1, spec.patch, spec.patch, spec.channels).permute(0, 3, 1, 2)
         if spec.frames > 1:
@@ -334,7 +334,8 @@ class VisionTower(nn.Module):
         self.patch_weight = (stored.float().sum(2).to(stored.dtype) if spec.frames > 1 else stored).flatten(1)
         del self.stored_patch
         for block in self._blocks:
-            block.finalize()
+            if isinstance(block, VisionBlock):
+                block.finalize()
         for projector in (self.projector, *self.deepstack):
             assert isinstance(projector, Projector)
             projector.finalize()
