@@ -76,7 +76,11 @@ def test_every_logit_is_that_of_transformers(name: str) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "depth"), [*((name, 2) for name in FAMILIES), ("gemma3", 0), ("qwen3", 0)])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [*((name, 2) for name in FAMILIES), *((name, depth) for name in ("gemma4", "qwen2.5") for depth in (0, 1, 4)),
+     ("gemma3", 0), ("qwen3", 0)],
+)  # fmt: skip
 def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption. Beside rows
     that decode a step does one block of the tower."""
@@ -101,7 +105,7 @@ def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "depth"), [("gemma3", 4), ("qwen3", 1)])
+@pytest.mark.parametrize(("name", "depth"), [("gemma3", 4), ("gemma4", 2), ("qwen3", 1)])
 def test_preempted_pictures_are_read_again(name: str, depth: int) -> None:
     """Blocks run out while requests decode; whoever comes back finds its picture, or has it encoded once more."""
     one = sighted(name)

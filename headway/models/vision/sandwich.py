@@ -54,7 +54,7 @@ class ClippedLinear(nn.Module):
         orders: list[torch.Tensor | None] = [None] * len(rows)
         if order is not None:
             orders = [own - i * rows[0] for i, own in enumerate(order.split(rows))]
-        for name, part, own, ends in zip(self._names, self._parts, orders, self.ranges, strict=True):
+        for name, part, own, ends in zip(self._names, self._parts, orders, self.ranges.unbind(), strict=True):
             found |= part.destinations(prefix, own)
             found |= {f"{prefix}{name}.{each}": Target(ends[i]) for i, each in enumerate(_RANGE)}
         return found
