@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.api.control_text import MarkedText
 from headway.api.inputs import Door
+from headway.api.pictures.clips import Clip
 from headway.api.pictures.content import PLACE, shown, take_pictures
 from headway.api.prompts import Prompt
 from headway.core.config import EngineArgs
@@ -78,14 +79,14 @@ def load_pictures(args: EngineArgs, info: ModelInfo, tokenizer: Tokenizer | None
     """What prepares pictures for the engine's model; None: it sees none. Raises ConfigError."""
     if info.vision is None:
         return None
-    from headway.api.pictures.door import DEFAULT_LIMIT, Pictures
+    from headway.api.pictures.door import DEFAULT_LIMITS, Pictures
     from headway.weights.source import locate
 
     folder = locate(args.model, revision=args.revision, weights=False).path
     folder = folder if folder.is_dir() else folder.parent
     config = json.loads((folder / "config.json").read_text("utf-8")) | (args.hf_overrides or {})
-    limit = (args.limit_mm_per_prompt or {}).get("image", DEFAULT_LIMIT)
-    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limit)
+    limits = {**DEFAULT_LIMITS, **(args.limit_mm_per_prompt or {})}
+    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limits)
 
 
 class ChatRenderer:
@@ -156,7 +157,9 @@ def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Pro
         text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)
     else:
         text = text.replace(PLACE, door.marker)
-    return {"prompt": text, "multi_modal_data": {"image": list(pictures)}}
+    clips = [each for each in pictures if isinstance(each, Clip)]
+    data = {"image": [each for each in pictures if not isinstance(each, Clip)]} | ({"video": clips} if clips else {})
+    return {"prompt": text, "multi_modal_data": data}
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:

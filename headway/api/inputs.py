@@ -191,8 +191,8 @@ class Door:
         text, ids, _ = self._read_prompt({name: prompt[name] for name in prompt if name != "multi_modal_data"})
         if text is not None and self.tokenizer is None:
             raise _no_tokenizer()
-        found, furnished = filled(self.pictures, prompt, text, ids, seen)
-        return found, [each.item for each in seen], furnished
+        found, furnished, seen = filled(self.pictures, prompt, text, ids, seen)
+        return found, [item for each in seen for item in each.items], furnished
 
     def as_text(self, text: str) -> str:
         """``text`` such that the control tokens which it spells stay text."""

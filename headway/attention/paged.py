@@ -33,7 +33,12 @@ class PagedAttention:
         flex: a model's own rule, under which torch attends instead of kernels; None: there is none.
         shares: keys and values are another layer's, so that what comes in are queries alone, and nothing is written.
         group: of the layer's cache.
+
+    Attributes:
+        ahead: tokens that ``StepBatch.ends`` names see later ones.
     """
+
+    ahead = True
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class PagedAttention:
             return self.flex(q, batch, cache).flatten(1)
         group = batch.groups[self.group]
         numbers = (self.scale, self.window, self.soft_cap)
-        if batch.ends is not None:
+        if batch.ends is not None and self.ahead:
             assert self.extras == (0, None, None), "spans have met neither chunks nor sinks nor slopes"
             read = (group.block_tables, batch.row_slots, batch.query_start, group.seq_lens, batch.ends)
             seen = span_attention(q, *cache, *read, *numbers, batch.max_query_len, batch.max_seq_len_bound)

@@ -51,6 +51,8 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
             them by cross-attention.
         units: patches or frames that pass each block of the encoder; 0: nobody asks.
         reach: most units that one sees: in blocks that see all, and in those that see windows.
+        late: of a later part of a video, which shares the places of the part before: how much later than the first it is, in
+            positions; -1: it has a place of its own.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     first: int = -1
     units: int = 0
     reach: tuple[int, int] = (0, 0)
+    late: int = -1
 
     @property
     def num_words(self) -> int:
@@ -78,6 +81,7 @@ class MediaRun(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
         base: first position of the rotation, where that is by place in a picture.
         columns: of the picture then; token i of the run is at row i // columns.
         behind: what is added to positions of the tokens behind the run, up to the next one.
+        late: what is added to ``base`` for its time.
     """
 
     item: int
@@ -87,6 +91,7 @@ class MediaRun(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     base: int = 0
     columns: int = 1
     behind: int = 0
+    late: int = 0
 
 
 @dataclass(slots=True)

@@ -39,6 +39,10 @@ class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
         one_size: pixels of a side of all pictures; 0: the model takes other sizes, too.
         token: id of the token that stands for each row in a prompt.
         sees: tokens that see later ones: "spans": those of one picture each other; "prompt": those of the prompt; "": none.
+        video_token: the same in a video; -1: the model reads none.
+        frames: pictures of a video that become one, a *part*.
+        tempo: positions of time that a second takes; 0: a part takes one.
+        stamps: parts of a video have places of their own, and the text says when each is.
         rotates_by_place: positions of a picture's tokens are (time, row, column), and text behind it goes on after the largest.
         longest: most rows of a picture.
         cache_rows: rows of the encoder cache, those of a request's pictures that are needed at once at most.
@@ -53,6 +57,10 @@ class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
     one_size: int = 0
     token: int
     sees: str = ""
+    video_token: int = -1
+    frames: int = 1
+    tempo: float = 0.0
+    stamps: bool = False
     rotates_by_place: bool = False
     longest: int = 0
     cache_rows: int = 0

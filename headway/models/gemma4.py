@@ -4,7 +4,7 @@ layers' keys and values, per-layer inputs, and a scalar on each layer."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -35,7 +35,7 @@ class PerLayerConfig(DecoderConfig):
     per_layer: PerLayerSpec | None = None
 
     @classmethod
-    def of(cls, config: DecoderConfig, **more: Any) -> PerLayerConfig:
+    def of(cls, config: DecoderConfig, **more: Any) -> Self:
         """``config`` with more."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(config)} | more)
 

@@ -57,6 +57,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": "headway.models.granite:GraniteMoeSharedForCausalLM",
         "HunYuanDenseV1ForCausalLM": "headway.models.hunyuan:HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM": "headway.models.hunyuan:HunYuanMoEV1ForCausalLM",
+        "Gemma4ForConditionalGeneration": "headway.models.sighted:Gemma4ForConditionalGeneration",
         "HeliumForCausalLM": "headway.models.ernie:HeliumForCausalLM",
         "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",
@@ -146,6 +147,8 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
         "here have one for each token; besides, its experts are chosen by hashes and its residual is four streams. Take a "
         "DeepseekV32ForCausalLM",
+        "Gemma3nForConditionalGeneration": "its sight is MobileNet-v5, which timm alone defines, and its hearing a conformer. "
+        "Take its text model, a Gemma3nForCausalLM, or a Gemma4ForConditionalGeneration",
     }
 )
 """Architectures that people will try, and what stands in their way."""

@@ -1,4 +1,4 @@
-"""Decoders with sight: Gemma 3, PaliGemma, Llava, Idefics3 and SmolVLM, Qwen2-VL to Qwen3-VL, Mistral3, InternVL.
+"""Decoders with sight: Gemma 3 and 4, PaliGemma, Llava, Idefics3 and SmolVLM, Qwen2-VL to Qwen3-VL, Mistral3, InternVL.
 
 Each is a decoder of the registry, read from ``text_config``, and a tower with its projector (``models.vision.families``).
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from headway.core.errors import UnsupportedModelError
+from headway.models.blocks import BlockSpec
+from headway.models.config import map_blocks
 from headway.models.decoder import DecoderConfig
 from headway.models.fields import Fields
+from headway.models.gemma4 import Gemma4ForCausalLM, PerLayerConfig
 from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.norm import NormSpec
 from headway.models.vision import families
 from headway.models.vision.spec import ProjectorSpec
 from headway.models.vision_language import SightConfig, SightedConfig, VisionLanguageModel
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
 
 _LLAVA = (
     ("language_model.model.", "model."),
@@ -26,6 +33,11 @@ _LLAVA = (
     ("model.vision_tower.", "vision_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
     ("vision_tower.vision_model.", "vision_tower."),
+)
+_GEMMA4 = (
+    ("model.language_model.", "model."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.embed_vision.", "embed_vision."),
 )
 _QWEN = (("model.visual.", "visual."), ("model.language_model.", "model."), ("language_model.model.", "model."))
 _IDEFICS = (
@@ -102,6 +114,10 @@ def _token(fields: Fields, default: int) -> int:
     return default
 
 
+def _video_token(fields: Fields) -> int:
+    return fields.with_defaults(video_token_id=151656).count("video_token_id")
+
+
 def _pixels(vision: Fields, default: int) -> int:
     return families.side(vision.with_defaults(image_size=default), "image_size")
 
@@ -135,6 +151,67 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             vision=tower, token=_token(fields, 262144), sees="spans", one_size=_pixels(vision, 224), beginnings=_LLAVA
         )
         return _sighted(fields, text, sight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemma4SightedConfig(PerLayerConfig):
+    """Gemma 4 with sight.
+
+    Attributes:
+        media: ids that stand for pictures and sounds.
+        padding: the id that is read in their place, by the inputs of layers, too.
+    """
+
+    sight: SightConfig
+    media: tuple[int, ...]
+    padding: int
+
+
+class Gemma4ForConditionalGeneration(VisionLanguageModel, Gemma4ForCausalLM):
+    """Gemma 4: pictures of any shape; in sliding layers of larger models tokens of a picture see each other. No sounds."""
+
+    def __init__(
+        self, config: Gemma4SightedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
+    ) -> None:
+        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
+        self._media, self._padding = config.media, config.padding
+
+    def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
+        ids = batch.input_ids
+        for token in self._media:
+            ids = torch.where(ids == token, self._padding, ids)
+        return super()._inputs(replace(batch, input_ids=ids), caches)
+
+    @staticmethod
+    def read(fields: Fields) -> Gemma4SightedConfig:
+        """The configuration in a config.json; see ``models.interface.Architecture``."""
+        text = _text(fields, "Gemma4ForCausalLM", tied=True, drop=("use_bidirectional_attention",))
+        assert isinstance(text, PerLayerConfig)
+        nested = Fields(fields.get("text_config") or {})
+        both_ways = nested.get("use_bidirectional_attention")
+        if both_ways not in (None, "vision"):
+            raise nested.refuse("use_bidirectional_attention", "is not implemented; 'vision' is")
+
+        def change(_layer: int, block: BlockSpec) -> BlockSpec:
+            return replace(block, mixer=replace(block.attention, ahead=block.attention.window > 0))
+
+        text = map_blocks(text, change)
+        tower = families.gemma4_tower(_vision(fields), text.hidden_size)
+        token = _token(fields, 258880)
+        defaults = fields.with_defaults(video_token_id=258884, audio_token_id=258881)
+        media = tuple(defaults[name] for name in ("video_token_id", "audio_token_id") if defaults[name] is not None)
+        most = fields.with_defaults(vision_soft_tokens_per_image=1120).count("vision_soft_tokens_per_image")
+        sight = SightConfig(
+            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_GEMMA4
+        )
+        return Gemma4SightedConfig.of(
+            text,
+            architecture=fields["architectures"][0],
+            sight=sight,
+            media=(token, *media),
+            padding=int(nested.number("pad_token_id", 0, least=0)),
+            unused=(*text.unused, "audio_tower.", "embed_audio."),
+        )
 
 
 class PaliGemmaForConditionalGeneration(VisionLanguageModel):
@@ -259,8 +336,12 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 (as
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
-        tower = families.qwen25_tower(_vision(fields), text.hidden_size)
-        sight = SightConfig(vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN)
+        vision = _vision(fields)
+        tower = families.qwen25_tower(vision, text.hidden_size)
+        sight = SightConfig(
+            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            video_token=_video_token(fields), tempo=vision.number("tokens_per_second", 4, least=0.01),
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 
@@ -272,7 +353,10 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         tower = families.qwen2_tower(_vision(fields), text.hidden_size)
-        sight = SightConfig(vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN)
+        sight = SightConfig(
+            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            video_token=_video_token(fields),
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 
@@ -287,8 +371,9 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
         if len(tower.deepstack) > len(text.blocks):
             raise UnsupportedModelError("config.json: deepstack_visual_indexes names more layers than the decoder has")
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN
-        )
+            vision=tower, token=_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN,
+            video_token=_video_token(fields), stamps=True,
+        )  # fmt: skip
         return _sighted(fields, text, sight)
 
 

@@ -45,7 +45,8 @@ class SightConfig:
         sees: see ``VisionInfo``.
         sections: pairs of a head that rotate by time, row and column; (): all by position.
         interleaved: those of rows and columns lie between those of time (Qwen3-VL); else one behind the other.
-        one_size: see ``VisionInfo``.
+        one_size, video_token, tempo, stamps: see ``VisionInfo``.
+        most_rows: of a picture; 0: as many as there is room for.
         beginnings: beginnings of names that exporters write -> those here, tried in order.
     """
 
@@ -55,6 +56,10 @@ class SightConfig:
     sections: tuple[int, ...] = ()
     interleaved: bool = False
     one_size: int = 0
+    most_rows: int = 0
+    video_token: int = -1
+    tempo: float = 0.0
+    stamps: bool = False
     beginnings: tuple[tuple[str, str], ...] = ()
 
 
@@ -76,19 +81,26 @@ class VisionLanguageModel(DecoderModel):
         self._narrow_from = max(self._narrow_from, self.num_added)  # what is added is for all tokens
         vision = sight.vision
         patches = vision.group**2
-        words = patches * (-(-vision.patch_values // 4) + 3) + 3 + patches
+        values = vision.patch_values * (1 if sight.video_token < 0 else vision.frames)
+        words = patches * (-(-values // 4) + 3) + 3 + patches
         info = VisionInfo(
             patch=vision.patch,
             channels=vision.channels,
             group=vision.group,
-            positions=0 if vision.interpolates else vision.positions,
+            positions=0 if vision.interpolates or vision.by_axis else vision.positions,
             window=vision.window,
             one_size=sight.one_size,
             token=sight.token,
             sees=sight.sees,
+            video_token=sight.video_token,
+            frames=vision.frames,
+            tempo=sight.tempo,
+            stamps=sight.stamps,
             rotates_by_place=bool(sight.sections),
         )
         grid = _largest(info, min(MOST_ROWS, max_model_len))
+        if sight.most_rows:  # in whatever shape
+            grid = Grid(1, vision.group, min(sight.most_rows, MOST_ROWS, max_model_len) * vision.group)
         longest = grid.patches // patches
         info = msgspec.structs.replace(info, longest=longest)
         encoder = EncoderSpec(
@@ -120,9 +132,15 @@ class VisionLanguageModel(DecoderModel):
     def open_pass(self, item: EncoderInput, buffers: PassBuffers, shape: PassShape) -> None:
         """See ``PartedModel``."""
         layout = Layout.of(item.sizes)
-        values, area = self.sight.vision.patch_values, self.sight.vision.patch**2
+        values, area = self.sight.vision.patch_values * layout.frames, self.sight.vision.patch**2
         ints, rest = item.data[: layout.num_ints], item.data[layout.num_ints :]
-        affine = rest[:AFFINE_INTS].view(torch.float32).view(2, 3, 1).expand(-1, -1, area).reshape(2, values)
+        affine = (
+            rest[:AFFINE_INTS]
+            .view(torch.float32)
+            .view(2, 1, 3, 1)
+            .expand(-1, layout.frames, -1, area)
+            .reshape(2, values)
+        )
         scale, shift = affine.unbind()
         pixels = rest[AFFINE_INTS:].view(torch.uint8)[: layout.grid.patches * values].view(-1, values)
         self.tower.open(buffers, shape, pixels.float() * scale + shift, ints, layout)

@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from headway.core.encode import EncoderItem, MediaRun
 from headway.core.errors import InvalidRequestError
@@ -18,19 +19,25 @@ from headway.multimodal.wire import join
 KEY_BYTES = 20
 
 
-def make_item(info: VisionInfo, tiles: npt.NDArray[np.uint8], scale: Floats, shift: Floats) -> EncoderItem:
-    """The item of one picture.
+def make_item(
+    info: VisionInfo, tiles: npt.NDArray[np.uint8], scale: Floats, shift: Floats, *, frames: int = 1, late: int = -1
+) -> EncoderItem:
+    """The item of one picture, or of a part of a video.
 
     Args:
         tiles: [tiles, height, width, channels], sides multiples of a merged patch.
         scale, shift: f32 [channels]: a pixel becomes pixel * scale + shift.
+        frames: so many tiles follow each other in time, and patches at one place are one.
+        late: see ``EncoderItem``.
     """
     count, height, width, channels = tiles.shape
     size = info.patch
-    grid = Grid(count, height // size, width // size)
+    grid = Grid(count // frames, height // size, width // size)
     cut = tiles.reshape(count, grid.height, size, grid.width, size, channels).transpose(0, 1, 3, 5, 2, 4)
-    patches = np.concatenate([in_squares(np.ascontiguousarray(tile), info.group) for tile in cut])
+    found = [in_squares(np.ascontiguousarray(tile), info.group) for tile in cut]
+    patches = np.stack(found, axis=1) if frames > 1 else np.concatenate(found)
     layout, ints = lay_out(info, grid)
+    layout = layout._replace(frames=frames)
     # The integers follow from the sizes. Sizes are part of the name: equal bytes may be of another shape.
     name = blake2b(repr((layout.sizes, tiles.shape)).encode(), digest_size=KEY_BYTES)
     for part in (scale, shift, tiles):
@@ -44,6 +51,7 @@ def make_item(info: VisionInfo, tiles: npt.NDArray[np.uint8], scale: Floats, shi
         first=0,
         units=grid.patches,
         reach=(grid.height * grid.width, layout.longest_window),
+        late=late,
     )
 
 
@@ -54,12 +62,12 @@ def find_runs(info: VisionInfo, token_ids: list[int], items: list[EncoderItem]) 
         InvalidRequestError: there are more or fewer placeholders than features.
     """
     ids = np.asarray(token_ids, np.int64)
-    is_placeholder = np.concatenate([[False], ids == info.token, [False]])
+    is_placeholder = np.concatenate([[False], (ids == info.token) | (ids == info.video_token), [False]])
     edges = np.flatnonzero(is_placeholder[1:] != is_placeholder[:-1])
     placeholders, features = int(is_placeholder.sum()), sum(item.rows for item in items)
-    if len(edges) // 2 > MAX_RUNS:
+    if (runs_bound := max(len(edges) // 2, len(items))) > MAX_RUNS:
         raise InvalidRequestError(
-            f"the prompt has {len(edges) // 2} separate runs of image placeholders; at most {MAX_RUNS} are possible",
+            f"the prompt has {runs_bound} separate runs of image placeholders; at most {MAX_RUNS} are possible",
             FIELD,
         )
     if placeholders != features:
@@ -69,13 +77,16 @@ def find_runs(info: VisionInfo, token_ids: list[int], items: list[EncoderItem]) 
             FIELD,
         )
     runs: list[MediaRun] = []
-    item = first = behind = 0
+    item = first = 0
     for start, end in edges.reshape(-1, 2).tolist():  # host: numpy
         while start < end:
             count = min(end - start, items[item].rows - first)
             run = MediaRun(item=item, first=first, start=start, end=start + count)
+            token = info.token if Layout.of(items[item].sizes).frames == 1 else info.video_token
+            if not (ids[start : run.end] == token).all():
+                raise InvalidRequestError("placeholders of pictures and of videos are mixed up", FIELD)
             if info.rotates_by_place:
-                run, behind = _rotated(info, run, items[item], behind)
+                run = _rotated(info, run, items[item], runs[-1] if runs else None)
             runs.append(run)
             start, first = start + count, first + count
             if first == items[item].rows:
@@ -83,17 +94,22 @@ def find_runs(info: VisionInfo, token_ids: list[int], items: list[EncoderItem]) 
     return runs
 
 
-def _rotated(info: VisionInfo, run: MediaRun, item: EncoderItem, behind: int) -> tuple[MediaRun, int]:
-    """The run with its rotation, and what is added to positions behind it: text goes on after the largest place."""
+def _rotated(info: VisionInfo, run: MediaRun, item: EncoderItem, before: MediaRun | None) -> MediaRun:
+    """The run with its rotation: text goes on after the largest place, or after the latest time."""
+    behind = 0 if before is None else before.behind
     grid = Layout.of(item.sizes).grid
     rows, columns = grid.height // info.group, grid.width // info.group
     if run.first or run.end - run.start != item.rows or grid.tiles != 1:
         raise InvalidRequestError("a picture's placeholders must lie side by side", FIELD)
-    base = run.start + behind
-    behind = base + max(rows, columns) - run.end
-    return (
-        MediaRun(
-            item=run.item, first=0, start=run.start, end=run.end, base=base, columns=columns, behind=behind
-        ),
-        behind,
-    )  # fmt: skip
+    base, late = run.start + behind, max(item.late, 0)
+    if item.late >= 0:
+        if before is None or before.end != run.start:
+            raise InvalidRequestError("a video's placeholders must lie side by side", FIELD)
+        base = before.base
+    behind = base + max(rows, columns, late + 1) - run.end
+    if behind > 0:
+        raise InvalidRequestError(
+            f"the video goes on for {late + 1} positions of time, more than its tokens; give its frames with a higher fps",
+            FIELD,
+        )
+    return structs.replace(run, base=base, columns=columns, behind=behind, late=late)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from headway.core.media import Grid, VisionInfo
 from headway.core.plan import Int32s
 
-NUM_SIZES = 6
+NUM_SIZES = 7
 """Integers that ``Layout.sizes`` is."""
 
 
@@ -24,6 +24,7 @@ class Layout(NamedTuple):
         grid: its tiles.
         num_windows: W; 0: its attention has none.
         longest_window: most patches of a window.
+        frames: pictures that a patch has, of a video's part; 1: a picture.
         num_ints: length of the integers, which are, one behind the other: row [n] and column [n] of each patch of a tile, its
             entry in the table of positions [n], and with windows: merged patches window by window [M], the inverse of that [M],
             starts of the windows [W + 1]. Then the starts of the tiles [tiles + 1].
@@ -33,11 +34,12 @@ class Layout(NamedTuple):
     num_windows: int
     longest_window: int
     num_ints: int
+    frames: int = 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """As they travel with the picture."""
-        return (*self.grid, self.num_windows, self.longest_window, self.num_ints)
+        return (*self.grid, self.num_windows, self.longest_window, self.num_ints, self.frames)
 
     @classmethod
     def of(cls, sizes: tuple[int, ...]) -> Layout:

@@ -6,6 +6,7 @@ What comes out are tiles of bytes; scaling and normalisation are two numbers for
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -91,6 +92,12 @@ def cut(image: Image, settings: ImageSettings) -> Tiles:
     check_size(*image.size)
     found = RULES[settings.rule](as_rgb(image), settings)
     count, height, width, _ = found.pixels.shape
+    check_rows(count, height, width, settings)
+    return found
+
+
+def check_rows(count: int, height: int, width: int, settings: ImageSettings) -> None:
+    """Raises InvalidRequestError: so many tiles come to more rows than the model takes."""
     rows = count * (height // settings.row_pixels) * (width // settings.row_pixels)
     if settings.most_rows and rows > settings.most_rows:
         raise InvalidRequestError(
@@ -98,7 +105,6 @@ def cut(image: Image, settings: ImageSettings) -> Tiles:
             "send a smaller one",
             FIELD,
         )
-    return found
 
 
 def _resized(image: Image, height: int, width: int, settings: ImageSettings) -> Image:
@@ -139,20 +145,66 @@ def _shortest(image: Image, settings: ImageSettings) -> Tiles:
 
 
 def _smart(image: Image, settings: ImageSettings) -> Tiles:
-    """About as large as it is, within bounds of its pixels, in whole steps (Qwen2-VL)."""
-    width, height = image.size
+    rows, columns = _smart_size(image.height, image.width, settings)
+    return Tiles(_array(_resized(image, rows, columns, settings))[None])
+
+
+def _smart_size(height: int, width: int, settings: ImageSettings, frames: int = 1, counted: int = 1) -> tuple[int, int]:
+    """About as large as it is, within bounds of its pixels, in whole steps (Qwen2-VL).
+
+    Args:
+        frames: whose pixels are bounded together, and as how many of them those of the result count.
+    """
     step = settings.step
     if max(height, width) > 200 * min(height, width):
         raise InvalidRequestError("the image is more than 200 times as long as it is wide", FIELD)
     rows, columns = round(height / step) * step, round(width / step) * step
-    if rows * columns > settings.most:
-        shrink = math.sqrt(height * width / settings.most)
+    if counted * rows * columns > settings.most:
+        shrink = math.sqrt(frames * height * width / settings.most)
         rows = max(step, math.floor(height / shrink / step) * step)
         columns = max(step, math.floor(width / shrink / step) * step)
-    elif rows * columns < settings.least:
-        grow = math.sqrt(settings.least / (height * width))
+    elif counted * rows * columns < settings.least:
+        grow = math.sqrt(settings.least / (frames * height * width))
         rows, columns = math.ceil(height * grow / step) * step, math.ceil(width * grow / step) * step
     check_size(columns, rows)
+    return rows, columns
+
+
+def cut_clip(frames: Sequence[Image], settings: ImageSettings, each: int) -> Pixels:
+    """The frames of a video, uint8 [N, height, width, 3]; the last one again where N is no multiple of ``each``.
+
+    Raises:
+        InvalidRequestError: they are of several sizes, too large, or come to more rows than the model takes.
+    """
+    sizes = {frame.size for frame in frames}
+    if len(sizes) != 1:
+        raise InvalidRequestError("the frames of a video must all be of one size", FIELD)
+    width, height = sizes.pop()
+    check_size(width, height)
+    if settings.rule == "volume":
+        if min(height, width) < settings.step:
+            scale = max(settings.step / height, settings.step / width)
+            height, width = int(height * scale), int(width * scale)
+        counted = round(len(frames) / each) * each
+        rows, columns = _smart_size(height, width, settings, len(frames), counted)
+    else:
+        rows, columns = _smart_size(height, width, settings)
+    check_rows(1, rows, columns, settings)
+    found = [_array(_resized(as_rgb(frame), rows, columns, settings)) for frame in frames]
+    return np.stack(found + [found[-1]] * (-len(found) % each))
+
+
+def _budget(image: Image, settings: ImageSettings) -> Tiles:
+    """As large as a number of pixels allows, in whole steps, whatever size it has (Gemma 4)."""
+    step, longest = settings.step, settings.most // settings.step
+    factor = math.sqrt(settings.most / (image.height * image.width))
+    rows, columns = (math.floor(factor * side / step) * step for side in (image.height, image.width))
+    if not rows and not columns:
+        raise InvalidRequestError("the model's pictures are too small for any image; raise max_model_len", FIELD)
+    if not rows:
+        rows, columns = step, min(image.width // image.height * step, longest)
+    elif not columns:
+        rows, columns = min(image.height // image.width * step, longest), step
     return Tiles(_array(_resized(image, rows, columns, settings))[None])
 
 
@@ -242,4 +294,5 @@ def _grid(pixels: Pixels, rows: int, columns: int, size: int) -> Pixels:
 
 RULES = {
     "fixed": _fixed, "shortest": _shortest, "smart": _smart, "bounded": _bounded, "split": _split, "canvas": _canvas,
+    "budget": _budget,
 }  # fmt: skip

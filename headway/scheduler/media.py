@@ -81,7 +81,10 @@ class MediaPlanner:
     def marks(self, message: AddRequest) -> list[Mark]:
         """What names blocks of keys beside their tokens: which picture a placeholder is of, and, where tokens see later ones,
         all that they see."""
-        found = [(run.start, run.end, b"%s@%d" % (message.media[run.item].key, run.first)) for run in message.runs]
+        found = [
+            (run.start, run.end, b"%s@%d+%d" % (message.media[run.item].key, run.first, run.late))
+            for run in message.runs
+        ]
         if self._sees == "prompt":
             tokens = np.asarray(message.prompt_token_ids, np.int32).tobytes()
             whole = blake2b(tokens + b"".join(mark for *_, mark in found), digest_size=16).digest()

@@ -84,8 +84,8 @@ class Service:
         pictures = self.llm.pictures
         if pictures is None:
             raise refuse(f"the model {self.names[0]} sees no images; send text alone", images[0].where)
-        if len(images) > pictures.limit:
-            raise refuse(f"at most {pictures.limit} images may be sent, got {len(images)}", images[-1].where)
+        if len(images) > (most := pictures.limits["image"]):
+            raise refuse(f"at most {most} images may be sent, got {len(images)}", images[-1].where)
         for image in images:
             if image.url[:5].lower() != "data:":
                 check_url(image.url, self.settings.allowed_media_domains, image.where)

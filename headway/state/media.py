@@ -18,12 +18,12 @@ MEDIA, MEDIA_ROWS = "media", "media_rows"
 
 def media_tables() -> list[Table]:
     """For models with sight; see ``kernels.media_places``."""
-    return [Table(MEDIA, 2 + 5 * MAX_RUNS), Table(MEDIA_ROWS, MAX_RUNS)]
+    return [Table(MEDIA, 2 + 6 * MAX_RUNS), Table(MEDIA_ROWS, MAX_RUNS)]
 
 
 def media_row(runs: list[MediaRun], prompt: int) -> Int32s:
     """What an admission writes of ``MEDIA``; ``prompt``: tokens that all see each other, 0 for none."""
     words = [len(runs), prompt]
     for run in runs:
-        words += [run.start, run.end, run.base, run.columns, run.behind]
+        words += [run.start, run.end, run.base, run.columns, run.behind, run.late]
     return np.array(words, np.int32)

@@ -198,7 +198,7 @@ def launch_sight(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> No
 
     cache, x = empty(64, 16, kv_heads, size, kind=dtype), empty(600, 2048, kind=dtype)
     features = empty(4096, 4 * 2048, kind=dtype)
-    media_places(empty(600), empty(5), empty(4), empty(8, 2 + 5 * 256), empty(8, 256), True)
+    media_places(empty(600), empty(5), empty(4), empty(8, 2 + 6 * 256), empty(8, 256), True)
     store_rows(features, empty(256), empty(256, 4 * 2048, kind=dtype))
     for add in (False, True):
         place_rows(x, features, empty(600), 2048, add)

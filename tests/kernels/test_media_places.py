@@ -12,7 +12,7 @@ RUNS = [[], [(0, 3)], [(2, 3), (3, 9)], [(0, 1), (4, 8), (20, 33)], [(31, 64)]]
 
 
 def media_tables(slots: int, most: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    table = torch.full((slots, 2 + 5 * most), 777, dtype=torch.int32)  # what slots had before
+    table = torch.full((slots, 2 + 6 * most), 777, dtype=torch.int32)  # what slots had before
     rows = torch.full((slots, most), 555, dtype=torch.int32)
     for slot in range(slots):
         runs = RUNS[slot % len(RUNS)]
@@ -21,7 +21,7 @@ def media_tables(slots: int, most: int, device: str) -> tuple[torch.Tensor, torc
         for k, (start, end) in enumerate(runs):
             base, columns = start + behind, 1 + slot % 3
             behind = base + 2 - end
-            table[slot, 2 + 5 * k : 7 + 5 * k] = torch.tensor([start, end, base, columns, behind])
+            table[slot, 2 + 6 * k : 8 + 6 * k] = torch.tensor([start, end, base, columns, behind, 5 * k])
             rows[slot, k] = 100 * slot + 10 * k
     return table.to(device), rows.to(device)
 
@@ -38,11 +38,11 @@ def defined(
         own = table[slot].tolist()
         row, end, place, behind = -1, max(position + 1, own[1] if position < own[1] else 0), None, 0
         for k in range(own[0]):
-            start, past, base, columns, after = own[2 + 5 * k : 7 + 5 * k]
+            start, past, base, columns, after, late = own[2 + 6 * k : 8 + 6 * k]
             if start <= position < past:
                 row, i = int(rows[slot, k]) + position - start, position - start
                 end = max(end, past) if sees else end
-                place = [base, base + i // columns, base + i % columns]
+                place = [base + late, base + i // columns, base + i % columns]
             elif position >= past:
                 behind = after
         found.append([row, end, *(place or [position + behind] * 3)])
@@ -69,4 +69,4 @@ def test_meta_gives_shapes() -> None:
     def ints(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=torch.int32, device="meta")
 
-    assert media_places(ints(7), ints(4), ints(3), ints(5, 12), ints(5, 2), True).shape == (5, 7)
+    assert media_places(ints(7), ints(4), ints(3), ints(5, 14), ints(5, 2), True).shape == (5, 7)

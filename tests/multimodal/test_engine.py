@@ -16,6 +16,7 @@ from tests.multimodal.tiny_sight import (
     FAMILIES,
     VOCAB,
     arguments,
+    film,
     hf_greedy,
     hf_inputs,
     hf_logits,
@@ -28,8 +29,16 @@ families = pytest.mark.parametrize("name", FAMILIES)
 
 
 def prompts(name: str) -> list[list[Any]]:
-    """Pictures first, last, beside each other but for a token, twice the same; and text alone."""
+    """Pictures first, last, beside each other but for a token, twice the same; and text alone. Qwen sees videos, too."""
     one, two, three = picture(name, 1), picture(name, 2, larger=True), picture(name, 3)
+    if name.startswith("qwen"):
+        short, long = film(name, 14, 2, 2.0), film(name, 15, 3, 1.25)
+        return [*_prompts(one, two, three)[:1], [short, 3, one, 4, 5], *_prompts(one, two, three)[2:4],
+                [30, two, 31, long, 32, one, 33]]  # fmt: skip
+    return _prompts(one, two, three)
+
+
+def _prompts(one: Any, two: Any, three: Any) -> list[list[Any]]:
     return [
         [5, one, 7, 8, two, 9],
         [one, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
@@ -67,7 +76,11 @@ def test_every_logit_is_that_of_transformers(name: str) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "depth"), [*((name, 2) for name in FAMILIES), ("gemma3", 0), ("qwen3", 0)])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [*((name, 2) for name in FAMILIES), *((name, depth) for name in ("gemma4", "qwen2.5") for depth in (0, 1, 4)),
+     ("gemma3", 0), ("qwen3", 0)],
+)  # fmt: skip
 def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     """More requests than slots, of steps that are no longer than a picture needs, with prefixes and preemption. Beside rows
     that decode a step does one block of the tower."""
@@ -92,7 +105,7 @@ def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize(("name", "depth"), [("gemma3", 4), ("qwen3", 1)])
+@pytest.mark.parametrize(("name", "depth"), [("gemma3", 4), ("gemma4", 2), ("qwen3", 1)])
 def test_preempted_pictures_are_read_again(name: str, depth: int) -> None:
     """Blocks run out while requests decode; whoever comes back finds its picture, or has it encoded once more."""
     one = sighted(name)

@@ -22,7 +22,7 @@ from headway.core.params import SamplingParams
 from headway.models.registry import model_class, read_config
 from headway.multimodal.items import find_runs, make_item
 
-TOKEN, VOCAB = 100, 120
+TOKEN, VIDEO, VOCAB = 100, 103, 120
 SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
 SHIFT = np.array([-1.9, -2.0, -1.7], np.float32)
 _TEXT: dict[str, Any] = {
@@ -35,7 +35,7 @@ _VISION: dict[str, Any] = {
     "patch_size": 7,
 }  # fmt: skip
 _QWEN: dict[str, Any] = {"depth": 3, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2}
-_QWEN_IDS = {"image_token_id": TOKEN, "video_token_id": 103, "vision_start_token_id": 101, "vision_end_token_id": 102}
+_QWEN_IDS = {"image_token_id": TOKEN, "video_token_id": VIDEO, "vision_start_token_id": 101, "vision_end_token_id": 102}
 
 
 def _mrope(*sections: int) -> dict[str, Any]:
@@ -65,6 +65,23 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "boi_token_index": 101,
             "eoi_token_index": 102,
             "image_token_index": TOKEN,
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "vision_config": {
+                "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "head_dim": 12, "patch_size": 4, "pooling_kernel_size": 3,
+                "position_embedding_size": 64, "use_clipped_linears": True, "standardize": True,
+            },
+            "text_config": {
+                **_TEXT, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 8, "num_kv_shared_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 4,
+                "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": "vision",
+            },
+            "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN, "video_token_id": VIDEO,
+            "audio_token_id": 104, "vision_soft_tokens_per_image": 9,
         },
     ),
     "paligemma": (
@@ -162,10 +179,21 @@ def sighted(name: str) -> Sighted:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.normal_(0.0, 0.2)
+        if name.startswith("qwen"):  # a placeholder that is generated would be one without features to transformers
+            model.lm_head.weight[[TOKEN, VIDEO]] = 0.0
+        for buffer, tensor in model.named_buffers():
+            tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
     folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
     model.save_pretrained(folder)
     _save_texts(name, folder)
     return Sighted(name, model, str(folder))
+
+
+def _drawn_range(name: str, drawn: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """Values of the tensors that are neither weights nor norms: ranges that cut something off, and what standardises."""
+    if name.endswith(("_min", "_max")):
+        return (1.0 + 0.2 * drawn.tanh()) * (-1 if name.endswith("_min") else 1)
+    return 1.0 + 0.2 * drawn if name.endswith(("layer_scalar", "std_scale", "std_bias")) else otherwise
 
 
 @functools.cache
@@ -179,7 +207,7 @@ def plain(name: str) -> str:
     for each, target in model.weights().targets.items():
         drawn = torch.randn(target.shape, generator=generator)
         is_norm = len(target.shape) == 1 and each.endswith("weight")
-        tensors[each] = 1.0 + 0.1 * drawn if is_norm else 0.2 * drawn
+        tensors[each] = _drawn_range(each, drawn, 1.0 + 0.1 * drawn if is_norm else 0.2 * drawn)
     folder = Path(tempfile.mkdtemp(prefix=f"plain-{name}-"))
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -188,12 +216,12 @@ def plain(name: str) -> str:
 
 MARKERS = {
     "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
-    "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
+    "gemma4": ("<|image|>",) * 2, "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
 }  # fmt: skip
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
+    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
 )
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
 
@@ -209,8 +237,12 @@ def _save_texts(name: str, folder: Path) -> None:
     from tokenizers import decoders, models, pre_tokenizers
 
     row, marker = marker_of(name)
-    specials = {"<pad>": 0, "<s>": 1, "</s>": 2, "<turn>": 99, row: TOKEN, "<eoi>": 102, "<other>": 103}
-    specials.setdefault(marker, 101)
+    specials = {"<pad>": 0, "<s>": 1, "</s>": 2, "<turn>": 99, row: TOKEN, "<eoi>": 102, "<other>": 105}
+    if name.startswith("qwen"):
+        specials["<|video_pad|>"] = VIDEO
+        own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
+    specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -224,6 +256,7 @@ def _save_texts(name: str, folder: Path) -> None:
         "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
         "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": False},
         "internvl": {"size": {"height": 28, "width": 28}}, "mistral3": {"size": {"longest_edge": 40}},
+        "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
@@ -233,10 +266,29 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
     """uint8 [tiles, height, width, 3], of a size that the family takes."""
     sizes = {
         "llava": (1, 28, 28), "gemma3": (1, 56, 56), "paligemma": (1, 28, 28), "smolvlm": (2, 56, 56),
-        "internvl": (2, 28, 28),
+        "internvl": (2, 28, 28), "gemma4": (1, 24 + 12 * larger, 48 - 12 * larger),
     }  # fmt: skip
     tiles, height, width = sizes.get(name, (1, 24 + 16 * larger, 40 - 8 * larger))
     return np.random.default_rng(seed).integers(0, 256, (tiles, height, width, 3), np.uint8)
+
+
+@dataclass(frozen=True)
+class Film:
+    """A video: uint8 [2 N, height, width, 3], N parts, which are so many positions of time apart."""
+
+    pixels: npt.NDArray[np.uint8]
+    apart: float
+
+    def lates(self, info: VisionInfo) -> list[int]:
+        """See ``EncoderItem.late``."""
+        parts = range(len(self.pixels) // 2)
+        return [-1 if info.stamps or not k else int(k * self.apart) for k in parts]
+
+
+def film(name: str, seed: int, parts: int, apart: float = 1.0) -> Film:
+    """A video for a Qwen, of which all but Qwen2.5 know no other distance than 1."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (2 * parts, 16, 24, 3), np.uint8)
+    return Film(pixels, apart if name == "qwen2.5" else 1.0)
 
 
 def arguments(folder: str, **others: Any) -> EngineArgs:
@@ -248,13 +300,19 @@ def arguments(folder: str, **others: Any) -> EngineArgs:
     return EngineArgs(model=folder, **(options | others))
 
 
-def prompt_of(info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]]) -> tuple[list[int], list[EncoderItem]]:
+def prompt_of(info: VisionInfo, parts: list[Any]) -> tuple[list[int], list[EncoderItem]]:
     """Token ids, with placeholders where pictures are, and the pictures' items."""
     ids: list[int] = []
     items: list[EncoderItem] = []
     for part in parts:
         if isinstance(part, int):
             ids.append(part)
+            continue
+        if isinstance(part, Film):
+            for k, late in enumerate(part.lates(info)):
+                item = make_item(info, part.pixels[2 * k : 2 * k + 2], SCALE, SHIFT, frames=2, late=late)
+                items.append(item)
+                ids += [40 + k, 101, *[VIDEO] * item.rows, 102] if info.stamps else [VIDEO] * item.rows
             continue
         item = make_item(info, part, SCALE, SHIFT)
         items.append(item)
@@ -265,7 +323,7 @@ def prompt_of(info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]]) -> tup
 def request(
     info: VisionInfo,
     request_id: str,
-    parts: list[int | npt.NDArray[np.uint8]],
+    parts: list[Any],
     *,
     salt: str | None = None,
     **params: Any,
@@ -285,26 +343,19 @@ def request(
     )
 
 
-def hf_inputs(
-    one: Sighted, info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]]
-) -> tuple[list[int], dict[str, Any]]:
+def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[int], dict[str, Any]]:
     """The same for transformers: ids, and what goes with them."""
     ids, _ = prompt_of(info, parts)
-    images = [part for part in parts if not isinstance(part, int)]
+    images = [part for part in parts if isinstance(part, np.ndarray)]
+    films = [part for part in parts if isinstance(part, Film)]
     given: dict[str, Any] = {}
     if images:
         pixels = [torch.from_numpy((each * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in images]
         if one.name.startswith("qwen"):
-            size, flat, grids = info.patch, [], []
-            for each in pixels:
-                _, channels, height, width = each.shape
-                rows, columns, merge = height // size, width // size, info.group
-                cut = each[0].view(channels, rows // merge, merge, size, columns // merge, merge, size)
-                cut = cut.permute(1, 4, 2, 5, 0, 3, 6)  # squares, then within them
-                cut = cut.reshape(rows * columns, channels, 1, size, size).expand(-1, -1, 2, -1, -1)
-                flat.append(cut.reshape(rows * columns, -1))
-                grids.append([1, rows, columns])
-            given = {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor(grids)}
+            flat, grids = _in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
+            given = {"pixel_values": flat, "image_grid_thw": grids}
+        elif one.name == "gemma4":
+            given = _flat(pixels, info.patch)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -319,7 +370,39 @@ def hf_inputs(
             }
         else:
             given = {"pixel_values": torch.cat(pixels)}
+    if films:
+        frames = [torch.from_numpy((each.pixels * SCALE + SHIFT).astype(np.float32)) for each in films]
+        flat, grids = _in_parts([each.permute(0, 3, 1, 2) for each in frames], info)
+        given |= {"pixel_values_videos": flat, "video_grid_thw": grids}
+        if info.tempo:
+            given["second_per_grid_ts"] = torch.tensor([each.apart / info.tempo for each in films])
     return ids, given
+
+
+def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tensor, torch.Tensor]:
+    """Videos [frames, channels, height, width] as Qwen takes them: patches of two frames, square by square, and the grids."""
+    size, merge, flat, grids = info.patch, info.group, [], []
+    for each in videos:
+        frames, channels, height, width = each.shape
+        rows, columns = height // size, width // size
+        cut = each.reshape(frames // 2, 2, channels, rows // merge, merge, size, columns // merge, merge, size)
+        flat.append(cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(frames // 2 * rows * columns, -1))
+        grids.append([frames // 2, rows, columns])
+    return torch.cat(flat), torch.tensor(grids)
+
+
+def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
+    """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
+    patches, places = [], []
+    for each in pixels:
+        cut = ((each[0] + 1) / 2).unfold(1, size, size).unfold(2, size, size).permute(1, 2, 3, 4, 0)
+        rows, columns = cut.shape[:2]
+        patches.append(cut.reshape(rows * columns, -1))
+        places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
+    most = 9 * 9
+    padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
+    placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
+    return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}
 
 
 @torch.no_grad()
@@ -332,11 +415,19 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
         kinds = {"token_type_ids": is_picture}
     elif one.name == "paligemma":
         kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
-    elif one.name.startswith("qwen"):
+    elif one.name == "gemma4":
         kinds = {"mm_token_type_ids": is_picture}
+    elif one.name.startswith("qwen"):
+        kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int()}
         one.model.model.rope_deltas = None
     found: torch.Tensor = one.model(input_ids=tokens, use_cache=False, **kinds, **given).logits[0].float()
     return found
+
+
+def _hashable(part: Any) -> Any:
+    if isinstance(part, Film):
+        return part.pixels.tobytes(), part.apart
+    return part if isinstance(part, int) else part.tobytes()
 
 
 @functools.cache
@@ -344,10 +435,10 @@ def _answers() -> dict[Any, list[int]]:
     return {}
 
 
-def hf_greedy(one: Sighted, info: VisionInfo, parts: list[int | npt.NDArray[np.uint8]], count: int) -> list[int]:
+def hf_greedy(one: Sighted, info: VisionInfo, parts: list[Any], count: int) -> list[int]:
     """Greedy tokens, by full forward passes."""
     ids, given = hf_inputs(one, info, parts)
-    key = (one.name, *(part if isinstance(part, int) else part.tobytes() for part in parts))
+    key = (one.name, *(_hashable(part) for part in parts))
     known = _answers().setdefault(key, [])
     while len(known) < count:
         logits = hf_logits(one, ids + known, len(ids), given)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from headway.api.pictures.clips import read_clip
 from headway.core.errors import InvalidRequestError
 from headway.multimodal.images import MAX_FILE_BYTES
 
@@ -15,6 +16,7 @@ PLACE: Final = "\ufdd2"
 """Where a picture is, in a template that shows plain text: a noncharacter, which becomes the model's marker behind the
 template."""
 _KNOWS_PARTS: Final = re.compile(r"""['"]image""")
+_KNOWS_VIDEOS: Final = re.compile(r"""['"]video""")
 _DATA_URL: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,", re.IGNORECASE)
 _TEXT: Final = ("text", "input_text", "output_text")
 
@@ -25,7 +27,8 @@ def knows_parts(source: str) -> bool:
 
 
 def take_pictures(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[object]]:
-    """Messages whose contents are text, or lists of {"type": "text"} and {"type": "image"}; and the pictures, in order.
+    """Messages whose contents are text, or lists of {"type": "text"}, {"type": "image"} and {"type": "video"}; and the pictures
+    and ``Clip``s, in order.
 
     Raises:
         InvalidRequestError: a part that is neither, or has no picture.
@@ -44,6 +47,9 @@ def take_pictures(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
                 assert isinstance(part, Mapping)
                 pictures.append(_source(part, f"messages[{number}]"))
                 parts.append({"type": "image"})
+            elif kind == "video":
+                pictures.append(read_clip(part.get("video")))
+                parts.append({"type": "video"})
             else:
                 parts.append(part)
         found.append({**message, "content": parts})
@@ -93,11 +99,19 @@ def shown(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, 
             content = [{"type": "text", "text": content}]
         elif isinstance(content, list | tuple):
             for part in content:
+                if _is_video(part) and not _KNOWS_VIDEOS.search(source):
+                    raise InvalidRequestError(
+                        "the chat template has no place for videos; send frames as images", "messages"
+                    )
                 _check(part.get("text") or "" if isinstance(part, Mapping) else "")
             if not parts_known:
                 content = "\n".join(_plain(part) for part in content)
         found.append({**message, "content": content})
     return found
+
+
+def _is_video(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "video"
 
 
 def _plain(part: Any) -> str:

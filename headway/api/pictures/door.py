@@ -6,13 +6,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from headway.api.killable import Job, Pool, TooMuchError
-from headway.api.pictures.placeholders import Piece
-from headway.api.pictures.settings import read_settings
+from headway.api.pictures.clips import Clip, make_parts, read_clips
+from headway.api.pictures.placeholders import Shown
+from headway.api.pictures.settings import read_clip_settings, read_settings
 from headway.api.pictures.worker import Boot, Reply
 from headway.core.encode import EncoderItem
 from headway.core.errors import ConfigError, InvalidRequestError
@@ -30,15 +32,15 @@ NUM_WORKERS: Final = 2
 SECONDS: Final = 10.0
 """Processor time that decoding and cutting one picture may take; the largest that are read take two."""
 MEMORY_BYTES: Final = 3 * 2**30
-DEFAULT_LIMIT: Final = 32
-"""Pictures in a prompt, unless ``EngineArgs.limit_mm_per_prompt`` says otherwise."""
+DEFAULT_LIMITS: Final = MappingProxyType({"image": 32, "video": 4})
+"""Most in a prompt, unless ``EngineArgs.limit_mm_per_prompt`` says otherwise."""
 
 
 class Picture(NamedTuple):
-    """One picture, prepared: what the engine gets, and what stands for it in the prompt."""
+    """One picture or video, prepared: what the engine gets, and what stands for it in the prompt."""
 
-    item: EncoderItem
-    pieces: list[Piece]
+    items: list[EncoderItem]
+    shown: Shown
 
 
 class Pictures:
@@ -48,7 +50,7 @@ class Pictures:
         info: of the model.
         folder: of the checkpoint, where the processor's files are; None: there are none.
         config: config.json.
-        limit: most pictures in a prompt.
+        limits: most pictures and videos in a prompt, see ``DEFAULT_LIMITS``.
     """
 
     def __init__(
@@ -58,14 +60,15 @@ class Pictures:
         folder: Path | None,
         config: Mapping[str, Any],
         tokenizer: Tokenizer | None,
-        limit: int = DEFAULT_LIMIT,
+        limits: Mapping[str, int] = DEFAULT_LIMITS,
     ) -> None:
         try:
             import PIL  # noqa: F401 - whether it is there
         except ImportError:
             raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
-        self.info, self._tokenizer, self.limit = info, tokenizer, limit
+        self.info, self._tokenizer, self.limits = info, tokenizer, limits
         self.settings, self.placeholders = read_settings(folder, architecture, info, config)
+        self._clips = None if info.video_token < 0 else read_clip_settings(folder, info)
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
@@ -76,7 +79,7 @@ class Pictures:
         return str(self._tokenizer.backend.id_to_token(self.placeholders.marker))
 
     def given(self, data: object) -> list[object]:
-        """The pictures of ``multi_modal_data``, which is ``{"image": picture or list of them}``.
+        """What ``multi_modal_data`` has: {"image": picture or list of them, "video": see ``clips``}; ``Clip``s come last.
 
         Raises:
             InvalidRequestError: something else, or too many.
@@ -84,22 +87,26 @@ class Pictures:
         if not isinstance(data, Mapping):
             raise InvalidRequestError(f"multi_modal_data must be a dictionary, got {type(data).__name__}", FIELD)
         for name in data:
-            if name != "image":
-                raise InvalidRequestError(f"multi_modal_data: {name!r:.40} is not served; 'image' is", FIELD)
+            if name != "image" and (name != "video" or self._clips is None):
+                served = "'image' is" if self._clips is None else "'image' and 'video' are"
+                raise InvalidRequestError(f"multi_modal_data: {name!r:.40} is not served; {served}", FIELD)
         images = data.get("image")
         found = list(images) if isinstance(images, list | tuple) else [] if images is None else [images]
-        if len(found) > self.limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(found)} images, and at most {self.limit} are allowed; see limit_mm_per_prompt",
-                FIELD,
-            )
-        return found
+        clips = read_clips(data.get("video"))
+        for name, many in (("image", found), ("video", clips)):
+            if len(many) > self.limits[name]:
+                raise InvalidRequestError(
+                    f"the prompt has {len(many)} {name}s, and at most {self.limits[name]} are allowed; "
+                    "see limit_mm_per_prompt",
+                    FIELD,
+                )
+        return found + clips
 
     def prepare(self, images: Sequence[object], job: Job | None = None) -> list[Picture]:
         """Decode, resize and cut.
 
         Args:
-            images: bytes of files, pictures of Pillow, or arrays uint8 [height, width, 3].
+            images: bytes of files, pictures of Pillow, arrays uint8 [height, width, 3], or ``Clip``s.
             job: by which another thread can give up.
 
         Raises:
@@ -111,8 +118,16 @@ class Pictures:
     def _one(self, image: object, number: int, job: Job | None) -> Picture:
         if isinstance(image, bytes | bytearray | memoryview):
             return self._from_file(bytes(image), number, job)
+        if isinstance(image, Clip):
+            assert self._clips is not None
+            settings, fps = self._clips
+            frames = [_picture(frame) for frame in image.frames]
+            parts = make_parts(self.info, frames, settings, image.fps or fps)
+            rows = [item.rows for item in parts.items]
+            return Picture(parts.items, self.placeholders.of_clip(rows, parts.seconds))
         tiles = cut(_picture(image), self.settings)
-        return Picture(make_item(self.info, tiles.pixels, *self.settings.affine()), self.placeholders.pieces(tiles))
+        item = make_item(self.info, tiles.pixels, *self.settings.affine())
+        return Picture([item], self.placeholders.shown(tiles))
 
     def _from_file(self, data: bytes, number: int, job: Job | None) -> Picture:
         if len(data) > MAX_FILE_BYTES:
@@ -125,7 +140,7 @@ class Pictures:
         reply = msgspec.msgpack.decode(answer, type=Reply)
         if reply.item is None:
             raise InvalidRequestError(f"image {number}: {reply.error}", FIELD)
-        return Picture(reply.item, reply.pieces)
+        return Picture([reply.item], Shown(self.placeholders.marker, reply.pieces))
 
     def _workers(self) -> Pool:
         with self._lock:
@@ -136,20 +151,19 @@ class Pictures:
                 )
             return self._pool
 
-    def into_text(self, text: str, pictures: Sequence[Picture]) -> tuple[str, bool]:
-        """The prompt's text with what stands for each picture, and whether it brings its own first token."""
+    def into_text(self, text: str, pictures: Sequence[Picture]) -> tuple[str, list[int]]:
+        """The prompt's text with what stands for each picture, and their numbers as they come in it."""
         tokenizer = self._tokenizer
         assert tokenizer is not None
         bos = tokenizer.special_tokens.get("bos_token", "")
-        pieces = [picture.pieces for picture in pictures]
-        found = self.placeholders.into_text(text, pieces, lambda token: str(tokenizer.backend.id_to_token(token)), bos)
-        return found, self.placeholders.form == "first"
+        shown = [picture.shown for picture in pictures]
+        return self.placeholders.into_text(text, shown, lambda token: str(tokenizer.backend.id_to_token(token)), bos)
 
-    def into_ids(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+    def into_ids(self, ids: list[int], pictures: Sequence[Picture]) -> tuple[list[int], list[int]]:
         """The same for a prompt of token ids."""
         tokenizer = self._tokenizer
         encode = None if tokenizer is None else lambda text: tokenizer.encode(text, add_special_tokens=False)
-        return self.placeholders.into_ids(ids, [picture.pieces for picture in pictures], encode)
+        return self.placeholders.into_ids(ids, [picture.shown for picture in pictures], encode)
 
     def close(self) -> None:
         """End the processes. Safe to call twice."""

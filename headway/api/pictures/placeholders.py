@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.api.control_text import MarkedText
 from headway.core.errors import InvalidRequestError
@@ -14,6 +15,13 @@ from headway.multimodal.process import Tiles
 
 Piece = int | str
 """A token by its id, or text."""
+
+
+class Shown(NamedTuple):
+    """What stands for a picture or video, in place of ``marker``."""
+
+    marker: int
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Placeholders:
         marker: id that a prompt has for a picture.
         ends: ids around a picture; () for none.
         side: pixels of a row.
+        video: id that stands for each row of a video, and for a video in a prompt; -1: there are none.
+        fences: ids around each part of a video, behind the text that says when it is; (): parts lie side by side.
     """
 
     form: str
@@ -48,6 +58,8 @@ class Placeholders:
     marker: int
     ends: tuple[int, ...]
     side: int
+    video: int = -1
+    fences: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, form: str, info: VisionInfo, config: Mapping[str, Any]) -> Placeholders:
@@ -56,7 +68,25 @@ class Placeholders:
         if form == "spans":
             marker = config.get("boi_token_index", 255999)
             ends = (marker, config.get("eoi_token_index", 256000))
-        return cls(form, info.token, marker, tuple(ends), info.patch * info.group)
+        elif form == "wrapped":
+            ends = (config.get("boi_token_id", 255999), config.get("eoi_token_id", 258882))
+        fences = (config.get("vision_start_token_id", 151652), config.get("vision_end_token_id", 151653))
+        side = info.patch * info.group
+        return cls(form, info.token, marker, tuple(ends), side, info.video_token, fences if info.stamps else ())
+
+    def shown(self, tiles: Tiles) -> Shown:
+        """``pieces``, and what they take the place of."""
+        return Shown(self.marker, self.pieces(tiles))
+
+    def of_clip(self, rows: Sequence[int], seconds: Sequence[float]) -> Shown:
+        """What stands for a video whose parts come to so many rows each, and are at these times."""
+        if not self.fences:
+            return Shown(self.video, [self.video] * sum(rows))
+        first, last = self.fences
+        pieces: list[Piece] = []
+        for count, time in zip(rows, seconds, strict=True):
+            pieces += [f"<{time:.1f} seconds>", first, *[self.video] * count, last]
+        return Shown(self.video, pieces)
 
     def pieces(self, tiles: Tiles) -> list[Piece]:
         """What stands in the prompt for a picture of these tiles."""
@@ -64,8 +94,10 @@ class Placeholders:
         rows, columns = height // self.side, width // self.side
         return _FORMS[self.form](self, Sizes(tiles, count, rows, columns))
 
-    def into_text(self, text: str, pictures: Sequence[list[Piece]], name: Callable[[int], str], bos: str) -> str:
-        """``text`` with each marker replaced by its picture's pieces.
+    def into_text(
+        self, text: str, pictures: Sequence[Shown], name: Callable[[int], str], bos: str
+    ) -> tuple[str, list[int]]:
+        """``text`` with each marker replaced by its picture's pieces, and numbers of the pictures as they come in it.
 
         Args:
             name: a token's text.
@@ -75,41 +107,90 @@ class Placeholders:
             InvalidRequestError: there are more or fewer markers than pictures.
         """
         told = text.marked if isinstance(text, MarkedText) else str(text)
-        written = ["".join(name(each) if isinstance(each, int) else each for each in pieces) for pieces in pictures]
+        written = ["".join(name(each) if isinstance(each, int) else each for each in one.pieces) for one in pictures]
         marker = name(self.marker)
-        parts = told.split(marker)
         if self.form == "first":
+            parts = told.split(marker)
             if len(parts) == 1 and written:  # the prompt may leave its markers out
                 parts = [""] * len(written) + parts
             _check(len(parts) - 1, len(written), marker)
-            whole = "".join(written) + bos + "".join(parts) + "\n"
+            order, whole = list(range(len(written))), "".join(written) + bos + "".join(parts) + "\n"
         else:
-            _check(len(parts) - 1, len(written), marker)
-            whole = parts[0] + "".join(one + rest for one, rest in zip(written, parts[1:], strict=True))
-        return MarkedText.of(whole, text.mark) if isinstance(text, MarkedText) else whole
+            ids = {name(each): each for each in self._markers}
+            if self.fences:  # parts bring their own
+                told = told.replace("".join(map(name, self._fenced)), name(self.video))
+            parts = re.split(f"({'|'.join(map(re.escape, ids))})", told)
+            order = self._order([ids[each] for each in parts[1::2]], pictures, name)
+            parts[1::2] = [written[i] for i in order]
+            whole = "".join(parts)
+        return (MarkedText.of(whole, text.mark) if isinstance(text, MarkedText) else whole), order
+
+    @property
+    def _markers(self) -> tuple[int, ...]:
+        return (self.marker,) if self.video < 0 else (self.marker, self.video)
+
+    @property
+    def _fenced(self) -> tuple[int, ...]:
+        return (self.fences[0], self.video, self.fences[1])
+
+    def _order(self, found: list[int], pictures: Sequence[Shown], name: Callable[[int], str]) -> list[int]:
+        """Numbers of the pictures that markers ``found`` are of."""
+        for marker in self._markers:
+            count = sum(each.marker == marker for each in pictures)
+            _check(found.count(marker), count, name(marker), "image" if marker == self.marker else "video")
+        left = {m: iter([i for i, each in enumerate(pictures) if each.marker == m]) for m in self._markers}
+        return [next(left[marker]) for marker in found]
 
     def into_ids(
-        self, ids: list[int], pictures: Sequence[list[Piece]], encode: Callable[[str], list[int]] | None
-    ) -> list[int]:
+        self, ids: list[int], pictures: Sequence[Shown], encode: Callable[[str], list[int]] | None
+    ) -> tuple[list[int], list[int]]:
         """The same for token ids. Those that have a placeholder for each row already stay as they are.
 
         Raises:
             InvalidRequestError: as ``into_text``; or text must be made tokens, and there is no tokenizer.
         """
-        rows = sum(each == self.token for pieces in pictures for each in pieces)
-        if ids.count(self.token) == rows != len(pictures) or (self.form == "first" and self.token in ids):
-            return ids
+        kinds = {self.token, self.video}
+        rows = sum(each in kinds for picture in pictures for each in picture.pieces)
+        if sum(each in kinds for each in ids) == rows != len(pictures) or (self.form == "first" and self.token in ids):
+            return ids, self._order_of_rows(ids, pictures)
         if self.form == "first":
             ids = [self.marker] * len(pictures) + ids
+        if self.fences:
+            ids = _joined(ids, self._fenced)
+        order = self._order([each for each in ids if each in self._markers], pictures, lambda each: f"token {each}")
         found: list[int] = []
-        left = iter(pictures)
-        _check(ids.count(self.marker), len(pictures), f"token {self.marker}")
+        left = iter(order)
         for each in ids:
-            if each == self.marker:
-                found += _encoded(next(left), encode)
+            if each in self._markers:
+                found += _encoded(pictures[next(left)].pieces, encode)
             else:
                 found.append(each)
-        return found
+        return found, order
+
+    def _order_of_rows(self, ids: list[int], pictures: Sequence[Shown]) -> list[int]:
+        """Numbers of the pictures as ids that have all placeholders show them; those that have none are left out."""
+        if self.video < 0:
+            return list(range(len(pictures)))
+        of = {self.token: self.marker, self.video: self.video}
+        left = {m: [i for i, each in enumerate(pictures) if each.marker == m] for m in self._markers}
+        order, skipped = list[int](), dict.fromkeys(of, 0)
+        for each in ids:
+            if each in of and skipped[each]:
+                skipped[each] -= 1
+            elif each in of and left[of[each]]:
+                order.append(left[of[each]].pop(0))
+                skipped[each] = pictures[order[-1]].pieces.count(each) - 1
+        return order
+
+
+def _joined(ids: list[int], fenced: tuple[int, ...]) -> list[int]:
+    """``ids`` with the middle one alone of three that are ``fenced``."""
+    found, at = list[int](), 0
+    while at < len(ids):
+        whole = tuple(ids[at : at + 3]) == fenced
+        found.append(fenced[1] if whole else ids[at])
+        at += 3 if whole else 1
+    return found
 
 
 def _encoded(pieces: list[Piece], encode: Callable[[str], list[int]] | None) -> list[int]:
@@ -126,10 +207,10 @@ def _encoded(pieces: list[Piece], encode: Callable[[str], list[int]] | None) -> 
     return found
 
 
-def _check(markers: int, pictures: int, marker: str) -> None:
+def _check(markers: int, pictures: int, marker: str, what: str = "image") -> None:
     if markers != pictures:
         raise InvalidRequestError(
-            f"the prompt has {markers} image placeholders ({marker}) and {pictures} images; write one for each", FIELD
+            f"the prompt has {markers} {what} placeholders ({marker}) and {pictures} {what}s; write one for each", FIELD
         )
 
 
@@ -140,6 +221,11 @@ def _same(self: Placeholders, sizes: Sizes) -> list[Piece]:
 def _spans(self: Placeholders, sizes: Sizes) -> list[Piece]:
     first, last = self.ends
     return ["\n\n", first, *[self.token] * sizes.all_rows, last, "\n\n"]
+
+
+def _wrapped(self: Placeholders, sizes: Sizes) -> list[Piece]:
+    first, last = self.ends
+    return [first, *[self.token] * sizes.all_rows, last]
 
 
 def _tiles(self: Placeholders, sizes: Sizes) -> list[Piece]:
@@ -168,4 +254,5 @@ def _between(self: Placeholders, sizes: Sizes) -> list[Piece]:
 
 _FORMS: Mapping[str, Callable[[Placeholders, Sizes], list[Piece]]] = {
     "same": _same, "first": _same, "spans": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
+    "wrapped": _wrapped,
 }  # fmt: skip

@@ -26,17 +26,18 @@ def see(pictures: Pictures | None, info: ModelInfo, prompt: Mapping[str, Any], j
 
 def filled(
     pictures: Pictures, prompt: Mapping[str, Any], text: str | None, ids: list[int], seen: Sequence[Picture]
-) -> tuple[dict[str, Any], bool]:
-    """The prompt with what stands for its pictures, and whether it brings its own first token.
+) -> tuple[dict[str, Any], bool, list[Picture]]:
+    """The prompt with what stands for its pictures, whether it brings its own first token, and pictures as they come in it.
 
     Args:
         text, ids: of the prompt, as it was read: the one or the other.
     """
     rest = {name: value for name, value in prompt.items() if name not in ("multi_modal_data", "parse_special")}
     if text is None:
-        return rest | {"prompt_token_ids": pictures.into_ids(ids, seen)}, False
-    told, furnished = pictures.into_text(text, seen)
-    return rest | {"prompt": told}, furnished
+        ids, order = pictures.into_ids(ids, seen)
+        return rest | {"prompt_token_ids": ids}, False, [seen[i] for i in order]
+    told, order = pictures.into_text(text, seen)
+    return rest | {"prompt": told}, pictures.placeholders.form == "first", [seen[i] for i in order]
 
 
 def place(
@@ -58,4 +59,5 @@ def image_bytes(prompt: Mapping[str, Any]) -> int:
     data = prompt["multi_modal_data"]
     images = data.get("image") if isinstance(data, Mapping) else None
     found = images if isinstance(images, list | tuple) else [images]
-    return sum(len(each) if isinstance(each, bytes) else 2**20 for each in found)
+    videos = 0 if not isinstance(data, Mapping) or data.get("video") is None else 2**26
+    return videos + sum(len(each) if isinstance(each, bytes) else 2**20 for each in found)

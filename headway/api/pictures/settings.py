@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from headway.api.pictures.placeholders import Placeholders
 from headway.core.errors import ConfigError
@@ -21,6 +23,7 @@ _HONOURED = {
 }  # fmt: skip
 _OFF = {"do_pan_and_scan": (None, False), "do_pad": (None, True, False)}
 """Fields that are not honoured, and values at which they change nothing here: pictures are never batched, so never padded."""
+VIDEO_FILES = ("video_preprocessor_config.json", "processor_config.json", "preprocessor_config.json")
 FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -39,6 +42,9 @@ def _family(rule: str, marker: str, **defaults: Any) -> Family:
 FAMILIES: Mapping[str, Family] = {
     "Gemma3ForConditionalGeneration": _family(
         "fixed", "spans", size={"height": 224, "width": 224}, resample=BILINEAR, image_mean=_HALF, image_std=_HALF
+    ),
+    "Gemma4ForConditionalGeneration": _family(
+        "budget", "wrapped", size={}, max_soft_tokens=280, do_normalize=False, image_mean=[0.0] * 3, image_std=[1.0] * 3
     ),
     "PaliGemmaForConditionalGeneration": _family(
         "fixed", "first", size={"height": 224, "width": 224}, image_mean=_HALF, image_std=_HALF
@@ -84,11 +90,13 @@ def read_settings(
         ConfigError: something there is not implemented, or does not fit the model; names the field.
     """
     family = FAMILIES[_LIKE.get(architecture, architecture)]
-    given = {name: value for name, value in _read(folder).items() if value is not None}
-    for name, value in given.items():
-        if name.startswith("do_") and name not in _HONOURED and value not in _OFF.get(name, (None, False)):
-            raise ConfigError(f"the image processor's {name} = {value!r:.60} is not implemented; turn it off")
-    values = {**family.defaults, **given}
+    values = {**family.defaults, **_given(folder, FILES, "image_processor")}
+    most = config.get("vision_soft_tokens_per_image")
+    if most is not None and values.get("max_soft_tokens", 0) > most:
+        raise ConfigError(
+            f"the image processor's max_soft_tokens = {values['max_soft_tokens']} is more than the model's "
+            f"vision_soft_tokens_per_image = {most}; raise that by hf_overrides"
+        )
     settings = _settings(family, values, info)
     if info.one_size and {settings.height, settings.width} != {info.one_size}:
         raise ConfigError(
@@ -96,6 +104,38 @@ def read_settings(
             f"{info.one_size}; correct size in {FILES[0]}"
         )
     return settings, Placeholders.of(family.marker, info, config)
+
+
+def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSettings, float]:
+    """How frames of a model's videos are prepared, and how many a second they are unless somebody says so.
+
+    Raises:
+        ConfigError: as for ``read_settings``.
+    """
+    row, mean, std = info.patch * info.group, _CLIP_MEAN, _CLIP_STD
+    size = {"shortest_edge": 128 * row * row, "longest_edge": 768 * row * row}
+    if info.stamps:
+        mean = std = _HALF
+    family = _family("volume" if info.stamps else "smart", "same", size=size, image_mean=mean, image_std=std)
+    values = {**family.defaults, **_given(folder, VIDEO_FILES, "video_processor")}
+    if values.get("cap_pixels_per_frame"):
+        raise ConfigError("the video processor's cap_pixels_per_frame is not implemented; turn it off")
+    found = _settings(family, values, info)
+    if info.stamps:  # that of all frames; rows are bounded picture by picture
+        found = structs.replace(found, most=values["size"]["longest_edge"])
+    fps = values.get("fps") or 2.0
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < 1e4:
+        raise ConfigError(f"the video processor's fps = {fps!r:.40} must be a number of frames a second")
+    return found, float(fps)
+
+
+def _given(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
+    given = {name: value for name, value in _read(folder, files, part).items() if value is not None}
+    for name, value in given.items():
+        known = name in _HONOURED or name == "do_sample_frames"
+        if name.startswith("do_") and not known and value not in _OFF.get(name, (None, False)):
+            raise ConfigError(f"the image processor's {name} = {value!r:.60} is not implemented; turn it off")
+    return given
 
 
 def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> ImageSettings:
@@ -126,13 +166,23 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
         crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
         middle = (crop.get("height", 0), crop.get("width", 0))
         found |= {"longest": size["shortest_edge"], "crop": middle, "height": middle[0], "width": middle[1]}
-    elif rule == "smart":
+    elif rule in ("smart", "volume"):
         # Older exporters wrote min_pixels and max_pixels, which win over size.
         least, most = (
             values.get("min_pixels", size.get("shortest_edge")),
             values.get("max_pixels", size.get("longest_edge")),
         )
         found |= {"least": least, "most": min(most, info.longest * row * row)}
+    elif rule == "budget":
+        for name, wanted in (("patch_size", info.patch), ("pooling_kernel_size", info.group), ("do_resize", True)):
+            if values.get(name, wanted) != wanted:
+                raise ConfigError(
+                    f"the image processor's {name} = {values[name]!r} does not fit the model; set {wanted!r}"
+                )
+        # The tower takes twice what is normalised, minus 1.
+        mean, std = found["mean"], tuple(each / 2 for each in found["std"])
+        found |= {"mean": tuple(m + s for m, s in zip(mean, std, strict=True)), "std": std}
+        found |= {"most": min(values["max_soft_tokens"], info.longest) * row * row}
     elif rule == "bounded":
         found |= {"longest": size.get("longest_edge") or size["height"], "height": 0, "width": 0}
     elif rule == "split":
@@ -150,10 +200,10 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
         raise ConfigError(f"the image processor's settings are not understood: {error}") from None
 
 
-def _read(folder: Path | None) -> dict[str, Any]:
-    """The image processor's fields, from either file."""
+def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
+    """The processor's fields, in the processor's file a ``part``; a file before others wins. Of videos one file is read."""
     found: dict[str, Any] = {}
-    for name in FILES:
+    for name in files:
         file = None if folder is None else folder / name
         if file is None or not file.is_file():
             continue
@@ -161,6 +211,8 @@ def _read(folder: Path | None) -> dict[str, Any]:
             values = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
-        values = values.get("image_processor", values if name == FILES[0] else {})
+        values = values.get(part, {} if name == "processor_config.json" else values)
         found = {**values, **found} if isinstance(values, dict) else found
+        if found and files is VIDEO_FILES:
+            break
     return found

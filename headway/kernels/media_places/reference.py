@@ -20,13 +20,13 @@ def media_places(
     slot = row_slots[row.clamp(max=num_rows - 1)]
     real = (row < num_rows) & (slot >= 0) & (slot < num_slots)
     own = table[slot.clamp(0, num_slots - 1).long()]  # [T, W]
-    count, prompt = own[:, 0].clamp(0, (width - 2) // 5), own[:, 1]
-    starts = own[:, 2::5]  # [T, K]
+    count, prompt = own[:, 0].clamp(0, (width - 2) // 6), own[:, 1]
+    starts = own[:, 2::6]  # [T, K]
     begun = (torch.arange(starts.shape[1], device=token.device) < count[:, None]) & (starts <= positions[:, None])
     last = begun.sum(1) - 1  # the last run that has begun
     own_run = last.clamp(min=0)[:, None]
-    run = own[:, 2:].unflatten(1, (-1, 5)).gather(1, own_run[:, :, None].expand(-1, 1, 5))[:, 0]
-    start, end, base, columns, behind = run.unbind(1)
+    run = own[:, 2:].unflatten(1, (-1, 6)).gather(1, own_run[:, :, None].expand(-1, 1, 6))[:, 0]
+    start, end, base, columns, behind, late = run.unbind(1)
     feature = rows[slot.clamp(0, num_slots - 1).long()].gather(1, own_run)[:, 0]
     any_run = last >= 0
     inside = any_run & (positions < end)
@@ -36,7 +36,7 @@ def media_places(
     if sees:
         seen = torch.where(inside, torch.maximum(seen, end), seen)
     plain = positions + torch.where(any_run, behind, 0)
-    time = torch.where(inside, base, plain)
+    time = torch.where(inside, base + late, plain)
     down = torch.where(inside, base + place // columns, plain)
     right = torch.where(inside, base + place % columns, plain)
     found = torch.stack([torch.where(inside, feature + place, -1), seen, time, down, right])

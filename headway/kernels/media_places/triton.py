@@ -34,22 +34,22 @@ def places_kernel(
         high = tl.where(fewer, middle, high)
     slot = tl.load(slots_ptr + tl.minimum(low, num_rows - 1))
     real = (low < num_rows) & (slot >= 0) & (slot < num_slots)
-    own = table_ptr + tl.where(real, slot, 0).to(tl.int64) * (2 + 5 * most_runs)
+    own = table_ptr + tl.where(real, slot, 0).to(tl.int64) * (2 + 6 * most_runs)
     position = tl.load(positions_ptr + token)
     count = tl.minimum(tl.maximum(tl.load(own), 0), most_runs)
     prompt = tl.load(own + 1)
     first, past = 0, count  # the first run that begins behind the position
     for _ in range(run_steps):
         middle = (first + past) // 2
-        begins = tl.load(own + 2 + 5 * tl.minimum(middle, most_runs - 1))
+        begins = tl.load(own + 2 + 6 * tl.minimum(middle, most_runs - 1))
         more = (first < past) & (begins <= position)
         fewer = (first < past) & (begins > position)
         first = tl.where(more, middle + 1, first)
         past = tl.where(fewer, middle, past)
     number = tl.maximum(first - 1, 0)
-    run = own + 2 + 5 * number
+    run = own + 2 + 6 * number
     start, end, base = tl.load(run), tl.load(run + 1), tl.load(run + 2)
-    columns, behind = tl.maximum(tl.load(run + 3), 1), tl.load(run + 4)
+    columns, behind, late = tl.maximum(tl.load(run + 3), 1), tl.load(run + 4), tl.load(run + 5)
     feature = tl.load(rows_ptr + tl.where(real, slot, 0).to(tl.int64) * most_runs + number)
     inside = (first > 0) & (position < end)
     place = tl.where(inside, position - start, 0)
@@ -59,7 +59,7 @@ def places_kernel(
     plain = position + tl.where(first > 0, behind, 0)
     tl.store(out_ptr + token, tl.where(real & inside, feature + place, -1))
     tl.store(out_ptr + num_tokens + token, tl.where(real, seen, 0))
-    tl.store(out_ptr + 2 * num_tokens + token, tl.where(real, tl.where(inside, base, plain), 0))
+    tl.store(out_ptr + 2 * num_tokens + token, tl.where(real, tl.where(inside, base + late, plain), 0))
     tl.store(out_ptr + 3 * num_tokens + token, tl.where(real, tl.where(inside, base + place // columns, plain), 0))
     tl.store(out_ptr + 4 * num_tokens + token, tl.where(real, tl.where(inside, base + place % columns, plain), 0))
 
@@ -74,7 +74,7 @@ def media_places(
 ) -> torch.Tensor:
     num_tokens, num_rows = positions.shape[0], row_slots.shape[0]
     num_slots, width = table.shape
-    runs = (width - 2) // 5
+    runs = (width - 2) // 6
     assert table.is_contiguous() and rows.is_contiguous() and positions.is_contiguous()
     out = torch.empty((5, num_tokens), dtype=torch.int32, device=positions.device)
     if num_tokens:

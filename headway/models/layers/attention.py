@@ -45,6 +45,7 @@ class AttentionSpec:
         sinks: each head's softmax has a learned logit more, the checkpoint's "sinks", which takes weight and gives nothing.
         slopes: per head, times the distance to a key is taken off its score (ALiBi); (): nothing is.
         flex: a rule of the model's own for scores and masks, which no kernel knows (``attention.flex``); None: there is none.
+        ahead: where a step says that tokens of a picture see each other, those of this layer do.
         shared_with: an earlier layer, whose keys and values this one reads: it has queries alone. None: it has its own.
         v_norm: values are normalised, too, each head for itself and without a weight.
         keys_are_values: values are what keys are before their norm and rotation.
@@ -73,6 +74,7 @@ class AttentionSpec:
     sinks: bool = False
     slopes: tuple[float, ...] = ()
     flex: FlexRule | None = None
+    ahead: bool = True
     shared_with: int | None = None
     v_norm: bool = False
     keys_are_values: bool = False
@@ -208,6 +210,7 @@ class Attention(nn.Module):
             flex=spec.flex,
             group=group,
         )
+        self.attend.ahead = spec.ahead
         self.dense = DenseAttention(
             num_heads=heads[0], num_kv_heads=heads[1], scale=scale, reach=spec.window - 1, soft_cap=spec.soft_cap
         )

@@ -48,6 +48,15 @@ _INTERN = TowerNames(
     scales=("lambda_1", "lambda_2"),
     batched=True,
 )
+_GEMMA4 = TowerNames(
+    patch="patch_embedder.input_proj",
+    position="patch_embedder.position_embedding_table",
+    layers="encoder.layers",
+    norms=("input_layernorm", "pre_feedforward_layernorm"),
+    behind=("post_attention_layernorm", "post_feedforward_layernorm"),
+    heads=("self_attn.q_norm", "self_attn.k_norm"),
+    attention=(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj"),
+)
 
 
 def side(fields: Fields, name: str) -> int:
@@ -284,6 +293,47 @@ def intern_tower(fields: Fields, projector: ProjectorSpec, layer: int, group: in
     if layer in (-1, found.stored_layers):
         return replace(found, last_norm=not mean)
     return upto(found, layer)
+
+
+def gemma4_tower(fields: Fields, out: int) -> VisionSpec:
+    """Gemma 4's: pictures of any shape, places by two tables and by rotation, means of squares of patches."""
+    fields = fields.with_defaults(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=16, num_attention_heads=12, patch_size=16,
+        hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, pooling_kernel_size=3, position_embedding_size=10240,
+        rope_parameters={"rope_type": "axial", "rope_theta": 100.0},
+    )  # fmt: skip
+    hidden, heads, layers = (
+        fields.count(f"{name}") for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    for name, wanted in (("num_key_value_heads", heads), ("head_dim", hidden // heads), ("attention_bias", False)):
+        if fields.get(name, wanted) != wanted:
+            raise fields.refuse(name, f"is not implemented; {wanted!r} is")
+    norm = NormSpec(fields.number("rms_norm_eps", least=0))
+    standard = ("vision_tower.std_bias", "vision_tower.std_scale") if fields.flag("standardize") else None
+    projector = ProjectorSpec(
+        merges="mean", multiplier=hidden**0.5, standard=standard, norm="embedding_pre_projection_norm", norm_spec=norm,
+        norm_behind=True, norm_stored=False, products=("embedding_projection",), widths=(out,), bias=False,
+    )  # fmt: skip
+    return VisionSpec(
+        prefix="vision_tower.",
+        names=_GEMMA4,
+        hidden_size=hidden,
+        num_heads=heads,
+        patch=side(fields, "patch_size"),
+        pixels_last=True,
+        num_layers=layers,
+        stored_layers=layers,
+        patch_bias=False,
+        positions=fields.count("position_embedding_size"),
+        by_axis=True,
+        rotation=replace(_rotation(fields), halves=True),
+        norm=norm,
+        mlp=MLPSpec(size=fields.count("intermediate_size"), activation=fields.choice("hidden_activation", ACTIVATIONS)),
+        clipped=fields.flag("use_clipped_linears"),
+        group=fields.count("pooling_kernel_size"),
+        projector=projector,
+        projector_prefix="embed_vision.",
+    )
 
 
 def _channels(fields: Fields) -> int:

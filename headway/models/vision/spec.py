@@ -26,6 +26,8 @@ class TowerNames:
         attention: of a block: names of the products in (one tensor or three), and of the one out.
         ffn: prefix of a block's feed-forward products.
         scales: of a block: vectors that multiply both parts' results.
+        behind: of a block: norms behind both parts; with them it is a ``vision.sandwich.SandwichBlock``.
+        heads: of such a block: norms of each head's queries and keys.
         batched: the first vector's tensor is [1, 1, C], that of positions [1, n, C].
     """
 
@@ -39,6 +41,8 @@ class TowerNames:
     attention: tuple[tuple[str, ...], str]
     ffn: str = "mlp."
     scales: tuple[str, str] | None = None
+    behind: tuple[str, str] | None = None
+    heads: tuple[str, str] = ("", "")
     batched: bool = False
 
 
@@ -49,10 +53,12 @@ class RotationSpec:
     Attributes:
         theta: base of the frequencies.
         alternating: rows take the frequencies with even numbers of a whole head, columns the others; else both have the same.
+        halves: columns rotate the first half of a head, rows the second, as if each were a head; of sandwich blocks alone.
     """
 
     theta: float = 10000.0
     alternating: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,9 @@ class ProjectorSpec:
         norm: name, "" for none.
         norm_spec: of that norm.
         norm_behind: it stands behind the merging, and is as wide as what comes of it.
+        norm_stored: the checkpoint has its weight; else that is ones.
+        multiplier: of means, in float32.
+        standard: names, of the tower, of what is then subtracted and what multiplies the difference; None: nothing.
         first: product ahead of the others, without activation; its columns are channel by channel in the checkpoint. "": none.
         products: names; between two of them stands the activation.
         widths: that the products give; the last is the decoder's.
@@ -76,6 +85,9 @@ class ProjectorSpec:
     norm: str = ""
     norm_spec: NormSpec = LAYER_NORM
     norm_behind: bool = False
+    norm_stored: bool = True
+    multiplier: float = 1.0
+    standard: tuple[str, str] | None = None
     first: str = ""
     products: tuple[str, ...]
     widths: tuple[int, ...]
@@ -94,15 +106,18 @@ class VisionSpec:
         hidden_size, num_heads: C and H.
         patch: side of a patch, in pixels.
         channels: of a pixel.
+        pixels_last: the patches' tensor is [C, P], each row (row, column, channel).
         frames: pictures that a patch's tensor has; a picture counts as so many equal ones.
         num_layers: blocks that run; a checkpoint may have more.
         stored_layers: blocks of the checkpoint.
         patch_bias, qkv_bias, out_bias: which products have one.
         positions: side of the table of positions; 0: there is none.
         interpolates: it is stretched over the picture, linearly; else read at places.
+        by_axis: it is two, [2, positions, C], for columns and rows, whose entries are added up.
         rotation: of queries and keys; None: not at all.
         norm: of the blocks.
         mlp: of the blocks.
+        clipped: what goes into each of the blocks' products, and what comes out, is clamped to ranges of the checkpoint's.
         group: patches of so many rows and columns become one row of the decoder.
         window: attention sees squares of so many merged patches on a side; 0: whole tiles.
         full_layers: with a window, blocks that see whole tiles all the same.
@@ -117,6 +132,7 @@ class VisionSpec:
     num_heads: int
     patch: int
     channels: int = 3
+    pixels_last: bool = False
     frames: int = 1
     num_layers: int
     stored_layers: int
@@ -125,9 +141,11 @@ class VisionSpec:
     out_bias: bool = True
     positions: int = 0
     interpolates: bool = False
+    by_axis: bool = False
     rotation: RotationSpec | None = None
     norm: NormSpec
     mlp: MLPSpec
+    clipped: bool = False
     group: int = 1
     window: int = 0
     full_layers: tuple[int, ...] = ()

@@ -18,6 +18,7 @@ from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import MLP
 from headway.models.layers.norm import Norm
 from headway.models.vision.passes import PassBuffers, PassShape, exact_shape
+from headway.models.vision.sandwich import SandwichBlock
 from headway.models.vision.spec import ProjectorSpec, VisionSpec
 from headway.multimodal.layout import Layout
 
@@ -38,6 +39,11 @@ class Projector(nn.Module):
         merged = hidden * self._square if spec.merges == "beside" else hidden
         norm_width = merged if spec.norm_behind else hidden
         self.norm = spec.norm_spec.make(norm_width, dtype=dtype, device=device) if spec.norm else None
+        if self.norm is not None and not spec.norm_stored:
+            self.norm.weight.fill_(1.0)
+        self.standard: torch.Tensor | None = None
+        if spec.standard is not None:
+            self.standard = torch.empty(2, hidden, dtype=torch.float32, device=device)
         self.first = (
             Linear(merged, {spec.first: hidden}, bias=False, dtype=dtype, device=device) if spec.first else None
         )
@@ -55,6 +61,8 @@ class Projector(nn.Module):
             x = self.norm.forward(x)
         square = self._square
         x = x.view(-1, square * self._hidden) if spec.merges == "beside" else x.view(-1, square, self._hidden).mean(1)
+        if spec.multiplier != 1.0:
+            x = self._standardised(x.float() * spec.multiplier).to(x.dtype)
         if self.norm is not None and spec.norm_behind:
             x = self.norm.forward(x)
         if self.first is not None:
@@ -63,10 +71,17 @@ class Projector(nn.Module):
             x = product(x if i == 0 else self.act(x))
         return x if spec.divisor == 1.0 else x / spec.divisor
 
+    def _standardised(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.standard is None else (x - self.standard[0]) * self.standard[1]
+
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec = self.spec
-        found: dict[str, Target] = {} if self.norm is None else self.norm.destinations(f"{prefix}{spec.norm}.")
+        found: dict[str, Target] = {}
+        if self.norm is not None and spec.norm_stored:
+            found = self.norm.destinations(f"{prefix}{spec.norm}.")
+        if spec.standard is not None and self.standard is not None:
+            found |= {name: Target(row) for name, row in zip(spec.standard, self.standard.unbind(), strict=True)}
         for product in self.products:
             assert isinstance(product, Linear)
             if spec.transposed:
@@ -146,20 +161,24 @@ class VisionTower(nn.Module):
             return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
         frames = (spec.frames,) if spec.frames > 1 else ()
-        self.stored_patch = made(hidden, spec.channels, *frames, spec.patch, spec.patch)
+        shape = (spec.patch_values,) if spec.pixels_last else (spec.channels, *frames, spec.patch, spec.patch)
+        self.stored_patch = made(hidden, *shape)
         self.patch_weight: torch.Tensor | None = None
+        self.frames_weight: torch.Tensor | None = None
         self.patch_bias = made(hidden) if spec.patch_bias else None
         self.cls = made(hidden) if names.cls else None
-        self.position = made(spec.positions**2 + bool(names.cls), hidden) if spec.positions else None
+        entries = (2, spec.positions) if spec.by_axis else (spec.positions**2 + bool(names.cls),)
+        self.position = made(*entries, hidden) if spec.positions else None
         self.before = spec.norm.make(hidden, dtype=dtype, device=device) if names.before else None
         self.after = spec.norm.make(hidden, dtype=dtype, device=device) if spec.last_norm and names.after else None
-        self.blocks = nn.ModuleList(VisionBlock(spec, dtype=dtype, device=device) for _ in range(spec.num_layers))
+        block = VisionBlock if names.behind is None else SandwichBlock
+        self._blocks = [block(spec, dtype=dtype, device=device) for _ in range(spec.num_layers)]
+        self.blocks = nn.ModuleList(self._blocks)
         self.projector = Projector(spec.projector, hidden, spec.group, dtype=dtype, device=device)
         self.deepstack = nn.ModuleList(
             Projector(each, hidden, spec.group, dtype=dtype, device=device) for _, _, each in spec.deepstack
         )
         self._deepstack_of = {layer: number for number, (layer, _, _) in enumerate(spec.deepstack)}
-        self._blocks = [block for block in self.blocks if isinstance(block, VisionBlock)]
         frequencies = _frequencies(spec)
         self._frequencies = None if frequencies is None else frequencies.to(device)
 
@@ -170,14 +189,15 @@ class VisionTower(nn.Module):
 
         Args:
             shape: one that holds the picture.
-            patches: f32 [N, P], normalised, each (channel, row, column).
+            patches: f32 [N, P], normalised, each (channel, row, column); of a video's part [N, frames * P].
             ints: int32, ``layout.ints`` on the device.
         """
         spec, grid, group = self.spec, layout.grid, self.spec.group
         tile, num_patches = grid.height * grid.width, grid.patches
         row, column, place, rest = ints.split([tile, tile, tile, len(ints) - 3 * tile])
-        assert self.patch_weight is not None
-        x = F.linear(patches.to(self.dtype), self.patch_weight, self.patch_bias)
+        weight = self.patch_weight if layout.frames == 1 else self.frames_weight
+        assert weight is not None
+        x = F.linear(patches.to(self.dtype), weight, self.patch_bias)
         if self.position is not None:
             x = x.view(grid.tiles, tile, -1) + self._positions(place, row, column, grid.height, grid.width)
             x = x.view(num_patches, -1)
@@ -243,8 +263,11 @@ class VisionTower(nn.Module):
     ) -> torch.Tensor:
         """[n, C] of a tile's patches."""
         assert self.position is not None
-        table = self.position[1:] if self.cls is not None else self.position
         side = self.spec.positions
+        if self.spec.by_axis:
+            columns, rows = (each.clamp(max=side - 1) for each in (column, row))
+            return self.position[0].index_select(0, columns) + self.position[1].index_select(0, rows)
+        table = self.position[1:] if self.cls is not None else self.position
         if not self.spec.interpolates:
             return table.index_select(0, place)
         y, x = (each.float() * ((side - 1) / max(count - 1, 1)) for each, count in ((row, height), (column, width)))
@@ -303,11 +326,16 @@ class VisionTower(nn.Module):
 
     def finalize(self) -> None:
         """Called once, when the weights are in place, ahead of ``Linear.finalize``."""
-        stored = self.stored_patch
-        self.patch_weight = (stored.float().sum(2).to(stored.dtype) if self.spec.frames > 1 else stored).flatten(1)
+        spec, stored = self.spec, self.stored_patch.data
+        if spec.pixels_last:
+            stored = stored.view(-1, spec.patch, spec.patch, spec.channels).permute(0, 3, 1, 2)
+        if spec.frames > 1:
+            self.frames_weight = stored.transpose(1, 2).flatten(1)
+        self.patch_weight = (stored.float().sum(2).to(stored.dtype) if spec.frames > 1 else stored).flatten(1)
         del self.stored_patch
         for block in self._blocks:
-            block.finalize()
+            if isinstance(block, VisionBlock):
+                block.finalize()
         for projector in (self.projector, *self.deepstack):
             assert isinstance(projector, Projector)
             projector.finalize()
