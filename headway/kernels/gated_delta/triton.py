@@ -150,6 +150,24 @@ def near_products(query, key, g, L: tl.constexpr, LEVELS: tl.constexpr, KIND: tl
 
 
 @triton.jit
+def inverse_of(power, L: tl.constexpr, LEVELS: tl.constexpr):
+    """Of I + A [L, L], A = ``power`` being strictly lower triangular."""
+    i = tl.arange(0, L)
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - power
+    for _ in tl.static_range(LEVELS - 1):
+        power = tl.dot(power, power, input_precision="ieee")
+        inverse += tl.dot(inverse, power, input_precision="ieee")
+    return inverse
+
+
+@triton.jit
+def unit_rows(at, mask, scale, SMALL: tl.constexpr):
+    """f32 [L, K], rows of length ``scale``."""
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return x * (scale * tl.rsqrt(tl.sum(x * x, 1) + SMALL))[:, None]
+
+
+@triton.jit
 def delta_chunks_kernel(
     q_ptr,
     k_ptr,
@@ -207,22 +225,13 @@ def delta_chunks_kernel(
             inside = t0 + i < count
             token = (first + t0 + i).to(tl.int64)
             in_keys = inside[:, None] & in_k[None, :]
-            query = tl.load(
-                q_ptr + token[:, None] * q_stride + head // share * q_head + k[None, :], mask=in_keys, other=0.0
-            )
-            key = tl.load(
-                k_ptr + token[:, None] * k_stride + head // share * k_head + k[None, :], mask=in_keys, other=0.0
-            )
+            query_at = q_ptr + token[:, None] * q_stride + head // share * q_head + k[None, :]
+            key_at = k_ptr + token[:, None] * k_stride + head // share * k_head + k[None, :]
+            query, key = unit_rows(query_at, in_keys, scale, SMALL), unit_rows(key_at, in_keys, 1.0, SMALL)
             in_values = inside[:, None] & in_v[None, :]
             value = tl.load(v_ptr + token[:, None] * v_stride + head * v_head + v[None, :], mask=in_values, other=0.0)
-            query = query.to(tl.float32)
-            key = key.to(tl.float32)
-            query = query * (scale * tl.rsqrt(tl.sum(query * query, 1) + SMALL))[:, None]
-            key = key * tl.rsqrt(tl.sum(key * key, 1) + SMALL)[:, None]
-            beta = beta_scale / (
-                1.0 + tl.exp(-tl.load(b_ptr + token * b_stride + head, mask=inside, other=0.0).to(tl.float32))
-            )
-            beta = tl.where(inside, beta, 0.0)
+            pull = tl.load(b_ptr + token * b_stride + head, mask=inside, other=0.0).to(tl.float32)
+            beta = tl.where(inside, beta_scale / (1.0 + tl.exp(-pull)), 0.0)
             carried = h.to(kind)
             if BY_CHANNEL:
                 a_at = a_ptr + token[:, None] * a_stride + head * a_head + k[None, :]
@@ -237,8 +246,7 @@ def delta_chunks_kernel(
                 left = (key * tl.exp(behind)).to(kind)
                 passed = tl.exp(whole)[:, None]
             else:
-                query = query.to(kind)
-                key = key.to(kind)
+                query, key = query.to(kind), key.to(kind)
                 raw = tl.load(a_ptr + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + bias
                 g = tl.where(inside, -rate * softplus(raw), 0.0)
                 total = tl.cumsum(g, 0)
@@ -251,11 +259,7 @@ def delta_chunks_kernel(
                 whole = tl.sum(g, 0)
                 left = (key.to(tl.float32) * tl.exp(whole - total)[:, None]).to(kind)
                 passed = tl.exp(whole)
-            power = keys * beta[:, None]  # A, strictly lower
-            inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - power
-            for _ in tl.static_range(LEVELS - 1):
-                power = tl.dot(power, power, input_precision="ieee")
-                inverse += tl.dot(inverse, power, input_precision="ieee")
+            inverse = inverse_of(keys * beta[:, None], L, LEVELS)
             u = tl.dot(inverse, beta[:, None] * (value.to(tl.float32) - known), input_precision="ieee")  # [L, V]
             out += tl.dot(scores.to(kind), u.to(kind), input_precision="ieee")
             tl.store(o_ptr + (token[:, None] * heads + head) * V + v[None, :], out.to(kind), mask=in_values)
