@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 from tokenizers import models, pre_tokenizers
 
+from headway.api.pictures.placeholders import Shown
 from headway.api.pictures.settings import read_settings
 from headway.core.media import VisionInfo
 from headway.multimodal.process import cut
@@ -88,7 +89,8 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours, placeholders = read_settings(tmp_path, architecture, info, config)
     for prompt, count in prompts:
         given = PICTURES[:count]
-        pieces = [placeholders.pieces(cut(each, ours)) for each in given]
-        text = placeholders.into_text(prompt, pieces, lambda token: str(backend().id_to_token(token)), "<s>")
+        shown = [Shown(placeholders.marker, placeholders.pieces(cut(each, ours))) for each in given]
+        text, order = placeholders.into_text(prompt, shown, lambda token: str(backend().id_to_token(token)), "<s>")
+        assert order == list(range(count))
         expected = np.asarray(processor(text=prompt, images=given)["input_ids"]).ravel().tolist()
         assert backend().encode(text, add_special_tokens=False).ids == expected, prompt

@@ -114,7 +114,8 @@ class Placeholders:
             if len(parts) == 1 and written:  # the prompt may leave its markers out
                 parts = [""] * len(written) + parts
             _check(len(parts) - 1, len(written), marker)
-            order, whole = list(range(len(written))), "".join(written) + bos + "".join(parts) + "\n"
+            order = list(range(len(written)))
+            whole = "".join(written) + bos + "".join(parts) + "\n"
         else:
             ids = {name(each): each for each in self._markers}
             if self.fences:  # parts bring their own
