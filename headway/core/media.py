@@ -8,6 +8,10 @@ import msgspec
 
 MAX_RUNS: Final = 256
 """Most runs of placeholders in a prompt."""
+RUNS_AT: Final = 2
+"""Where runs begin in a slot's row of their table; see ``kernels.media_places``."""
+RUN_WORDS: Final = 6
+"""Words of each."""
 
 
 class Grid(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from headway.core.encode import MediaRun
-from headway.core.media import MAX_RUNS
+from headway.core.media import MAX_RUNS, RUN_WORDS, RUNS_AT
 from headway.core.plan import Int32s
 from headway.state.slots import Table
 
@@ -18,7 +18,7 @@ MEDIA, MEDIA_ROWS = "media", "media_rows"
 
 def media_tables() -> list[Table]:
     """For models with sight; see ``kernels.media_places``."""
-    return [Table(MEDIA, 2 + 6 * MAX_RUNS), Table(MEDIA_ROWS, MAX_RUNS)]
+    return [Table(MEDIA, RUNS_AT + RUN_WORDS * MAX_RUNS), Table(MEDIA_ROWS, MAX_RUNS)]
 
 
 def media_row(runs: list[MediaRun], prompt: int) -> Int32s:

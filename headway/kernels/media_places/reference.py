@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.core.media import RUN_WORDS, RUNS_AT
+
 
 def media_places(
     positions: torch.Tensor,
@@ -20,12 +22,12 @@ def media_places(
     slot = row_slots[row.clamp(max=num_rows - 1)]
     real = (row < num_rows) & (slot >= 0) & (slot < num_slots)
     own = table[slot.clamp(0, num_slots - 1).long()]  # [T, W]
-    count, prompt = own[:, 0].clamp(0, (width - 2) // 6), own[:, 1]
-    starts = own[:, 2::6]  # [T, K]
+    count, prompt = own[:, 0].clamp(0, (width - RUNS_AT) // RUN_WORDS), own[:, 1]
+    starts = own[:, RUNS_AT::RUN_WORDS]  # [T, K]
     begun = (torch.arange(starts.shape[1], device=token.device) < count[:, None]) & (starts <= positions[:, None])
     last = begun.sum(1) - 1  # the last run that has begun
     own_run = last.clamp(min=0)[:, None]
-    run = own[:, 2:].unflatten(1, (-1, 6)).gather(1, own_run[:, :, None].expand(-1, 1, 6))[:, 0]
+    run = own[:, RUNS_AT:].unflatten(1, (-1, RUN_WORDS)).gather(1, own_run[:, :, None].expand(-1, 1, RUN_WORDS))[:, 0]
     start, end, base, columns, behind, late = run.unbind(1)
     feature = rows[slot.clamp(0, num_slots - 1).long()].gather(1, own_run)[:, 0]
     any_run = last >= 0

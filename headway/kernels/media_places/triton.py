@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from headway.core.media import RUN_WORDS, RUNS_AT
+
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows", "num_slots", "most_runs"])
 def places_kernel(
@@ -22,6 +24,8 @@ def places_kernel(
     row_steps,
     run_steps,
     SEES: tl.constexpr,
+    AT: tl.constexpr,  # RUNS_AT
+    WORDS: tl.constexpr,  # RUN_WORDS
 ):
     token = tl.program_id(0)
     low, high = 0, num_rows  # the first row that ends behind the token
@@ -34,20 +38,20 @@ def places_kernel(
         high = tl.where(fewer, middle, high)
     slot = tl.load(slots_ptr + tl.minimum(low, num_rows - 1))
     real = (low < num_rows) & (slot >= 0) & (slot < num_slots)
-    own = table_ptr + tl.where(real, slot, 0).to(tl.int64) * (2 + 6 * most_runs)
+    own = table_ptr + tl.where(real, slot, 0).to(tl.int64) * (AT + WORDS * most_runs)
     position = tl.load(positions_ptr + token)
     count = tl.minimum(tl.maximum(tl.load(own), 0), most_runs)
     prompt = tl.load(own + 1)
     first, past = 0, count  # the first run that begins behind the position
     for _ in range(run_steps):
         middle = (first + past) // 2
-        begins = tl.load(own + 2 + 6 * tl.minimum(middle, most_runs - 1))
+        begins = tl.load(own + AT + WORDS * tl.minimum(middle, most_runs - 1))
         more = (first < past) & (begins <= position)
         fewer = (first < past) & (begins > position)
         first = tl.where(more, middle + 1, first)
         past = tl.where(fewer, middle, past)
     number = tl.maximum(first - 1, 0)
-    run = own + 2 + 6 * number
+    run = own + AT + WORDS * number
     start, end, base = tl.load(run), tl.load(run + 1), tl.load(run + 2)
     columns, behind, late = tl.maximum(tl.load(run + 3), 1), tl.load(run + 4), tl.load(run + 5)
     feature = tl.load(rows_ptr + tl.where(real, slot, 0).to(tl.int64) * most_runs + number)
@@ -74,12 +78,12 @@ def media_places(
 ) -> torch.Tensor:
     num_tokens, num_rows = positions.shape[0], row_slots.shape[0]
     num_slots, width = table.shape
-    runs = (width - 2) // 6
+    runs = (width - RUNS_AT) // RUN_WORDS
     assert table.is_contiguous() and rows.is_contiguous() and positions.is_contiguous()
     out = torch.empty((5, num_tokens), dtype=torch.int32, device=positions.device)
     if num_tokens:
         places_kernel[(num_tokens,)](
             positions, query_start, row_slots, table, rows, out, num_tokens, num_rows, num_slots, runs,
-            num_rows.bit_length() + 1, runs.bit_length() + 1, SEES=sees, num_warps=1,
+            num_rows.bit_length() + 1, runs.bit_length() + 1, SEES=sees, AT=RUNS_AT, WORDS=RUN_WORDS, num_warps=1,
         )  # fmt: skip
     return out

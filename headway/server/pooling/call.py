@@ -132,7 +132,7 @@ class PoolingCall:
         job, group = await self.llm.score(first, second, params, instruction)
         self.num_tokens += group.num_tokens
         scores = await _apart(lambda: job.scores(group.vectors), sum(vector.size for vector in group.vectors))
-        return job, scores.tolist()
+        return job, scores.tolist()  # host: numpy
 
     def usage(self) -> dict[str, int]:
         """As OpenAI writes it."""
@@ -162,4 +162,4 @@ def numbers(array: Floats, encoding: str | None) -> bytes:
     """JSON of an array: nested lists, or base64 of little-endian float32."""
     if encoding == "base64":
         return b'"' + base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()) + b'"'
-    return encode(array.tolist())
+    return encode(array.tolist())  # host: numpy

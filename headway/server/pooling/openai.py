@@ -73,7 +73,11 @@ async def classify(service: Service, request: Request) -> Response:
     labels = service.llm.pooling_door.pooling.labels
 
     def write(number: int, array: Floats) -> bytes:
-        found = {"index": number, "label": label_name(labels, int(array.argmax())), "probs": array.tolist()}
+        found = {
+            "index": number,
+            "label": label_name(labels, int(array.argmax())),
+            "probs": array.tolist(),
+        }  # host: numpy
         return encode({**found, "num_classes": len(array)})
 
     async def work() -> bytes:

@@ -72,7 +72,7 @@ async def embed_sparse(service: Service, request: Request) -> Response:
 
         def write(number: int, array: Floats) -> bytes:
             [found] = sparse_vectors(door, [array], [group.messages[number].prompt_token_ids])
-            pairs = zip(found.indices.tolist(), found.values.tolist())
+            pairs = zip(found.indices.tolist(), found.values.tolist())  # host: numpy
             return encode([{"index": index, "value": value} for index, value in pairs])
 
         return await written(arrays, write)
@@ -97,13 +97,13 @@ async def predict(service: Service, request: Request) -> Response:
     async def work() -> bytes:
         if pairs[0] and Task.SCORE not in service.info.tasks:
             arrays = await call.pairs([a for a, _ in inputs], [b for _, b in inputs], params)
-            rows = [array.tolist() for array in arrays]
+            rows = [array.tolist() for array in arrays]  # host: numpy
         elif pairs[0]:
             _, scores = await call.score([a for a, _ in inputs], [b for _, b in inputs], params, None)
             rows = [[score] for score in scores]
         else:
             _, arrays = await call.pool([each[0] for each in inputs], params, Task.CLASSIFY)
-            rows = [array.tolist() for array in arrays]
+            rows = [array.tolist() for array in arrays]  # host: numpy
         found = [_predictions(row, labels) for row in rows]
         return encode(found[0] if single else found)
 
