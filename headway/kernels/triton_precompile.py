@@ -133,6 +133,28 @@ def misses_raised(looking: threading.local) -> Iterator[None]:
         knobs.cache.manager_class = before
 
 
+@contextmanager
+def launchers_in_turn() -> Iterator[None]:
+    """Inside, threads make Triton's launchers one after the other.
+
+    Triton's launchers are extension modules of one name. Python keeps one module of that name and writes into it what each of
+    them exports, so a thread that makes one beside another could take the other's function, and its kernel would be launched
+    with the arguments of another.
+    """
+    active, turn = driver.active, threading.Lock()
+    make = active.launcher_cls
+
+    def in_turn(*args: Any) -> Any:
+        with turn:
+            return make(*args)
+
+    active.launcher_cls = in_turn
+    try:
+        yield
+    finally:
+        active.launcher_cls = make
+
+
 class Compilation:
     """Loads kernels, and has those compiled that must be, each from when it is added. Made by ``compiling``."""
 
@@ -226,7 +248,8 @@ def compiling(compiler: CompilerProcess | None = None, ready: Ready = lambda: No
         ready: returns when the first kernel may be looked for.
     """
     looking = threading.local()
-    with misses_raised(looking), ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "headway-compile") as pool:
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    with misses_raised(looking), launchers_in_turn(), ThreadPoolExecutor(threads, "headway-compile") as pool:
         try:
             yield Compilation(pool, looking, compiler, ready)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -231,6 +232,22 @@ def names_do_not_depend_on_what_was_hashed_before(launched: list[str]) -> None:
     assert key_after([], False) != key_after([shifted], False), "Triton has mended it: triton_keys can go"
 
 
+def launchers_are_made_in_turn(launched: list[str]) -> None:
+    """Triton's are modules of one name, which threads that make some at once confuse."""
+    active, together = driver.active, threading.Barrier(2)
+    make = active.launcher_cls
+
+    def met(*args: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.3)
+            launched.append("two at once")
+        return make(*args)
+
+    with patch.object(active, "launcher_cls", met):
+        compile_launches(16, 32)
+    assert launched == [] and active.launcher_cls == make
+
+
 def another_triton_compiles_on_use(launched: list[str]) -> None:
     preload = JITFunction.preload
     del JITFunction.preload
@@ -259,6 +276,7 @@ def main() -> None:
         a_dead_compiler_is_replaced_by_threads,
         what_nobody_waits_for_any_more_is_given_up,
         names_do_not_depend_on_what_was_hashed_before,
+        launchers_are_made_in_turn,
         another_triton_compiles_on_use,
     ]
     for check in checks:
