@@ -11,6 +11,72 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _over_keys(
+    highest,
+    total,
+    summed,
+    q,
+    keys_ptr,  # of the row's first token and the head
+    bias_ptr,  # of the head, at the distance 0
+    place,
+    low,
+    high,
+    length,
+    row_stride,
+    values_at,
+    scale,
+    reach,
+    soft_cap,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    NEAR: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Softmax so far, with the keys [low, high) taken in; without ``MASKED`` every query sees all of them."""
+    dim = tl.arange(0, BLOCK_D)
+    for block in range(low, high, BLOCK_K):
+        other = block + tl.arange(0, BLOCK_K)
+        inside = other < length
+        at = keys_ptr + other.to(tl.int64)[:, None] * row_stride + dim[None, :]
+        if MASKED or D != BLOCK_D:
+            kept = inside[:, None] & (dim < D)[None, :]
+            k = tl.load(at, mask=kept, other=0.0)
+            v = tl.load(at + values_at, mask=kept, other=0.0)
+        else:
+            k = tl.load(at)
+            v = tl.load(at + values_at)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        apart = other[None, :] - place[:, None]
+        if CAPPED:
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores * scale / soft_cap) + 1.0)) * LOG2E
+        else:
+            scores *= scale * LOG2E
+        if BIAS:
+            seen = inside[None, :] & (place < length)[:, None]
+            scores += tl.load(bias_ptr + apart, mask=seen, other=0.0) * LOG2E
+        if MASKED:
+            seen = inside[None, :]
+            if NEAR:
+                seen = seen & (apart <= reach) & (apart >= -reach)
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        base = higher
+        if MASKED:  # Nothing seen so far: exp2(-inf - -inf) would be NaN.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrunk = tl.exp2(highest - base)
+        total = total * shrunk + tl.sum(weights, axis=1)
+        summed = tl.dot(weights.to(v.dtype), v, summed * shrunk[:, None], input_precision="ieee")
+        highest = higher
+    return highest, total, summed
+
 
 @triton.jit(do_not_specialize=["num_tokens", "reach", "middle"])
 def dense_kernel(
@@ -44,43 +110,27 @@ def dense_kernel(
         place = begin + tl.arange(0, BLOCK_Q)
         dim = tl.arange(0, BLOCK_D)
         keep = (place < length)[:, None] & (dim < D)[None, :]
-        at = (first + place).to(tl.int64)[:, None] * row_stride + head * D + dim[None, :]
-        q = tl.load(qkv_ptr + at, mask=keep, other=0.0)
+        own = qkv_ptr + first.to(tl.int64) * row_stride
+        q = tl.load(own + place.to(tl.int64)[:, None] * row_stride + head * D + dim[None, :], mask=keep, other=0.0)
         highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_Q], tl.float32)
         summed = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-        low = 0
-        high = length
+        keys = own + H * D + head // (H // KH) * D
+        bias = bias_ptr + head.to(tl.int64) * (2 * middle + 1) + middle
         if NEAR:
             low = tl.maximum(begin - reach, 0) // BLOCK_K * BLOCK_K
             high = tl.minimum(length, begin + BLOCK_Q + reach)
-        column = H * D + head // (H // KH) * D
-        for block in range(low, high, BLOCK_K):
-            other = block + tl.arange(0, BLOCK_K)
-            inside = other < length
-            places = (first + other).to(tl.int64) * row_stride + column
-            keep_keys = inside[:, None] & (dim < D)[None, :]
-            k = tl.load(qkv_ptr + places[:, None] + dim[None, :], mask=keep_keys, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if CAPPED:
-                scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
-            apart = other[None, :] - place[:, None]
-            seen = inside[None, :] & (place < length)[:, None]
-            if BIAS:
-                bias_at = bias_ptr + head.to(tl.int64) * (2 * middle + 1) + middle + apart
-                scores += tl.load(bias_at, mask=seen, other=0.0)
-            if NEAR:
-                seen = seen & (apart <= reach) & (apart >= -reach)
-            scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, axis=1))
-            # Nothing seen so far: exp(-inf - -inf) would be NaN.
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            weights = tl.exp(scores - base[:, None])
-            shrunk = tl.exp(highest - base)
-            total = total * shrunk + tl.sum(weights, axis=1)
-            v = tl.load(qkv_ptr + places[:, None] + KH * D + dim[None, :], mask=keep_keys, other=0.0)
-            summed = summed * shrunk[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            highest = higher
+        else:  # whole blocks first, which need no mask
+            low = length // BLOCK_K * BLOCK_K
+            high = length
+            highest, total, summed = _over_keys(
+                highest, total, summed, q, keys, bias, place, 0, low, length, row_stride, KH * D, scale, reach, soft_cap,
+                D, BLOCK_D, BLOCK_K, BIAS, NEAR, CAPPED, False,
+            )  # fmt: skip
+        highest, total, summed = _over_keys(
+            highest, total, summed, q, keys, bias, place, low, high, length, row_stride, KH * D, scale, reach, soft_cap,
+            D, BLOCK_D, BLOCK_K, BIAS, NEAR, CAPPED, True,
+        )  # fmt: skip
         out = summed / tl.where(total > 0, total, 1.0)[:, None]
         out_at = out_ptr + (first + place).to(tl.int64)[:, None] * (H * D) + head * D + dim[None, :]
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=keep)
@@ -102,13 +152,21 @@ def dense_attention(
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = torch.empty((num_tokens, num_heads * size), dtype=qkv.dtype, device=qkv.device)
     block_d = max(16, next_power_of_2(size))
-    wide = qkv.dtype == torch.float32 or block_d > 128  # what a program keeps must fit the least shared memory
-    block = min(32 if wide else 64, max(16, next_power_of_2(max_query_len)))
-    dense_kernel[(cdiv(max(max_query_len, 1), block), num_heads, num_rows)](
+    most_q, most_k, warps, stages = tile(qkv.dtype, block_d)
+    longest = max(16, next_power_of_2(max_query_len))
+    block_q, block_k = min(most_q, longest), min(most_k, longest)
+    dense_kernel[(cdiv(max(max_query_len, 1), block_q), num_heads, num_rows)](
         qkv, query_start, qkv if bias is None else bias, out, num_tokens, qkv.stride(0), scale, reach, soft_cap,
         0 if bias is None else bias.shape[1] // 2,
-        H=num_heads, KH=num_kv_heads, D=size, BLOCK_D=block_d, BLOCK_Q=block, BLOCK_K=block,
+        H=num_heads, KH=num_kv_heads, D=size, BLOCK_D=block_d, BLOCK_Q=block_q, BLOCK_K=block_k,
         BIAS=bias is not None, NEAR=reach >= 0, CAPPED=soft_cap > 0,
-        num_warps=4, num_stages=2,
+        num_warps=4 if block_q < most_q else warps, num_stages=stages,
     )  # fmt: skip
     return out
+
+
+def tile(dtype: torch.dtype, size: int) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages) of a program for long rows; what it keeps fits the least shared memory of the cards."""
+    if dtype == torch.float32 or size > 128:
+        return 32, 32, 4, 2
+    return (64, 64, 4, 3) if size <= 64 else (64, 64, 4, 2)
