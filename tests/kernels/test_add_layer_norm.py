@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from headway.kernels.add_layer_norm import add_layer_norm
 from headway.kernels.cpu import ops
 from headway.kernels.linear import PackedLinear
-from headway.kernels.testing import assert_close, make_random
+from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
@@ -49,3 +49,16 @@ def test_gelu_behind_a_product(dtype: torch.dtype) -> None:
     torch.testing.assert_close(layer(x).double(), expected, atol=4e-7, rtol=1e-6 if dtype is torch.float32 else 8e-3)
     x[0, 0] = float("nan")
     assert layer(x)[0].isnan().all() and not layer(x)[1:].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("rows", "size"), [(0, 16), (1, 16), (3, 20), (5, 80), (2, 1030)])
+def test_kernel_equals_reference(rows: int, size: int, bias: bool, dtype: torch.dtype, device: str) -> None:
+    x, residual = (make_random(rows, size, dtype=dtype, device=device, seed=seed) + 3 * seed for seed in (1, 2))
+    weight = make_random(size, dtype=dtype, device=device, seed=3)
+    shift = make_random(size, dtype=dtype, device=device, seed=4) if bias else None
+    theirs = residual.clone()
+    expected = add_layer_norm.reference(x, theirs, weight, shift, 1e-5)
+    assert_close(add_layer_norm.implementation("cuda")(x, residual, weight, shift, 1e-5), expected)
+    assert torch.equal(residual, theirs)

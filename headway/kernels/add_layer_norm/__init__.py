@@ -26,5 +26,6 @@ add_layer_norm = Op(
     "add_layer_norm(Tensor x, Tensor(a!) residual, Tensor weight, Tensor? bias, float eps) -> Tensor",
     reference=reference.add_layer_norm,
     meta=_meta,
+    triton="headway.kernels.add_layer_norm.triton:add_layer_norm",
     cpu="headway.kernels.cpu.encoder_ops:add_layer_norm",
 )

@@ -107,9 +107,7 @@ class LayerNorm(nn.Module):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; returns the norm of the new residual. Both [T, C]."""
-        if residual.is_cpu:  # elsewhere torch's two kernels serve
-            return cast(torch.Tensor, add_layer_norm(x, residual, self.weight, self.bias, self.eps))
-        return self.forward(residual.add_(x))
+        return cast(torch.Tensor, add_layer_norm(x, residual, self.weight, self.bias, self.eps))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
