@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -19,6 +20,25 @@ def row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots):
     start = length - count
     live = (slot >= 0) & (slot < num_slots) & (length > 0) & (count > 0) & (start >= 0)
     return first, count, slot, start, live
+
+
+@triton.jit
+def idle_token(row, first, count, query_start_ptr, num_rows):
+    """In a step of as many tokens as rows, of one token each: the token whose outputs a row that is not live sets to zeros.
+
+    It is the row's own, or of those behind all rows the one of the row's number; -1: none.
+    """
+    padding = tl.where(row >= tl.load(query_start_ptr + num_rows), row, -1)
+    return tl.where(count == 1, first, padding).to(tl.int64)
+
+
+def fresh_outputs(like: torch.Tensor, num_rows: int, max_query_len: int) -> tuple[torch.Tensor, bool]:
+    """(outputs of the shape [T, ...] and dtype of ``like``, whether rows that are not live have to set theirs to zeros).
+
+    In steps of decode rows alone their kernel does it: filling the outputs first would be a launch more.
+    """
+    alone = max_query_len == 1 and len(like) == num_rows
+    return (torch.empty if alone else torch.zeros)(like.shape, dtype=like.dtype, device=like.device), alone
 
 
 @triton.jit

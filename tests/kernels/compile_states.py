@@ -37,27 +37,29 @@ INTS = (
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
-CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4}
+CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4, "ALONE": False}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
+UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
+WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
 RING = ("inputs_ptr",)
-ALONE: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
+NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
-    ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256}, (), 4),
+    ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "ALONE": True}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
-    ("selective", selective_scan_kernel, ALONE | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("selective", selective_scan_kernel, NO_RING | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
     ("selective ring", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
-    ("ssd update", ssd_update_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
+    ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
-    ("delta walk", delta_walk_kernel, DELTA | ALONE | {"BY_CHANNEL": False, "BLOCK_V": 32}, (), 4),
-    ("delta walk by channel", delta_walk_kernel, DELTA | ALONE | {"BY_CHANNEL": True, "BLOCK_V": 32}, (), 4),
-    ("delta ring", delta_walk_kernel, DELTA | {"BY_CHANNEL": False, "BLOCK_V": 32}, RING, 4),
-    ("delta ring by channel", delta_walk_kernel, DELTA | {"BY_CHANNEL": True, "BLOCK_V": 32}, RING, 4),
+    ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),
+    ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
+    ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
+    ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),

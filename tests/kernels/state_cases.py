@@ -28,6 +28,7 @@ class Step:
     length is 0), and padding.
 
     Args:
+        spare: tokens behind the rows for each row of padding.
         short: rows of so many tokens or fewer are in no chunk.
         stored: rows have rings; of each row the tokens that its stored state has seen, and when it is stored.
     """
@@ -37,12 +38,13 @@ class Step:
         rows: list[tuple[int, int, int]],
         zombies: tuple[int, ...] = (),
         pad: int = 1,
+        spare: int = 2,
         short: int = 1,
         stored: list[tuple[int, int]] | None = None,
     ) -> None:
         lens = [count for count, _, _ in rows]
         starts = np.cumsum([0, *lens, *[0] * pad]).astype(np.int32)
-        self.tokens = int(starts[-1]) + 2 * pad
+        self.tokens = int(starts[-1]) + spare * pad
         self.slots = [slot for _, _, slot in rows]
         ends = [0 if i in zombies else count + start for i, (count, start, _) in enumerate(rows)]
         table = chunk_table(np.array([*lens, *[0] * pad], np.int32), short)
@@ -68,7 +70,9 @@ class Step:
 
 MIXED = Step([(1, 4, 3), (1, 0, 0), (5, 7, 1), (1, 9, 5), (66, 70, 2), (3, 0, 4), (2, 1, 6)], zombies=(3,))
 DECODE = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,))
-STEPS = {"mixed": MIXED, "decode": DECODE, "alone": Step([(67, 0, 1)], pad=0)}
+PADDED = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,), pad=3, spare=1)
+"""As many tokens as rows, as in a graph: rows that are not live set their outputs to zeros."""
+STEPS = {"mixed": MIXED, "decode": DECODE, "padded": PADDED, "alone": Step([(67, 0, 1)], pad=0)}
 PLACES = 11
 """Of the rings."""
 DRAFTS = Step(

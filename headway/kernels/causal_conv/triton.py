@@ -9,7 +9,7 @@ import triton.language as tl
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.triton_rows import row_of
+from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def causal_conv_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     program = tl.program_id(0)
     entry = program - num_rows
@@ -51,6 +52,10 @@ def causal_conv_kernel(
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c = c < channels
     ring = ring_ptr + slot * ring_stride + c[None, :]
+    if ALONE:
+        idle = tl.where(live, -1, idle_token(row, first, count, query_start_ptr, num_rows))
+        nothing = tl.zeros((BLOCK_C,), y_ptr.dtype.element_ty)
+        tl.store(y_ptr + tl.maximum(idle, 0) * channels + c, nothing, mask=in_c & (idle >= 0))
     if live:
         begin = chunk * CHUNK_TOKENS
         end = tl.minimum(begin + CHUNK_TOKENS, count)
@@ -106,12 +111,12 @@ def causal_conv(
     assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
         "channels lie side by side; the ring holds the window"
     )
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    y, alone = fresh_outputs(x, rows, max_query_len)
     block_t = min(16, next_power_of_2(max_query_len))
     block_c = min(256 if block_t <= 4 else 128, max(16, next_power_of_2(channels)))
     causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](
         x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
         short, LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
-        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), num_warps=4,
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), ALONE=alone, num_warps=4,
     )  # fmt: skip
     return y

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.gated_delta.reference import EPS
-from headway.kernels.triton_rows import row_of, softplus
+from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 TOKENS = 16
 
@@ -66,13 +66,19 @@ def delta_walk_kernel(
     SMALL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
-    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    row = tl.program_id(0)
+    first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
     in_k, in_v = k < K, v < V
     both = in_k[:, None] & in_v[None, :]
+    if ALONE and not live:
+        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
+        nothing = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
+        tl.store(o_ptr + (idle * heads + head) * V + v, nothing, mask=in_v & (idle >= 0))
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
@@ -292,7 +298,7 @@ def gated_delta(
     slots, heads, keys, values = state.shape
     by_channel = a.dim() == 3
     assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
-    o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    o, alone = fresh_outputs(v, len(seq_lens), max_query_len)
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
     tokens: tuple[Any, ...] = (q, k, v, a, a_log, dt_bias, b, state)
     rows_of_step: tuple[Any, ...] = (
@@ -317,6 +323,7 @@ def gated_delta(
         SMALL=EPS,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
+        ALONE=alone,
         num_warps=4,
     )
     if max_query_len > short:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.triton_rows import row_of, softplus
+from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 CHUNK = 64
 SMALL_CHUNK = 32
@@ -54,13 +54,19 @@ def ssd_update_kernel(
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
-    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    row = tl.program_id(0)
+    first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
+    if ALONE and not live:
+        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
+        nothing = tl.zeros((BLOCK_P,), y_ptr.dtype.element_ty)
+        tl.store(y_ptr + (idle * heads + head) * P + p, nothing, mask=in_p & (idle >= 0))
     if live & (count == 1):
         token = first.to(tl.int64)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
@@ -282,18 +288,18 @@ def ssd_scan(
 ) -> torch.Tensor:
     slots, heads, width, size = state.shape
     assert x.stride(2) == b.stride(2) == c.stride(2) == 1 and (dt is None or dt.stride(1) == 1)
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
+    y, alone = fresh_outputs(x, rows, max_query_len if inputs is None else 0)
     args: tuple[Any, ...] = (
         x, dt, dt_bias, a, b, c, d, state, query_start, row_slots, seq_lens, y,
         x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
         state.stride(0), heads, heads // b.shape[1], slots, dt_min, dt_max,
     )  # fmt: skip
-    rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
     block = max(4, min(next_power_of_2(width), 4096 // block_n))
     if inputs is None:
         assert short == 1, "rows of drafts need a ring"
         ssd_update_kernel[(rows, heads, cdiv(width, block))](
-            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4
+            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=4
         )
     else:
         assert inputs.is_contiguous(), "rings lie in memory of their own"
