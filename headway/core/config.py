@@ -41,8 +41,9 @@ class EngineArgs:
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
-        mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, usually float32),
-            "float32", "bfloat16" or "float16": half the bytes a decode step moves, at the price of rounding at every token.
+        mamba_ssm_cache_dtype: of recurrent states of models that have some: "auto" (what the model says, else for Mamba the
+            model's dtype; float32 for the others and with drafts), "float32", "bfloat16" or "float16": half the bytes a decode
+            step moves, at the price of rounding at every token.
         replayssm_buffer_len: tokens for which recurrent states are not written back but made again from a ring of their inputs
             (docs/hybrid.md), 1 to 64; 0: they are written at every step. None: 8 with drafts, which need a ring, else 0.
         device: "auto", "cuda", "cuda:N", "cpu", or "sim:SEED", a slow simulated GPU that finds races and host waits.

@@ -46,10 +46,12 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
                 f"{architecture} has recurrent states that cannot be run again from their inputs; turn speculative decoding "
                 "off and leave out replayssm_buffer_len"
             )
+    named_by_rings = "float32" if write_back else "auto"  # with rings a token is rounded at other times than without
+    recurrent = named_by_rings if named == "auto" else named
     return StateStorage(
         0,
         dtype,
-        None if named == "auto" else getattr(torch, named),
+        None if recurrent == "auto" else getattr(torch, recurrent),
         drafts=num_drafts if layout.has_states else 0,
         replays=ring_places(write_back, num_drafts + 1) if layout.recurrent and write_back else 0,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.models.fields import Fields
 from headway.models.layers.mamba import Mamba2Spec
-from headway.models.mamba import check_groups, read_limits
+from headway.models.mamba import check_groups, read_limits, read_state_dtype
 
 ATTENTION, STATE = "full_attention", "linear_attention"
 _NAMES = {
@@ -64,4 +64,5 @@ def read_mamba2(
         norm=norm,
         norm_groups=norm_groups,
         norm_eps=fields.number("rms_norm_eps", least=0),
+        state_dtype=read_state_dtype(fields),
     )

@@ -12,6 +12,7 @@ from headway.models.hybrid import ATTENTION, STATE, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import MambaSpec
 from headway.models.layers.moe import RouterSpec
+from headway.models.mamba import read_state_dtype
 from headway.models.mixtures import read_mixture, with_mixture
 
 
@@ -45,6 +46,7 @@ class JambaForCausalLM(DecoderModel):
             conv_bias=fields.flag("mamba_conv_bias"),
             norms="weighted",
             norm_eps=config.norm.eps,
+            state_dtype=read_state_dtype(fields),
         )
 
         def change(layer: int, block: BlockSpec) -> BlockSpec:

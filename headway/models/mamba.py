@@ -48,7 +48,19 @@ def read_mamba(fields: Fields, *, norms: str = "", norm_eps: float = 1e-6) -> Ma
         conv_bias=fields.flag("use_conv_bias"),
         norms=norms,
         norm_eps=norm_eps,
+        state_dtype=read_state_dtype(fields),
     )
+
+
+def read_state_dtype(fields: Fields) -> str:
+    """What a config.json says of recurrent states, by the names that releases and vLLM have for it; "": nothing."""
+    for name in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
+        value = fields.get(name)
+        if value not in (None, "auto"):
+            if value not in ("float32", "bfloat16", "float16"):
+                raise fields.refuse(name, "must be float32, bfloat16 or float16")
+            return str(value)
+    return ""
 
 
 def read_limits(fields: Fields, name: str = "time_step_limit") -> tuple[float, float]:
@@ -119,5 +131,6 @@ class Mamba2ForCausalLM(DecoderModel):
             conv_bias=fields.flag("use_conv_bias"),
             limits=read_limits(fields),
             norm_eps=fields.number("layer_norm_epsilon", least=0),
+            state_dtype=read_state_dtype(fields),
         )
         return read_stack(fields, mixer)

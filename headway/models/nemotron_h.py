@@ -13,7 +13,7 @@ from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import Mamba2Spec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.moe import ExpertNames, MixtureSpec
-from headway.models.mamba import check_groups, read_limits
+from headway.models.mamba import check_groups, read_limits, read_state_dtype
 from headway.models.mixtures import corrected_router, expert_count, read_mixture
 
 _KINDS = {
@@ -84,6 +84,7 @@ class NemotronHForCausalLM(DecoderModel):
             conv_bias=fields.flag("use_conv_bias"),
             limits=read_limits(fields),
             norm_eps=config.norm.eps,
+            state_dtype=read_state_dtype(fields),
         )
         block = config.blocks[0]
         assert isinstance(block.mixer, AttentionSpec) and isinstance(block.ffn, MLPSpec)

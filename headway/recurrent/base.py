@@ -38,14 +38,15 @@ def window(channels: int, taps: int) -> Part:
     return Part(CONV, (taps, channels))
 
 
-def recurrent(*shape: int, inputs: int = 0, inputs_dtype: str = "") -> Part:
-    """A recurrent state, in float32 unless the engine is told otherwise: rounding at every token adds up.
+def recurrent(*shape: int, dtype: str = "float32", inputs: int = 0, inputs_dtype: str = "") -> Part:
+    """A recurrent state.
 
     Args:
+        dtype: unless the engine is told otherwise; "": the model's.
         inputs, inputs_dtype: what a token brings into it (``scans`` says what that is of each recurrence), in the model's dtype
             where none is named; 0: the layer cannot verify drafts.
     """
-    return Part(SSM, shape, "float32", inputs, inputs_dtype)
+    return Part(SSM, shape, dtype, inputs, inputs_dtype)
 
 
 RowsOfStep = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]

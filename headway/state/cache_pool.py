@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from headway.core.cache import CONV, CacheLayout, Part
+from headway.core.cache import CONV, SSM, CacheLayout, Part
 from headway.core.ints import cdiv, round_up
 
 LayerCache = tuple[torch.Tensor, ...]
@@ -36,7 +36,7 @@ class StateStorage:
     replays: int = 0
 
     def part_dtype(self, part: Part) -> torch.dtype:
-        if part.dtype and self.recurrent is not None:
+        if part.name == SSM and self.recurrent is not None:
             return self.recurrent
         return part_dtype(part, self.dtype)
 

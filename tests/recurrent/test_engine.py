@@ -121,6 +121,21 @@ def test_state_dtype() -> None:
         EngineArgs(model="x", mamba_ssm_cache_dtype="int8")
 
 
+def state_dtype(name: str, **more: Any) -> torch.dtype:
+    core = engine(name, dtype="bfloat16", **more)
+    found = core._runner.executor.body.caches.states[0][1].dtype
+    core.shutdown()
+    return found
+
+
+def test_state_dtype_that_nobody_named() -> None:
+    """Of Mamba the model's; of the delta rule, and where drafts run it again from its inputs, float32."""
+    assert state_dtype("mamba2") == torch.bfloat16
+    assert state_dtype("qwen3-next") == torch.float32
+    assert state_dtype("mamba2", replayssm_buffer_len=4) == torch.float32
+    assert state_dtype("mamba2", replayssm_buffer_len=4, mamba_ssm_cache_dtype="bfloat16") == torch.bfloat16
+
+
 def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
     with pytest.raises(OutOfMemoryError, match=r"enough for max_num_seqs=2; lower max_num_seqs or raise"):
         engine("mamba2", max_num_seqs=40, kv_cache_memory_bytes=2 * 7168)

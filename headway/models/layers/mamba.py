@@ -35,6 +35,7 @@ class MambaSpec(StateSpec):
         bias, conv_bias: of the products in and out, and of the convolution.
         norms: RMS norms of time steps, b and c: "" none, "plain" without weights (FalconMamba), "weighted" (Jamba).
         norm_eps: of those.
+        state_dtype: of the recurrent state; "": the model's.
         shard: the channels are these of more; None: they are all.
     """
 
@@ -46,6 +47,7 @@ class MambaSpec(StateSpec):
     conv_bias: bool = True
     norms: str = ""
     norm_eps: float = 1e-6
+    state_dtype: str = ""
     shard: EvenShard | None = None
 
     def sharded(self, group: Group) -> MambaSpec:
@@ -57,7 +59,8 @@ class MambaSpec(StateSpec):
     @property
     def state(self) -> CacheSpec:
         inputs = channel_inputs(self.inner, self.state_size)
-        return state_of(window(self.inner, self.taps), recurrent(self.inner, self.state_size, inputs=inputs))
+        state = recurrent(self.inner, self.state_size, dtype=self.state_dtype, inputs=inputs)
+        return state_of(window(self.inner, self.taps), state)
 
     def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
         return Mamba(self, hidden, dtype=dtype, device=device)
@@ -131,6 +134,7 @@ class Mamba2Spec(StateSpec):
         norm: of the result beside the gate: "gate first", "gate last", or "" for the gate alone.
         norm_groups: parts of the inner channels that are normalised for themselves; 0: G.
         norm_eps: of that.
+        state_dtype: of the recurrent state; "": the model's.
         shard: the heads, and where there are several the groups, are these of more; None: they are all.
         shares_group: there is a single group, which all ranks have.
     """
@@ -147,6 +151,7 @@ class Mamba2Spec(StateSpec):
     norm: str = "gate first"
     norm_groups: int = 0
     norm_eps: float = 1e-5
+    state_dtype: str = ""
     shard: EvenShard | None = None
     shares_group: bool = False
 
@@ -180,7 +185,8 @@ class Mamba2Spec(StateSpec):
     @property
     def state(self) -> CacheSpec:
         inputs = head_inputs(self.num_heads, self.head_dim, self.num_groups, self.state_size)
-        matrices = recurrent(self.num_heads, self.head_dim, self.state_size, inputs=inputs)
+        shape = self.num_heads, self.head_dim, self.state_size
+        matrices = recurrent(*shape, dtype=self.state_dtype, inputs=inputs)
         return state_of(window(self.convolved, self.taps), matrices)
 
     def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
