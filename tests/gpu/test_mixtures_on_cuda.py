@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "adapter_rank": 16,
             "num_key_value_heads": 8,
             "time_step_min": 1e-9,
+            "tie_word_embeddings": True,
         },
     ),
 }

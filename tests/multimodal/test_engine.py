@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 
 from headway.core.config import Thresholds
 from headway.engine.boot import build_engine
@@ -32,7 +34,10 @@ def prompts(name: str) -> list[list[Any]]:
     """Pictures first, last, beside each other but for a token, twice the same; and text alone. Qwen sees videos, too."""
     one, two, three = picture(name, 1), picture(name, 2, larger=True), picture(name, 3)
     if name.startswith("qwen"):
-        short, long = film(name, 14, 2, 2.0), film(name, 15, 3, 1.25)
+        whole = Version(version("transformers")) < Version(
+            "5.20"
+        )  # such a one cuts the seconds between parts of a video
+        short, long = film(name, 14, 2, 4.0 if whole else 2.0), film(name, 15, 3, 8.0 if whole else 1.25)
         return [*_prompts(one, two, three)[:1], [short, 3, one, 4, 5], *_prompts(one, two, three)[2:4],
                 [30, two, 31, long, 32, one, 33]]  # fmt: skip
     return _prompts(one, two, three)
