@@ -167,13 +167,14 @@ def _ready_runner(
     """What every rank has: in the same order on all, since they rehearse together."""
     with times.phase("weights"):
         loaded = _load(args, progress, device, extras)
-    refuse_halves(args, loaded.model.spec)
+    replays = device.captures_graphs and not args.enforce_eager
+    refuse_halves(args, loaded.model.spec, uneven=extras.world.mesh.replicas > 1 and not replays)
     extras.world.least(0)  # the others have their weights, too
     sizes = choose_sizes(
         args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
-    if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
+    if replays and loaded.model.spec.stage is None:
         warm_up.capture(runner)
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()
@@ -421,7 +422,8 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         )
         drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
-    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
+    turns = extras.world.turns(device) if any(sizes.halves_from) else None
+    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler, turns)
 
 
 def _one_pass(loaded: Loaded, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> OnePassScheduler:

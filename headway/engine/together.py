@@ -35,10 +35,6 @@ def _refuse_shared(args: EngineArgs, extras: Extras) -> None:
             "stages of several replicas that share experts would wait for each other in turn; leave out "
             "pipeline_parallel_size, or enable_expert_parallel"
         )
-    if args.enable_dbo:
-        raise ConfigError(
-            "enable_dbo would halve steps on some replicas alone; leave it out, or enable_expert_parallel"
-        )
     if extras.drafts is not None and (extras.drafts.load is not None or args.speculative_config is None):
         raise ConfigError(
             "a drafter with a model of its own runs steps that other replicas do not; draft with method 'ngram', or leave out "
@@ -46,10 +42,16 @@ def _refuse_shared(args: EngineArgs, extras: Extras) -> None:
         )
 
 
-def refuse_halves(args: EngineArgs, spec: ModelSpec) -> None:
-    """Raises ConfigError where the steps of a model cannot be cut."""
+def refuse_halves(args: EngineArgs, spec: ModelSpec, *, uneven: bool) -> None:
+    """Raises ConfigError where the steps of a model cannot be cut. ``uneven``: replicas that share experts run
+    steps of different sizes."""
     if not args.enable_dbo:
         return
+    if uneven:
+        raise ConfigError(
+            "enable_dbo halves steps of one size on all replicas that share experts, which are those that replay graphs; leave it "
+            "out, or enforce_eager, or enable_expert_parallel"
+        )
     reasons = {
         "takes texts whole": spec.cache.is_empty,
         "has states, whose chunk tables are the whole step's": spec.cache.has_states,
