@@ -44,7 +44,7 @@ from headway.engine.sizes import (
     with_states,
 )
 from headway.engine.states import state_storage
-from headway.engine.together import refuse_halves, refuse_together
+from headway.engine.together import refuse_halves, refuse_together, refuse_uneven_halves
 from headway.engine.warm_up import PhaseTimes, WarmUp
 from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
@@ -130,6 +130,8 @@ def build_engine(
             with times.phase("device"):
                 device = select_device(args.device)
             owned.callback(device.close)
+        if seat is not None:
+            refuse_uneven_halves(args, device)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         if args.num_ranks > 1 or seat is not None:
@@ -167,14 +169,13 @@ def _ready_runner(
     """What every rank has: in the same order on all, since they rehearse together."""
     with times.phase("weights"):
         loaded = _load(args, progress, device, extras)
-    replays = device.captures_graphs and not args.enforce_eager
-    refuse_halves(args, loaded.model.spec, uneven=extras.world.mesh.replicas > 1 and not replays)
+    refuse_halves(args, loaded.model.spec)
     extras.world.least(0)  # the others have their weights, too
     sizes = choose_sizes(
         args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
-    if replays and loaded.model.spec.stage is None:
+    if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
         warm_up.capture(runner)
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()

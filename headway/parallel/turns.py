@@ -7,16 +7,17 @@ that the host queues the halves in turns: whenever one has queued an exchange, t
     main     | A attention |    B attention     | A feed-forward | B feed-forward | ...
     side                   | A sums | B sums |                   | A sums | B sums |
 
-A half is plain code that knows nothing of this, so each has a thread, of which one runs at a time. The first half is always
-ahead, so the second finds its keys. All ranks do the same, so exchanges come in the same order everywhere, and since all of
-them are on one stream, with nothing beside it, no two ranks can wait for each other. Captured in a graph the halves are two
-branches, and no thread is left.
+A half is plain code that knows nothing of this, so the second has a thread of its own, and one of the two runs at a time. The
+first half is always ahead, so the second finds its keys. All ranks do the same, so exchanges come in the same order everywhere,
+and since all of them are on one stream, with nothing beside it, no two ranks can wait for each other. Captured in a graph the
+halves are two branches, and no thread is left.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import torch
@@ -32,6 +33,8 @@ class Turns:
     def __init__(self, device: Device) -> None:
         self._device, self._side = device, device.new_stream()
         self._events = [(device.new_event(), device.new_event()) for _ in range(2)]
+        # One thread for all steps: a fresh one would open libraries' handles again, which a capture does not allow.
+        self._thread = ThreadPoolExecutor(1, "headway-half")
         self._under_way: _Halves[object] | None = None
 
     def run(self, first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
@@ -40,7 +43,7 @@ class Turns:
         Raises:
             Exception: the first of either half.
         """
-        halves = _Halves[T](self._device, second)
+        halves = _Halves[T](self._device, self._thread, second)
         self._under_way = halves  # type: ignore[assignment]
         try:
             return halves.run(first)
@@ -72,8 +75,8 @@ class Turns:
 class _Halves(Generic[T]):
     """Two threads of which one runs: the caller's, and one for the second half."""
 
-    def __init__(self, device: Device, second: Callable[[], T]) -> None:
-        self._device, self._second = device, second
+    def __init__(self, device: Device, thread: ThreadPoolExecutor, second: Callable[[], T]) -> None:
+        self._device, self._thread, self._second = device, thread, second
         self._may_go = (threading.Semaphore(0), threading.Semaphore(0))
         self._ended = [False, False]
         self._given: list[T] = []
@@ -81,18 +84,17 @@ class _Halves(Generic[T]):
         self.now = 0
 
     def run(self, first: Callable[[], T]) -> tuple[T, T]:
-        thread = threading.Thread(target=self._follow, name="headway-half", daemon=True)
-        thread.start()
+        following = self._thread.submit(self._follow)
         found: list[T] = []
         try:
             found.append(first())
         except BaseException as error:
             self._error = self._error or error
         self._end(0)
-        thread.join()
+        following.result()
         if self._error is not None:
             raise self._error
-        return found[0], self._given[0]
+        return found[0], self._given.pop()
 
     def switch(self) -> None:
         """The other half goes on, until it gives the turn back."""
@@ -112,6 +114,7 @@ class _Halves(Generic[T]):
                     self._given.append(self._second())
         except BaseException as error:
             self._error = self._error or error
+        del self._second  # its tensors are freed while this thread has the turn, not when the pool forgets it
         self._end(1)
 
     def _end(self, own: int) -> None:

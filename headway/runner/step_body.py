@@ -164,9 +164,10 @@ class StepBody:
         """A whole step but its edits, kernel by kernel; gives its log-probability parts, those of prompts last.
 
         Args:
-            counted: as in ``BatchBuffers.unpack``.
+            counted: as in ``BatchBuffers.unpack``; steps that are cut in two are not, since a half must know its rows.
         """
         prompt = launch.prompt
+        counted = counted and not self.config.halves(launch.shape.tokens, only_decode=launch.shape.only_decode)
         batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
         batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
@@ -209,8 +210,8 @@ class StepBody:
         """Where a step is cut into two micro-batches; 0: it is not. What other replicas run with this one is cut where all have
         as many tokens, in graphs."""
         tokens, decodes = len(batch.input_ids), batch.num_decode_rows == len(batch.row_slots)
-        least = self.config.halves_from[not decodes]
-        return tokens // 2 if least and tokens >= max(least, 2) and batch.can_be_cut and not batch.most_tokens else 0
+        wants = self.config.halves(tokens, only_decode=decodes)
+        return tokens // 2 if wants and batch.can_be_cut and not batch.most_tokens else 0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V], or of this rank's part of the vocabulary."""

@@ -99,9 +99,12 @@ def test_drafts_are_verified_on_all_ranks(make_engine: MakeEngine, kind: str, de
     assert core.stats().num_draft_tokens > 0
 
 
-@pytest.mark.parametrize(("kind", "seed", "depth"), [("tp2", 11, 2), ("pp2", 12, 3), ("halves", 13, 2)])
+@pytest.mark.parametrize(
+    ("kind", "seed", "depth"),
+    [("tp2", 11, 2), ("pp2", 12, 3), ("halves", 13, 2), ("tp2-halves", 14, 1), ("pp2-halves", 15, 4)],
+)
 def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: int) -> None:
-    """Each rank has a device of its own that runs late: no host wait but for results, and no race."""
+    """Each rank has a device of its own that runs late: no host wait but for results, and no race, in graphs or not."""
     made = all_features()[::3]
     args = EngineArgs(
         model=str(tiny_model), dtype="float32", device=f"sim:{seed}", max_model_len=128, max_num_seqs=4, block_size=8,
@@ -116,6 +119,7 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
         core.learn(VOCABULARY)
         found.append(run(core, made))
         core.check_integrity()
+        assert core.stats().num_graph_steps or each is plain or "pp2" in kind
         core.shutdown()
     compare(found[1], found[0])
 
@@ -240,6 +244,10 @@ def test_figures_of_replicas_are_added() -> None:
         ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
         ({"enable_expert_parallel": True}, "no experts to deal out"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, **HALVES},
+            "does not cut rows of drafts",
+        ),
         ({"distributed_executor_backend": "ray", "nnodes": 2, "tensor_parallel_size": 2}, "finds hosts by itself"),
         ({"distributed_executor_backend": "spawn"}, "must be mp, ray or threads"),
         ({"tensor_parallel_size": 2, "device": "sim:1"}, "are threads"),

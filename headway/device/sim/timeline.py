@@ -266,7 +266,10 @@ class Timeline:
         stream = stream or self.current
         if self.capturing is not None:
             self.capturing.add(stream, task)
-            return
+        else:
+            self._put(task, stream)
+
+    def _put(self, task: Task, stream: SimStream) -> None:
         merge(stream.clock, self.host)
         task.seq = stream.clock[stream.name] = stream.clock.get(stream.name, 0) + 1
         task.clock = dict(stream.clock)
@@ -289,9 +292,8 @@ class Timeline:
             if self.capturing is not None and memory.graph is self.capturing:
                 self.capturing.add(stream, Task("free", run, [whole], place))
             return  # a captured graph's memory stays its own
-        captured, self.capturing = self.capturing, None
-        self.enqueue(Task("free", run, [whole], place), stream)
-        self.capturing = captured
+        # Not by way of ``capturing``: the garbage collector frees on whatever thread it runs, another rank's for one.
+        self._put(Task("free", run, [whole], place), stream)
 
     def refuse(self, message: str, kind: type[SimError] = HostSyncError) -> NoReturn:
         """Raise, and remember."""
