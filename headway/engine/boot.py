@@ -45,7 +45,7 @@ from headway.engine.sizes import (
 )
 from headway.engine.states import state_storage
 from headway.engine.together import refuse_halves, refuse_together, refuse_uneven_halves
-from headway.engine.warm_up import PhaseTimes, WarmUp
+from headway.engine.warm_up import PhaseTimes, WarmUp, hidden_from
 from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.cpu.ops import preferred_dtype
@@ -176,7 +176,7 @@ def _ready_runner(
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
-        warm_up.capture(runner)
+        warm_up.capture(runner, extras.world.least(hidden_from(loaded.model.spec)))
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()
     return loaded, sizes, runner

@@ -124,6 +124,24 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
     compare(found[1], found[0])
 
 
+def test_ranks_agree_on_which_steps_replay_graphs(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From how many tokens on launches are hidden is a guess by a rank's own weights, which need not be as many everywhere."""
+    guesses = iter([1, 10**9])
+    monkeypatch.setattr("headway.engine.boot.hidden_from", lambda spec: next(guesses))
+    args = EngineArgs(
+        model=str(tiny_model), dtype="float32", device="sim:16", max_model_len=128, max_num_seqs=4, block_size=8,
+        max_num_batched_tokens=32, run_ahead=1, kv_cache_memory_bytes=64 * KV_BLOCK_BYTES,
+        **KINDS["tp2"] | {"distributed_timeout_seconds": 10},
+    )  # fmt: skip
+    core = build_engine(args, progress=False)
+    core.learn(VOCABULARY)
+    made = all_features()[:3]
+    compare(run(core, made), {each.request_id: oracle[each.request_id] for each in made})
+    core.shutdown()
+
+
 # -- replicas ------------------------------------------------------------------------------------------------------------
 
 
