@@ -16,15 +16,17 @@ halves are two branches, and no thread is left.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
 from headway.device.base import Device, DeviceError
 
 T = TypeVar("T")
+Job: TypeAlias = Callable[[], None]
 
 
 class Turns:
@@ -34,7 +36,9 @@ class Turns:
         self._device, self._side = device, device.new_stream()
         self._events = [(device.new_event(), device.new_event()) for _ in range(2)]
         # One thread for all steps: a fresh one would open libraries' handles again, which a capture does not allow.
-        self._thread = ThreadPoolExecutor(1, "headway-half")
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        threading.Thread(target=_work, args=(self._jobs,), name="headway-half", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
         self._under_way: _Halves[object] | None = None
 
     def run(self, first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
@@ -43,9 +47,10 @@ class Turns:
         Raises:
             Exception: the first of either half.
         """
-        halves = _Halves[T](self._device, self._thread, second)
+        halves = _Halves[T](self._device, second)
         self._under_way = halves  # type: ignore[assignment]
         try:
+            self._jobs.put(halves.follow)
             return halves.run(first)
         finally:
             self._under_way = None
@@ -72,26 +77,32 @@ class Turns:
             main.wait_event(done)
 
 
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job
+
+
 class _Halves(Generic[T]):
     """Two threads of which one runs: the caller's, and one for the second half."""
 
-    def __init__(self, device: Device, thread: ThreadPoolExecutor, second: Callable[[], T]) -> None:
-        self._device, self._thread, self._second = device, thread, second
+    def __init__(self, device: Device, second: Callable[[], T]) -> None:
+        self._device, self._second = device, second
         self._may_go = (threading.Semaphore(0), threading.Semaphore(0))
-        self._ended = [False, False]
+        self._ended, self._over = [False, False], threading.Event()
         self._given: list[T] = []
         self._error: BaseException | None = None
         self.now = 0
 
     def run(self, first: Callable[[], T]) -> tuple[T, T]:
-        following = self._thread.submit(self._follow)
+        """Run the first half, and wait for the second."""
         found: list[T] = []
         try:
             found.append(first())
         except BaseException as error:
             self._error = self._error or error
         self._end(0)
-        following.result()
+        self._over.wait()
         if self._error is not None:
             raise self._error
         return found[0], self._given.pop()
@@ -106,7 +117,8 @@ class _Halves(Generic[T]):
         if self._error is not None:
             raise DeviceError("the other half of the step failed")
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Run the second half, whenever it is its turn."""
         self._may_go[1].acquire()
         try:
             if self._error is None:
@@ -114,8 +126,9 @@ class _Halves(Generic[T]):
                     self._given.append(self._second())
         except BaseException as error:
             self._error = self._error or error
-        del self._second  # its tensors are freed while this thread has the turn, not when the pool forgets it
+        del self._second  # its tensors are freed while this thread has the turn, not some time later
         self._end(1)
+        self._over.set()
 
     def _end(self, own: int) -> None:
         self._ended[own], self.now = True, 1 - own
