@@ -14,6 +14,10 @@ from headway.core.seat import Seat
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added, replica_args
+from headway.parallel.turns import Turns
+from headway.runner.launch import Launch
+from headway.runner.step_body import StepBody
+from headway.sampling.sampler import Variant
 from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
@@ -122,6 +126,39 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
         assert core.stats().num_graph_steps or each is plain or "pp2" in kind
         core.shutdown()
     compare(found[1], found[0])
+
+
+def test_halves_of_prompts_overlap(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs do not know how many of their rows decode, so steps with prompts replay none, and all ranks halve them."""
+    steps, halved, eager, turn = list[int](), list[object](), StepBody.eager, Turns.run
+
+    def launched(body: StepBody, launch: Launch, variant: Variant, counted: bool) -> Any:
+        steps.append(launch.shape.tokens)
+        return eager(body, launch, variant, counted)
+
+    def both(turns: Turns, first: Any, second: Any) -> Any:
+        halved.append(turns)
+        return turn(turns, first, second)
+
+    args = EngineArgs(
+        model=str(tiny_model), dtype="float32", device="sim:17", max_model_len=128, max_num_seqs=2, block_size=8,
+        max_num_batched_tokens=32, run_ahead=1, kv_cache_memory_bytes=64 * KV_BLOCK_BYTES, **KINDS["tp2-halves"],
+    )  # fmt: skip
+    core = build_engine(args, progress=False)
+    core.learn(VOCABULARY)
+    made = all_features()[:2]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepBody, "eager", launched)
+        patch.setattr(Turns, "run", both)
+        compare(run(core, made), {each.request_id: oracle[each.request_id] for each in made})
+    stats = core.stats()
+    core.shutdown()
+    prompts = -(-sum(len(each.prompt_token_ids) for each in made) // 32)
+    assert len(steps) >= 2 * prompts, "on both ranks"
+    assert len(halved) == sum(tokens > 1 for tokens in steps)
+    assert stats.num_graph_steps, "of decode rows"
 
 
 def test_ranks_agree_on_which_steps_replay_graphs(
