@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 from msgspec.structs import replace
 
 from headway.core.config import EngineArgs
-from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.messages import AddRequest, RequestUpdate, StepUpdates
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.engine.ranks import ThreadPost
@@ -185,7 +185,7 @@ class _One:
         for each in request_ids:
             self.core.abort(each)
 
-    def poll(self, timeout: float) -> Sequence[object]:
+    def poll(self, timeout: float) -> StepUpdates:
         return self.step()
 
 
