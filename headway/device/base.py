@@ -80,6 +80,12 @@ class Device(Protocol):
     def new_event(self, timing: bool = False) -> Event:
         """A fresh event; ``timing`` allows ``elapsed_us``."""
 
+    def new_stream(self) -> Stream:
+        """A further stream, beside the ones above."""
+
+    def joined(self) -> AbstractContextManager[object]:
+        """In it, another thread of the host queues work on ``main`` as the one that launches steps does, which waits."""
+
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """An int32 [num_ints] host buffer that copies from and to the device can use without blocking."""
 

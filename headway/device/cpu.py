@@ -73,6 +73,14 @@ class CpuDevice:
         """An event that has always happened."""
         return CpuEvent()
 
+    def new_stream(self) -> Stream:
+        """One more of them."""
+        return CpuStream()
+
+    def joined(self) -> AbstractContextManager[object]:
+        """Nothing is a thread's own."""
+        return nullcontext()
+
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """Plain memory."""
         return torch.zeros(num_ints, dtype=torch.int32)

@@ -119,6 +119,16 @@ class CudaDevice:
         """A CUDA event."""
         return CudaEvent(timing)
 
+    def new_stream(self) -> Stream:
+        """A CUDA stream."""
+        return CudaStream(self.torch_device)
+
+    def joined(self) -> AbstractContextManager[object]:
+        """Both the card and the stream are a thread's own. Not ``main.active()``, which remembers one thread's stream."""
+        assert isinstance(self.main, CudaStream)
+        context: AbstractContextManager[object] = torch.cuda.stream(self.main.raw)
+        return context
+
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """Pinned memory where possible."""
         return torch.zeros(num_ints, dtype=torch.int32, pin_memory=self.pins_memory)

@@ -44,8 +44,8 @@ from headway.engine.sizes import (
     with_states,
 )
 from headway.engine.states import state_storage
-from headway.engine.together import refuse_halves, refuse_together
-from headway.engine.warm_up import PhaseTimes, WarmUp
+from headway.engine.together import refuse_halves, refuse_together, refuse_uneven_halves
+from headway.engine.warm_up import PhaseTimes, WarmUp, hidden_from
 from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.cpu.ops import preferred_dtype
@@ -130,6 +130,8 @@ def build_engine(
             with times.phase("device"):
                 device = select_device(args.device)
             owned.callback(device.close)
+        if seat is not None:
+            refuse_uneven_halves(args, device)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         if args.num_ranks > 1 or seat is not None:
@@ -174,7 +176,7 @@ def _ready_runner(
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
     if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
-        warm_up.capture(runner)
+        warm_up.capture(runner, extras.world.least(hidden_from(loaded.model.spec)))
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()
     return loaded, sizes, runner
@@ -421,7 +423,8 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         )
         drafter = extras.drafts.drafter(house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
-    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler)
+    turns = extras.world.turns(device) if any(sizes.halves_from) else None
+    return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler, turns)
 
 
 def _one_pass(loaded: Loaded, config: SchedulerConfig, upload_ints: Callable[[AddRequest], int]) -> OnePassScheduler:

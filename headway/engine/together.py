@@ -5,6 +5,7 @@ from __future__ import annotations
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.seat import Seat
+from headway.device.base import Device
 from headway.engine.extras import Extras
 from headway.models.interface import ModelSpec
 
@@ -15,9 +16,11 @@ def refuse_together(args: EngineArgs, extras: Extras, seat: Seat | None = None) 
         _refuse_shared(args, extras)
     if args.node_rank:
         raise ConfigError("node_rank > 0 is for `headway serve` on the hosts that follow; host 0 has the engine")
+    drafts = extras.drafts
+    if drafts is not None and args.enable_dbo:
+        raise ConfigError("enable_dbo does not cut rows of drafts in two; leave out enable_dbo, or the drafter")
     if args.num_ranks == 1:
         return
-    drafts = extras.drafts
     if drafts is not None and drafts.load is not None:
         raise ConfigError(
             "a drafter with a model of its own runs on one rank; draft with method 'ngram', or leave out tensor_parallel_size "
@@ -35,14 +38,19 @@ def _refuse_shared(args: EngineArgs, extras: Extras) -> None:
             "stages of several replicas that share experts would wait for each other in turn; leave out "
             "pipeline_parallel_size, or enable_expert_parallel"
         )
-    if args.enable_dbo:
-        raise ConfigError(
-            "enable_dbo would halve steps on some replicas alone; leave it out, or enable_expert_parallel"
-        )
     if extras.drafts is not None and (extras.drafts.load is not None or args.speculative_config is None):
         raise ConfigError(
             "a drafter with a model of its own runs steps that other replicas do not; draft with method 'ngram', or leave out "
             "enable_expert_parallel"
+        )
+
+
+def refuse_uneven_halves(args: EngineArgs, device: Device) -> None:
+    """Raises ConfigError for halves of steps that differ between replicas that share experts."""
+    if args.enable_dbo and (args.enforce_eager or not device.captures_graphs):
+        raise ConfigError(
+            "enable_dbo halves steps that have one size on all replicas that share experts: those that replay graphs. Leave "
+            "out enable_dbo, or enforce_eager, or enable_expert_parallel"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -96,9 +97,13 @@ class WarmUp:
                 "lower max_num_batched_tokens or max_num_seqs"
             ) from error
 
-    def capture(self, runner: ModelRunner) -> None:
-        """Capture steps of all common shapes as graphs, and let the runner replay these. After ``rehearse``."""
-        decode, prefill, media = _graphs(runner, with_prompts=is_on(PREFILL_GRAPHS))
+    def capture(self, runner: ModelRunner, hidden: int) -> None:
+        """Capture steps of all common shapes as graphs, and let the runner replay these. After ``rehearse``.
+
+        Args:
+            hidden: ``hidden_from`` of the model; the same on all ranks, which replay the same shapes.
+        """
+        decode, prefill, media = _graphs(runner, hidden, with_prompts=is_on(PREFILL_GRAPHS))
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
         passes = runner.executor.passes
         total += 0 if passes is None else passes.num_graphs
@@ -164,7 +169,7 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
 
 
 def _graphs(
-    runner: ModelRunner, *, with_prompts: bool = True
+    runner: ModelRunner, hidden: int = sys.maxsize, *, with_prompts: bool = True
 ) -> tuple[DecodeGraphs, PrefillGraphs, PrefillGraphs | None]:
     """Of decode steps, of steps with prompts, and of those with pictures; None: these have none."""
     config, body, device = runner.config, runner.executor.body, runner.device
@@ -174,12 +179,12 @@ def _graphs(
         if not body.model.spec.cache.groups and shapes:
             shapes = pooled_shapes(*sizes[:3])
         kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
-        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden_from(body.model.spec), whole=kinds)
+        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled, None
     tails = tail_variants(body.sampler.every_edit)
     decode = DecodeGraphs(device, body.front, body.back, decode_shapes(config.max_num_seqs, config.widths), tails)
     tails = [*WHOLE_STEP_VARIANTS, *tails]
-    hidden, vision = hidden_from(body.model.spec), body.model.spec.vision
+    vision = body.model.spec.vision
     front = body.front if vision is None or vision.sees else partial(body.front, media=True)
     prefill = PrefillGraphs(device, front, body.back, shapes, tails, hidden)
     if vision is None or not vision.sees or not with_prompts or config.width > 1:

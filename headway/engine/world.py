@@ -14,12 +14,14 @@ import torch
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.seat import Seat
+from headway.device.base import Device
 from headway.models.interface import ModelConfig
 from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
 from headway.parallel.stage import Stage
+from headway.parallel.turns import Turns
 
 START_SECONDS: Final = 1800.0
 """How long ranks wait for each other while they load weights, compile and capture."""
@@ -99,6 +101,17 @@ class World:
         own = self.mesh.layers(num_layers) if num_layers else range(0)
         stage = Stage(self.stages, self.tokens, own)
         return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
+
+    def turns(self, device: Device) -> Turns | None:
+        """For halves of steps whose exchanges overlap; None: there is nothing to overlap. Of stages each has its halves one
+        after the other: what is handed on waits for the whole step. Not on a CPU, which computes while it exchanges nothing."""
+        shared = [each for each in (self.tensor, self.peers) if isinstance(each, RankGroup)]
+        if not shared or self.mesh.pipeline > 1 or not device.asynchronous:
+            return None
+        turns = shared[0].turns or Turns(device)
+        for group in shared:
+            group.turns = turns
+        return turns
 
     def least(self, value: int) -> int:
         """The least of what all ranks give, of all replicas that share experts; blocks until all have. At the start only."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections import deque
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from headway.device.base import DeviceError
-from headway.kernels.collectives import all_gather, all_reduce_, all_to_all, finish_, post_, receive_, send_to
+from headway.kernels.collectives import all_gather_, all_reduce_, all_to_all_, finish_, post_, receive_, send_to
 from headway.kernels.registry import TRANSPORTS, Transport
+from headway.parallel.turns import Turns
 
 
 class RankError(DeviceError):
@@ -80,25 +82,38 @@ class Alone:
 class RankGroup:
     """A group whose operations a transport carries.
 
-    Args:
+    Attributes:
         number: of the transport in ``TRANSPORTS``.
+        turns: halves of a step exchange through it; None: there are none.
     """
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._transport, self.number = transport, _add(transport)
+        self.turns: Turns | None = None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_contiguous():
             x = x.contiguous()
-        all_reduce_(x, self.number)
+        self._exchange(all_reduce_, x)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, all_gather(x, self.number, self.size))
+        out = x.new_empty((self.size, *x.shape))
+        self._exchange(all_gather_, x.contiguous(), out)
+        return out
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, all_to_all(x, self.number))
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._exchange(all_to_all_, x, out)
+        return out
+
+    def _exchange(self, collective: Callable[..., object], *tensors: torch.Tensor) -> None:
+        if self.turns is None:
+            collective(*tensors, self.number)
+        else:
+            self.turns.exchange(lambda: collective(*tensors, self.number))
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         send_to(x, self.number, peer)

@@ -39,6 +39,11 @@ class RunnerConfig:
     num_stages: int = 1
     halves_from: tuple[int, int] = (0, 0)
 
+    def halves(self, tokens: int, *, only_decode: bool) -> bool:
+        """Whether a step of so many tokens is to run as two micro-batches."""
+        least = self.halves_from[not only_decode]
+        return least > 0 and tokens >= max(least, 2)
+
     @property
     def longest_row(self) -> int:
         """Most tokens of a slot: drafts may lie behind the last one that a request can have."""

@@ -192,8 +192,8 @@ class Executor:
                 self.body.edit_first(num_edits)
         elif step.only_decode:
             graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
-        elif prefill is None:
-            return None
+        elif prefill is None or self._config.halves(step.tokens, only_decode=False):
+            return None  # halves must know how many of their rows decode
         else:
             graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)
             # Graphs hold no piece of a context that becomes keys and values: they cannot know how many there will be.

@@ -40,7 +40,9 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, pas
         # Long prompts may run on other kernels than short ones, many more than few, and those beside decode rows on more.
         kinds = ((1, 0, num_tokens), (few, 0, short), (num_rows, mixed, num_tokens), (num_rows, 0, num_tokens))
         for rows, decode_rows, longest in dict.fromkeys(kinds):
-            batch = body.unpack(LaunchShape(num_tokens, rows, decode_rows, longest, config.width), Bound(num_tokens))
+            exact = LaunchShape(num_tokens, rows, decode_rows, longest, config.width)
+            # Steps that are halved know how many of their rows decode; graphs of others are rehearsed by themselves.
+            batch = body.unpack(exact, Bound(num_tokens), not config.halves(num_tokens, only_decode=exact.only_decode))
             if rows == 1 and not body.pools:  # where prompt log-probabilities are wanted; no step takes more memory
                 body.row_logits(batch, body.forward(batch, only_rows=False))
             states = body.outcome_states(batch)

@@ -11,6 +11,7 @@ from headway.device.step_clock import StepClock, StepEvents
 from headway.device.waits import WaitCounter
 from headway.models.interface import Model
 from headway.parallel.group import RankError
+from headway.parallel.turns import Turns
 from headway.pooling.pooler import Pooler
 from headway.runner.admission import AdmissionWriter
 from headway.runner.config import RunnerConfig
@@ -45,7 +46,7 @@ class ModelRunner:
     Args:
         arena: slot tables; the sampler's and the core ones.
         caches: the model's.
-        drafter, pooler: see ``StepBody``.
+        drafter, pooler, turns: see ``StepBody``.
 
     Attributes:
         packer, executor: the two halves.
@@ -62,11 +63,12 @@ class ModelRunner:
         config: RunnerConfig,
         drafter: Drafter | None = None,
         pooler: Pooler | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.device, self.config = device, config
         self.packer = Packer(arena, sampler, config)
         self.packer.admissions.narrow_layers = model.spec.narrow_layers
-        body = StepBody(device.torch_device, model, sampler, arena, caches, config, drafter, pooler)
+        body = StepBody(device.torch_device, model, sampler, arena, caches, config, drafter, pooler, turns)
         self.executor = Executor(device, body, config)
         self.followers: Followers | None = None
 

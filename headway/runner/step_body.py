@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from headway.kernels.apply_edits import apply_edits
 from headway.kernels.media_places import media_places
 from headway.kernels.slot_advance import slot_advance
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS, Model
+from headway.parallel.turns import Turns
 from headway.pooling.pooler import Pooler
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.config import RunnerConfig
@@ -41,6 +43,7 @@ class StepBody:
         caches: the model's.
         drafter: guesses the next tokens, where ``config.width`` is more than 1.
         pooler: takes vectors from the hidden states; such a body computes no logits and samples nothing.
+        turns: overlaps the halves of a step; None: they run one after the other.
 
     Attributes:
         packed: int32 [P], the packed step on the device.
@@ -60,9 +63,10 @@ class StepBody:
         config: RunnerConfig,
         drafter: Drafter | None = None,
         pooler: Pooler | None = None,
+        turns: Turns | None = None,
     ) -> None:
         assert (drafter is None) == (config.width == 1), "rows of drafts need a drafter, and a drafter such rows"
-        self.model, self.sampler, self.config = model, sampler, config
+        self.model, self.sampler, self.config, self._turns = model, sampler, config, turns
         self._stage = model.spec.stage
         self._relay = None if self._stage is None or self._stage.is_last else Relay(self._stage)
         self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
@@ -160,9 +164,10 @@ class StepBody:
         """A whole step but its edits, kernel by kernel; gives its log-probability parts, those of prompts last.
 
         Args:
-            counted: as in ``BatchBuffers.unpack``.
+            counted: as in ``BatchBuffers.unpack``; steps that are cut in two are not, since a half must know its rows.
         """
         prompt = launch.prompt
+        counted = counted and not self.config.halves(launch.shape.tokens, only_decode=launch.shape.only_decode)
         batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
         batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
@@ -188,9 +193,12 @@ class StepBody:
         if cut:
             assert drafter is None, "rows of drafts are not cut"
             both = [batch.slice(0, cut), batch.slice(cut, len(batch.input_ids))]
-            hidden = torch.cat(
-                [self.model.forward(each, self.caches, replace(want, last_only=False)).hidden for each in both]
-            )
+            want = replace(want, last_only=False)
+            first, second = [partial(self.model.forward, each, self.caches, want) for each in both]
+            # Kernels that are compiled ahead are looked for on this thread alone.
+            overlap = self._turns is not None and self._layers is None
+            halves = self._turns.run(first, second) if self._turns is not None and overlap else (first(), second())
+            hidden = torch.cat([each.hidden for each in halves])
             return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
         forward = self.model.forward(batch, self.caches, want)
         if drafter is None or not watched:
@@ -199,10 +207,11 @@ class StepBody:
         return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
     def _cut(self, batch: StepBatch) -> int:
-        """Where a step is cut into two micro-batches; 0: it is not."""
+        """Where a step is cut into two micro-batches; 0: it is not. What other replicas run with this one is cut where all have
+        as many tokens, in graphs."""
         tokens, decodes = len(batch.input_ids), batch.num_decode_rows == len(batch.row_slots)
-        least = self.config.halves_from[not decodes]
-        return tokens // 2 if least and tokens >= max(least, 2) and batch.can_be_cut else 0
+        wants = self.config.halves(tokens, only_decode=decodes)
+        return tokens // 2 if wants and batch.can_be_cut and not batch.most_tokens else 0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V], or of this rank's part of the vocabulary."""

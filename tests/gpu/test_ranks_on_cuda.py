@@ -21,6 +21,13 @@ SPREAD: dict[str, dict[str, Any]] = {
     "whole-experts": TP | {"enable_expert_parallel": True},
     "replicas": {"data_parallel_size": 2, "enable_expert_parallel": True},
     "stages": {"pipeline_parallel_size": 2},
+    "halves": TP | {"enable_dbo": True, "dbo_decode_token_threshold": 4, "dbo_prefill_token_threshold": 64},
+    "replicas-in-halves": {
+        "data_parallel_size": 2,
+        "enable_expert_parallel": True,
+        "enable_dbo": True,
+        "dbo_decode_token_threshold": 4,
+    },
 }
 
 
@@ -52,5 +59,5 @@ def test_a_dense_model_at_every_depth(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON | {"head_dim": 64})).save_pretrained(tmp_path)
     wanted = tokens(tmp_path, run_ahead=0)
     for depth in (0, 1, 2, 4):
-        for kind in ("parts", "stages"):
+        for kind in ("parts", "stages", "halves"):
             assert tokens(tmp_path, run_ahead=depth, **SPREAD[kind]) == wanted, (kind, depth)

@@ -7,7 +7,6 @@ import torch
 
 from headway.device.sim import SimDevice
 from headway.engine.world import World
-from headway.kernels.collectives import all_gather
 from headway.kernels.registry import TRANSPORTS
 from headway.parallel.group import Alone, RankGroup
 from headway.parallel.mesh import Mesh
@@ -122,4 +121,4 @@ def test_the_simulated_device_runs_them_late() -> None:
 
 
 def test_meta_gives_shapes() -> None:
-    assert all_gather(torch.empty(3, 5, device="meta"), 0, 4).shape == (4, 3, 5)
+    assert RankGroup(Echo(), 0, 4).all_gather(torch.empty(3, 5, device="meta")).shape == (4, 3, 5)

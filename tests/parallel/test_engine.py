@@ -14,6 +14,10 @@ from headway.core.seat import Seat
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added, replica_args
+from headway.parallel.turns import Turns
+from headway.runner.launch import Launch
+from headway.runner.step_body import StepBody
+from headway.sampling.sampler import Variant
 from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
@@ -99,9 +103,18 @@ def test_drafts_are_verified_on_all_ranks(make_engine: MakeEngine, kind: str, de
     assert core.stats().num_draft_tokens > 0
 
 
-@pytest.mark.parametrize(("kind", "seed", "depth"), [("tp2", 11, 2), ("pp2", 12, 3), ("halves", 13, 2)])
+@pytest.mark.parametrize(
+    ("kind", "seed", "depth"),
+    [
+        ("tp2", 11, 2),
+        ("pp2", 12, 3),
+        ("halves", 13, 2),
+        ("tp2-halves", 14, 1),
+        pytest.param("pp2-halves", 15, 4, marks=pytest.mark.soak),
+    ],
+)
 def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: int) -> None:
-    """Each rank has a device of its own that runs late: no host wait but for results, and no race."""
+    """Each rank has a device of its own that runs late: no host wait but for results, and no race, in graphs or not."""
     made = all_features()[::3]
     args = EngineArgs(
         model=str(tiny_model), dtype="float32", device=f"sim:{seed}", max_model_len=128, max_num_seqs=4, block_size=8,
@@ -116,8 +129,60 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
         core.learn(VOCABULARY)
         found.append(run(core, made))
         core.check_integrity()
+        assert core.stats().num_graph_steps or each is plain or "pp2" in kind
         core.shutdown()
     compare(found[1], found[0])
+
+
+def test_halves_of_prompts_overlap(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs do not know how many of their rows decode, so steps with prompts replay none, and all ranks halve them."""
+    steps, halved, eager, turn = list[int](), list[object](), StepBody.eager, Turns.run
+
+    def launched(body: StepBody, launch: Launch, variant: Variant, counted: bool) -> Any:
+        steps.append(launch.shape.tokens)
+        return eager(body, launch, variant, counted)
+
+    def both(turns: Turns, first: Any, second: Any) -> Any:
+        halved.append(turns)
+        return turn(turns, first, second)
+
+    args = EngineArgs(
+        model=str(tiny_model), dtype="float32", device="sim:17", max_model_len=128, max_num_seqs=2, block_size=8,
+        max_num_batched_tokens=32, run_ahead=1, kv_cache_memory_bytes=64 * KV_BLOCK_BYTES, **KINDS["tp2-halves"],
+    )  # fmt: skip
+    core = build_engine(args, progress=False)
+    core.learn(VOCABULARY)
+    made = all_features()[:2]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepBody, "eager", launched)
+        patch.setattr(Turns, "run", both)
+        compare(run(core, made), {each.request_id: oracle[each.request_id] for each in made})
+    stats = core.stats()
+    core.shutdown()
+    prompts = -(-sum(len(each.prompt_token_ids) for each in made) // 32)
+    assert len(steps) >= 2 * prompts, "on both ranks"
+    assert len(halved) == sum(tokens > 1 for tokens in steps)
+    assert stats.num_graph_steps, "of decode rows"
+
+
+def test_ranks_agree_on_which_steps_replay_graphs(
+    tiny_model: Path, oracle: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From how many tokens on launches are hidden is a guess by a rank's own weights, which need not be as many everywhere."""
+    guesses = iter([1, 10**9])
+    monkeypatch.setattr("headway.engine.boot.hidden_from", lambda spec: next(guesses))
+    args = EngineArgs(
+        model=str(tiny_model), dtype="float32", device="sim:16", max_model_len=128, max_num_seqs=4, block_size=8,
+        max_num_batched_tokens=32, run_ahead=1, kv_cache_memory_bytes=64 * KV_BLOCK_BYTES,
+        **KINDS["tp2"] | {"distributed_timeout_seconds": 10},
+    )  # fmt: skip
+    core = build_engine(args, progress=False)
+    core.learn(VOCABULARY)
+    made = all_features()[:3]
+    compare(run(core, made), {each.request_id: oracle[each.request_id] for each in made})
+    core.shutdown()
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------------
@@ -240,6 +305,10 @@ def test_figures_of_replicas_are_added() -> None:
         ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
         ({"enable_expert_parallel": True}, "no experts to deal out"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, **HALVES},
+            "does not cut rows of drafts",
+        ),
         ({"distributed_executor_backend": "ray", "nnodes": 2, "tensor_parallel_size": 2}, "finds hosts by itself"),
         ({"distributed_executor_backend": "spawn"}, "must be mp, ray or threads"),
         ({"tensor_parallel_size": 2, "device": "sim:1"}, "are threads"),

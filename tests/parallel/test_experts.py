@@ -24,7 +24,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
 from tests.parallel.families import write
-from tests.parallel.test_engine import THREADS, all_features, answers_of, compare, in_threads
+from tests.parallel.test_engine import HALVES, THREADS, all_features, answers_of, compare, in_threads
 
 SHARED: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "distributed_timeout_seconds": 60}
 
@@ -95,6 +95,11 @@ def every_feature(folder: Path) -> dict[str, Answer]:
 def test_parts_with_whole_experts(folder: Path, every_feature: dict[str, Answer], depth: int, stages: int) -> None:
     more = THREADS | {"tensor_parallel_size": 2, "enable_expert_parallel": True, "pipeline_parallel_size": stages}
     compare(answers(folder, all_features(), run_ahead=depth, **more), every_feature)
+
+
+def test_parts_with_whole_experts_in_halves(folder: Path, oracle: dict[str, Answer]) -> None:
+    more = THREADS | HALVES | {"tensor_parallel_size": 2, "enable_expert_parallel": True, "device": "sim:4"}
+    compare(answers(folder, some(), run_ahead=2, **more), oracle)
 
 
 def replicas(folder: Path, make: Callable[[EngineArgs, Seat | None], Any] = in_threads, **more: Any) -> ReplicaClient:
@@ -172,10 +177,12 @@ def test_drafts(folder: Path) -> None:
         client.close()
 
 
-@pytest.mark.parametrize(("seed", "depth"), [(3, 2)])
-def test_on_the_simulated_device(folder: Path, oracle: dict[str, Answer], seed: int, depth: int) -> None:
-    """Each replica has a device of its own that runs late."""
-    client = replicas(folder, device=f"sim:{seed}", run_ahead=depth, **THREADS)
+@pytest.mark.parametrize(("seed", "depth", "more"), [(3, 2, HALVES)])
+def test_on_the_simulated_device(
+    folder: Path, oracle: dict[str, Answer], seed: int, depth: int, more: dict[str, Any]
+) -> None:
+    """Each replica has a device of its own that runs late; steps that replay graphs are cut into halves."""
+    client = replicas(folder, device=f"sim:{seed}", run_ahead=depth, **THREADS | more)
     try:
         compare(answers_of(client, some()[:4]), {f"r{nth}": oracle[f"r{nth}"] for nth in range(4)})
         assert client.stats().num_graph_steps, "steps of decode rows alone replay graphs of the agreed size"
@@ -217,7 +224,7 @@ def test_a_replica_that_does_not_start_ends_the_others(folder: Path, tmp_path: P
     ("wrong", "says"),
     [
         ({"pipeline_parallel_size": 2, **THREADS}, "leave out pipeline_parallel_size"),
-        ({"enable_dbo": True}, "halve steps on some replicas alone"),
+        ({"enable_dbo": True}, "those that replay graphs"),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, wrong: dict[str, Any], says: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 import torch
@@ -65,6 +65,17 @@ class SimDevice:
     def new_event(self, timing: bool = False) -> Event:
         """An event of this device; its time is the number of operations executed so far."""
         return SimEvent(self.timeline, timing)
+
+    def new_stream(self) -> Stream:
+        """One as fast as the seed says."""
+        return self.timeline.new_stream()
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """The current stream is the device's, and the dispatcher a thread's."""
+        mode = SimMode(self.operations)
+        with mode, mode.guard:
+            yield
 
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """A buffer whose copies are watched."""

@@ -6,21 +6,23 @@ from collections.abc import Callable
 
 from headway.device.sim.errors import here
 from headway.device.sim.memory import Memory, access
-from headway.device.sim.timeline import Task, Timeline
+from headway.device.sim.timeline import Capture, SimEvent, SimStream, Task, Timeline
 
 
 class SimGraph:
-    """A recorded sequence of tasks. See ``device.base.Graph``.
+    """Recorded work. See ``device.base.Graph``.
 
     Everything allocated while it was recorded belongs to it and is poisoned at the start of each replay, as other graphs
     of the same memory pool may have used it meanwhile.
     """
 
-    def __init__(self, timeline: Timeline, tasks: list[Task], memories: list[Memory]) -> None:
-        self._timeline, self.tasks, self.memories = timeline, tasks, memories
+    def __init__(
+        self, timeline: Timeline, items: list[tuple[SimStream, Task | SimEvent, bool]], memories: list[Memory]
+    ) -> None:
+        self._timeline, self.items, self.memories = timeline, items, memories
 
     def replay(self) -> None:
-        """Queue every task again on the current stream."""
+        """Queue everything again: what was captured on the main stream on the current one."""
         timeline, place = self._timeline, here()
 
         def poison() -> None:
@@ -29,22 +31,30 @@ class SimGraph:
 
         whole = [access(memory, memory.flat, True) for memory in self.memories]
         timeline.enqueue(Task("graph launch", poison, whole, place))
-        for task in self.tasks:
-            timeline.enqueue(Task(task.name, task.run, task.accesses, task.place))
+        events: dict[SimEvent, SimEvent] = {}
+        for captured, item, waits in self.items:
+            stream = timeline.current if captured is timeline.main else captured
+            if isinstance(item, Task):
+                timeline.enqueue(Task(item.name, item.run, item.accesses, item.place), stream)
+            elif waits:
+                stream.wait_event(events[item])
+            else:
+                events[item] = SimEvent(timeline)
+                events[item].record(stream)
         timeline.progress()
 
 
 def capture(timeline: Timeline, body: Callable[[], object], first: SimGraph | None = None) -> SimGraph:
     """Record what ``body`` queues, without running it, behind the work of ``first``."""
     timeline.refuse_in_capture("a graph capture")
-    tasks: list[Task] = []
-    timeline.capturing, timeline.captured_memory = tasks, []
+    made = timeline.capturing = Capture(timeline)
     try:
         with timeline.main.active():
             body()
+        made.check_joined()
     finally:
         timeline.capturing = None
-    memories = timeline.captured_memory
+    items, memories = made.items, made.memories
     if first is not None:
-        tasks, memories = [*first.tasks, *tasks], [*first.memories, *memories]
-    return SimGraph(timeline, tasks, memories)
+        items, memories = [*first.items, *items], [*first.memories, *memories]
+    return SimGraph(timeline, items, memories)

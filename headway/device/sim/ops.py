@@ -142,7 +142,7 @@ class Operations(Transfers):
             data = flat.as_strided(size, stride)
         if timeline.capturing is not None:
             memory.graph = timeline.capturing
-            timeline.captured_memory.append(memory)
+            timeline.capturing.memories.append(memory)
         return self.wrap(data, Handle(memory, timeline))
 
     def _freeze(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -80,7 +80,9 @@ class SimStream:
     def wait_event(self, event: Event) -> None:
         """Later work here starts after the event's latest recording."""
         assert isinstance(event, SimEvent)
-        self._timeline.refuse_in_capture("wait_event")
+        if self._timeline.capturing is not None:
+            self._timeline.capturing.wait(self, event)
+            return
         if event.mark is not None:
             merge(self.clock, event.mark.clock)
             if not event.mark.done:
@@ -115,7 +117,9 @@ class SimEvent:
     def record(self, stream: Stream) -> None:
         """Mark the work queued on ``stream`` so far; earlier recordings are forgotten."""
         assert isinstance(stream, SimStream)
-        self._timeline.refuse_in_capture("event.record")
+        if self._timeline.capturing is not None:
+            self._timeline.capturing.record(self, stream)
+            return
         if stream is self._timeline.clock:
             self.mark = self._timeline.tick()
             return
@@ -166,6 +170,55 @@ class SimEvent:
         return mark.time
 
 
+class Capture:
+    """A graph that is being captured: what is queued on the stream of the capture, and on those that follow it by events.
+
+    Attributes:
+        items: in the order of queueing: work and its stream, recordings and waits of events.
+        memories: what was allocated meanwhile.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.items: list[tuple[SimStream, Task | SimEvent, bool]] = []  # True: the stream waits for the event
+        self.memories: list[Memory] = []
+        self._timeline = timeline
+        self._queued = {timeline.main: 0}  # of the streams that belong to it
+        self._joined = {timeline.main: 0}  # how much of that is known to be over when the main stream's work is
+        self._recorded: dict[SimEvent, tuple[SimStream, int]] = {}
+
+    def add(self, stream: SimStream, task: Task) -> None:
+        """Work on a stream."""
+        if stream not in self._queued:
+            self._timeline.refuse(f"work on {stream.name} that does not follow the capture at {task.place}", SimError)
+        self._queued[stream] += 1
+        self.items.append((stream, task, False))
+
+    def record(self, event: SimEvent, stream: SimStream) -> None:
+        """Refused on streams that the capture has not got to."""
+        if stream not in self._queued:
+            self._timeline.refuse_in_capture("event.record")
+        self._recorded[event] = stream, self._queued[stream]
+        self.items.append((stream, event, False))
+
+    def wait(self, stream: SimStream, event: SimEvent) -> None:
+        """The stream belongs to the capture from here on."""
+        if event not in self._recorded:
+            self._timeline.refuse_in_capture("wait_event")
+        of, number = self._recorded[event]
+        self._queued.setdefault(stream, 0)
+        if stream is self._timeline.main:
+            self._joined[of] = max(number, self._joined.get(of, 0))
+        self.items.append((stream, event, True))
+
+    def check_joined(self) -> None:
+        """At its end the main stream must have waited for all others."""
+        for stream, number in self._queued.items():
+            if stream is not self._timeline.main and self._joined.get(stream, 0) < number:
+                self._timeline.refuse(
+                    f"a graph capture ends with work on {stream.name} that nothing waits for", SimError
+                )
+
+
 class Timeline:
     """All streams of a device, and the host.
 
@@ -178,7 +231,7 @@ class Timeline:
         depth: how many ``active`` scopes are open.
         armed: blocking calls are refused outside of them too.
         host: the host's clock.
-        capturing: tasks of the graph being captured.
+        capturing: the graph being captured.
         violations: every error raised so far; a caller may have swallowed some.
         host_waits: waits for events and blocking copies.
     """
@@ -195,21 +248,28 @@ class Timeline:
         self.poison_int = 0
         self.current, self.depth, self.armed = self.default, 0, False
         self.host: Clock = {HOST: 1}
-        self.capturing: list[Task] | None = None
-        self.captured_memory: list[Memory] = []
+        self.capturing: Capture | None = None
         self.violations: list[SimError] = []
         self.host_waits = 0
         self.num_executed = 0
         self.closed = False
 
+    def new_stream(self) -> SimStream:
+        """A further one."""
+        self.streams.append(SimStream(self, f"side {len(self.streams)}", self.rng.choice(SPEEDS)))
+        return self.streams[-1]
+
     # -- queueing --------------------------------------------------------------------------------------------------
 
     def enqueue(self, task: Task, stream: SimStream | None = None) -> None:
         """Queue ``task`` on the current stream (or the given one), or add it to the graph being captured."""
-        if self.capturing is not None:
-            self.capturing.append(task)
-            return
         stream = stream or self.current
+        if self.capturing is not None:
+            self.capturing.add(stream, task)
+        else:
+            self._put(task, stream)
+
+    def _put(self, task: Task, stream: SimStream) -> None:
         merge(stream.clock, self.host)
         task.seq = stream.clock[stream.name] = stream.clock.get(stream.name, 0) + 1
         task.clock = dict(stream.clock)
@@ -227,14 +287,13 @@ class Timeline:
                 memory.freed = place
 
         whole = access(memory, memory.flat, True)
+        stream = next(stream for stream in self.streams if stream.name == memory.stream)
         if memory.graph is not None:
             if self.capturing is not None and memory.graph is self.capturing:
-                self.capturing.append(Task("free", run, [whole], place))
+                self.capturing.add(stream, Task("free", run, [whole], place))
             return  # a captured graph's memory stays its own
-        stream = next(stream for stream in self.streams if stream.name == memory.stream)
-        captured, self.capturing = self.capturing, None
-        self.enqueue(Task("free", run, [whole], place), stream)
-        self.capturing = captured
+        # Not by way of ``capturing``: the garbage collector frees on whatever thread it runs, another rank's for one.
+        self._put(Task("free", run, [whole], place), stream)
 
     def refuse(self, message: str, kind: type[SimError] = HostSyncError) -> NoReturn:
         """Raise, and remember."""

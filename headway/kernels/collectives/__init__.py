@@ -4,20 +4,20 @@ All ranks of a group call the same operations in the same order, on tensors of t
 of ``kernels.registry.TRANSPORTS``; ranks count from 0 within their group.
 
 all_reduce_(x, group)           x becomes the sum of x over all ranks; the same bits on all of them
-all_gather(x, group, size)      -> [size, *x.shape], x of every rank, by rank
-all_to_all(x, group)            x [size, ...] -> [size, ...]: what each rank has at our place, by rank
+all_gather_(x, out, group)      out [size, *x.shape] becomes x of every rank, by rank
+all_to_all_(x, out, group)      x [size, ...] -> out [size, ...]: what each rank has at our place, by rank
 send_to(x, group, peer)         x goes to rank ``peer``, which receives it
 receive_(x, group, peer)        x becomes what rank ``peer`` sent
 post_(x, group, peer)           the same, but x is not to be touched until
 finish_(x, group)               was called for it, in the order of the posts
+
+All are contiguous. Nothing is allocated here: an exchange may run on a stream that its callers' memory does not belong to.
 
 They are operations like any others, so they are captured in CUDA graphs, and the simulated device runs them when its stream
 gets there. On a CPU they block until the other ranks have come; so a rank that never comes ends in the group's time-out.
 """
 
 from __future__ import annotations
-
-import torch
 
 from headway.kernels.collectives import reference
 from headway.kernels.registry import Op
@@ -29,20 +29,16 @@ all_reduce_ = Op(
 )
 
 
-def _gathered(x: torch.Tensor, group: int, size: int) -> torch.Tensor:
-    return x.new_empty((size, *x.shape))
-
-
-all_gather = Op(
-    "all_gather(Tensor x, int group, int size) -> Tensor",
-    reference=reference.all_gather,
-    meta=_gathered,
+all_gather_ = Op(
+    "all_gather_(Tensor x, Tensor(a!) out, int group) -> ()",
+    reference=reference.all_gather_,
+    meta=lambda x, out, group: None,
 )
 
-all_to_all = Op(
-    "all_to_all(Tensor x, int group) -> Tensor",
-    reference=reference.all_to_all,
-    meta=lambda x, group: torch.empty_like(x),
+all_to_all_ = Op(
+    "all_to_all_(Tensor x, Tensor(a!) out, int group) -> ()",
+    reference=reference.all_to_all_,
+    meta=lambda x, out, group: None,
 )
 
 send_to = Op(

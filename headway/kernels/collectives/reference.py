@@ -11,17 +11,12 @@ def all_reduce_(x: torch.Tensor, group: int) -> None:
     TRANSPORTS[group].all_reduce(x)
 
 
-def all_gather(x: torch.Tensor, group: int, size: int) -> torch.Tensor:
-    out = x.new_empty((size, *x.shape))
-    TRANSPORTS[group].all_gather(x.contiguous(), out)
-    return out
+def all_gather_(x: torch.Tensor, out: torch.Tensor, group: int) -> None:
+    TRANSPORTS[group].all_gather(x, out)
 
 
-def all_to_all(x: torch.Tensor, group: int) -> torch.Tensor:
-    x = x.contiguous()
-    out = torch.empty_like(x)
+def all_to_all_(x: torch.Tensor, out: torch.Tensor, group: int) -> None:
     TRANSPORTS[group].all_to_all(x, out)
-    return out
 
 
 def send_to(x: torch.Tensor, group: int, peer: int) -> None:
