@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,18 @@ from headway.engine.boot import build_engine
 from headway.engine.hearing import alignment_heads
 from tests.engine.harness import run
 from tests.engine.test_encoder_decoders import PROMPTS, heard
-from tests.engine.tiny_encoder_decoders import EOS, OUTPUTS, START, arguments, features, recording, request, save, whisper
+from tests.engine.tiny_encoder_decoders import (
+    EOS,
+    OUTPUTS,
+    START,
+    arguments,
+    features,
+    frames_of,
+    recording,
+    request,
+    save,
+    whisper,
+)
 from tests.sim.harness import simulated
 
 HEADS = [[2, 0], [0, 3], [2, 2]]
@@ -40,21 +52,11 @@ def placed(name: str, number: int) -> AddRequest:
     return made
 
 
-@torch.no_grad()
 def expected(model: Any, asked: AddRequest, seed: int) -> list[int]:
-    """By transformers' weights, median and way, of the frames that are of the recording (openai/whisper, timing.py)."""
-    from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
-
+    """What transformers' parts make of the request."""
     assert asked.align is not None
-    first, frames = asked.align.first, asked.align.frames
-    ids = torch.tensor([asked.prompt_token_ids])
-    said = model(torch.from_numpy(features(seed))[None], decoder_input_ids=ids, output_attentions=True)
-    weights = torch.stack([said.cross_attentions[layer][0, head] for layer, head in HEADS])[..., :frames]
-    weights = weights / weights.sum(-1, keepdim=True)
-    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
-    matrix = _median_filter(((weights - mean) / std)[None], 7)[0].mean(0)[first:-1]
-    tokens, times = _dynamic_time_warping(-matrix.double().numpy())
-    return [int(times[tokens == token].min()) for token in range(len(matrix))]
+    mel = torch.from_numpy(features(seed))
+    return frames_of(model, mel, asked.prompt_token_ids, HEADS, asked.align.first, asked.align.frames)
 
 
 def mixed() -> tuple[list[AddRequest], dict[str, int]]:
@@ -122,7 +124,7 @@ def test_what_cannot_be_placed_is_refused(hearing: tuple[Any, str]) -> None:
         batch.append(placed(name, 1))
         batch[-1].align = align
     batch.append(placed("longer", 1))
-    batch[-1].params = msgspec.structs.replace(batch[-1].params, max_tokens=2)
+    batch[-1].params = replace(batch[-1].params, max_tokens=2)
     answers = run(core, batch)
     assert {name for name, each in answers.items() if each.error_parameter == "align"} == {"long", "longer", *wrong}
     assert "max_num_batched_tokens" in (answers["long"].error or "") and answers["good"].aligned is not None

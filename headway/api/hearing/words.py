@@ -13,7 +13,7 @@ from typing import Final
 from headway.api.hearing.transcript import Word
 
 WITHOUT_SPACES: Final = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-OPENING: Final = frozenset("\"'“¿([{-")
+OPENING: Final = frozenset("\"'“¡¿([{-")
 CLOSING: Final = frozenset("\"'.。,，!！?？:：”)]}、")
 UNFINISHED: Final = "\ufffd"
 """What a decoder writes for bytes that are not yet a character."""
