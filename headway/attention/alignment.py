@@ -1,7 +1,8 @@
 """Which frames of a recording each token of a text was heard in, from what heads of cross-attention look at.
 
-The method is that of Whisper's authors (openai/whisper, timing.py): weights of some heads over the frames, standardised over the
-tokens, smoothed by a median over ``SMOOTHED`` frames, and averaged; then the likeliest way through them (``kernels.time_warp``).
+The method is that of Whisper's authors (openai/whisper, timing.py): weights of some heads over the frames, standardised over
+the tokens, smoothed by a median over ``SMOOTHED`` frames, and averaged; then the likeliest way through them
+(``kernels.time_warp``).
 
 Shapes: T tokens of a text, N encoder outputs ("frames"), A heads, D their size.
 """
@@ -17,7 +18,7 @@ from headway.state.cache_pool import LayerCache
 
 SMOOTHED = 7
 MOST_WEIGHTS = 2**22
-"""Weights that are computed at once, but for those of a single head: about ten times as many float32 numbers lie side by side."""
+"""Weights computed at once, but for those of a single head: about ten times as many float32 numbers lie side by side."""
 _SORTED = ((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4))
 """Pairs to exchange, the smaller to the front: the median of seven is in the middle then (Devillard, Fast median search)."""
 

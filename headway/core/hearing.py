@@ -56,7 +56,7 @@ class AlignedRow(NamedTuple):
     frames: int
 
     @property
-    def count(self) -> int:
+    def num_placed(self) -> int:
         """Tokens that are placed."""
         return self.end - self.begin - 1 - self.first
 

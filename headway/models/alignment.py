@@ -31,9 +31,8 @@ class CrossAligner:
         for layer, head in sorted(set(heads)):
             asked.setdefault(layer, []).append(head)
         self._asked = [(*blocks[layer], listed) for layer, listed in asked.items()]
-        self.layers = tuple(
-            number - 1 for number, *_ in self._asked
-        )  # what the block reads is what the one before gives
+        # What a block reads is what the one before gives.
+        self.layers = tuple(number - 1 for number, *_ in self._asked)
 
     def __call__(
         self, auxiliary: Sequence[torch.Tensor], batch: StepBatch, rows: Sequence[AlignedRow], caches: CachePool

@@ -175,7 +175,7 @@ class Executor:
         parts, prompt = self.body.eager(launch, launch.variant, counted=self.device.compiles_kernels)
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
-        layout.aligned = [(row, each.count) for row, each in launch.aligned]
+        layout.aligned = [(row, each.num_placed) for row, each in launch.aligned]
         return pack_results(ring, self._record_ints, launch.shape.rows, parts)
 
     def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, LaunchShape] | None:

@@ -135,8 +135,9 @@ def logprobs(model: Any, inputs: dict[str, torch.Tensor], tokens: list[int]) -> 
 
 @torch.no_grad()
 def frames_of(model: Any, mel: torch.Tensor, tokens: list[int], heads: Any, first: int, frames: int) -> list[int]:
-    """The frame with which each token behind ``first`` begins: transformers' weights, of the frames that are of the recording, its
-    median and its way, put together as Whisper's authors do (openai/whisper, timing.py). The model's attention must be "eager".
+    """The frame with which each token behind ``first`` begins: transformers' weights, of the frames that are of the recording,
+    its median and its way, put together as Whisper's authors do (openai/whisper, timing.py). The model's attention must be
+    "eager".
     """
     from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 

@@ -46,8 +46,8 @@ from headway.kernels.segment_pool import MAXIMUM, SUM, WEIGHTED_SUM, segment_poo
 from headway.kernels.span_attention import span_attention
 from headway.kernels.speech_rules import speech_rules
 from headway.kernels.store_rows import store_rows
-from headway.kernels.time_warp import time_warp
 from headway.kernels.testing import PagedInputs
+from headway.kernels.time_warp import time_warp
 from tests.kernels.cards import EARLY, SHARED
 from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
 from tests.kernels.no_gpu import NoDriver

@@ -56,13 +56,13 @@ def test_words_have_times(client: TestClient, previous: bool, monkeypatch: pytes
     """In several windows, with and without segments; one behind the other or side by side they are the same."""
     if previous:
         monkeypatch.setattr("headway.api.hearing.online._side_by_side", one_by_one)
-    timed = {"response_format": "verbose_json", "language": "en"}
+    timed: dict[str, Any] = {"response_format": "verbose_json", "language": "en"}
     both = post(client, more={GRANULARITIES: ["word", "segment"]}, **timed).json()
     words = post(client, more={GRANULARITIES: "word"}, **timed).json()
     assert "segments" not in words and words["text"] == both["text"] and words["words"] == both["words"]
     assert set(both["words"][0]) == {"word", "start", "end"} and len(both["words"]) > 5
     times = [each["start"] for each in both["words"]]
-    assert times == sorted(times) and 0 <= times[0] and both["words"][-1]["end"] <= 1.7
+    assert times == sorted(times) and times[0] >= 0 and both["words"][-1]["end"] <= 1.7
     shown = "".join(each["word"] for each in both["words"])
     assert "".join(shown.split()) == "".join("".join(each["text"] for each in both["segments"]).split())
     segment = post(client, more={GRANULARITIES: "segment"}, **timed).json()
@@ -72,7 +72,7 @@ def test_words_have_times(client: TestClient, previous: bool, monkeypatch: pytes
 async def one_by_one(llm: Any, transcriber: Any, samples: Any, spans: Any, *others: Any) -> Any:
     """Windows that are not given each other's text, in order."""
     for number, span in enumerate(spans):
-        async for found in online._window(llm, transcriber, samples, span, *others[:2], (), others[2]):
+        async for found in online._window(llm, transcriber, samples, span, others[0], others[1], (), others[2]):
             yield number, *found
 
 

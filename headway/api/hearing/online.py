@@ -161,8 +161,8 @@ async def _window(
     before: Any,
     no_speech: float | None = None,
 ) -> AsyncGenerator[Asked, None]:
-    """Outputs of a window, how it was asked, and with the last one its words, where they are wanted; those that went wrong are not
-    given."""
+    """Outputs of a window, how it was asked, and with the last one its words, where they are wanted; those that went wrong are
+    not given."""
     item = await asyncio.to_thread(audio_item, samples[slice(*span)], transcriber.hearing)
     ids, rules = transcriber.prompt(options, language, before), transcriber.rules(options)
     asking: TranscriptionOptions | None = options

@@ -1,7 +1,7 @@
 """Words of a transcript and when they are spoken: tokens joined to words, with the times that the decoder's attention gives.
 
-As Whisper's authors have it (openai/whisper, timing.py and tokenizer.py): words begin at spaces, and punctuation belongs to the word
-that it touches; languages that are written without spaces have a word for each character or run of bytes that is text.
+As Whisper's authors have it (openai/whisper, timing.py and tokenizer.py): words begin at spaces, and punctuation belongs to the
+word that it touches; languages that are written without spaces have a word for each character or run of bytes that is text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``time_warp`` means, in torch: diagonal by diagonal, whose cells do not need each other. Reads no device value on the host."""
+"""What ``time_warp`` means, in torch: diagonal by diagonal, whose cells do not need each other. Reads nothing on the host."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 def time_warp(costs: torch.Tensor) -> torch.Tensor:
     """See the package.
 
-    A cell that is not entered from its left keeps 2 * frame + (1 if it is entered from above alone); the others keep what the cell
-    on their left has. So a row's last cell on the way says where the way entered the row.
+    A cell that is not entered from its left keeps 2 * frame + (1 if it is entered from above alone); the others keep what the
+    cell on their left has. So a row's last cell on the way says where the way entered the row.
     """
     num_tokens, num_frames = costs.shape
     diagonals = num_frames + num_tokens - 1
