@@ -1,4 +1,4 @@
-"""When words are spoken, on a real GPU: frames are those of transformers on the CPU, beside rows that decode, and no step waits."""
+"""When words are spoken, on a real GPU: frames are those of transformers, beside rows that decode, and no step waits."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from headway import AsyncLLM
 from headway.api.hearing import online
+from headway.multimodal.audio.decode import RATE
 from headway.server.app import build_app
 from headway.server.settings import ServerSettings
 from tests.api import tiny_whisper as tiny
@@ -154,6 +155,34 @@ def test_broken_forms_are_refused(client: TestClient, kind: str, body: bytes, st
 def test_a_recording_that_is_too_long_is_refused(client: TestClient) -> None:
     answer = post(client, data=wav(tiny.sounds(4.2)))
     assert answer.status_code == 400 and "4 s" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_too_long_names_its_option(client: TestClient) -> None:
+    answer = post(client, data=bytes(2**20))
+    assert answer.status_code == 413 and "--max-audio-bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_samples_of_all_recordings_are_bounded(
+    client: TestClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may hold a long recording; one alone may always be heard."""
+    hearing: Any = client.app.state.service.hearing  # type: ignore[attr-defined]
+    monkeypatch.setattr("headway.server.hearing.hearing.MAX_HELD_BYTES", 4 * RATE)
+    assert post(client, stream=stream).status_code == 200
+    with hearing.hold(8):
+        answer = post(client, stream=stream)
+        assert (
+            answer.status_code == 503 and answer.json()["error"]["code"] == "busy" and "Retry-After" in answer.headers
+        )
+    assert post(client, stream=stream).status_code == 200
+
+
+def test_conversations_do_not_hear(client: TestClient) -> None:
+    """Not even where the model does: the error says where recordings go."""
+    talk = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]
+    answer = client.post("/v1/chat/completions", json={"messages": talk})
+    assert answer.status_code == 400 and TRANSCRIBE in answer.json()["error"]["message"]
 
 
 def test_models_without_hearing_say_so(parrot_llm: AsyncLLM) -> None:

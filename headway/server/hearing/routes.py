@@ -16,6 +16,7 @@ from headway.api.hearing.transcript import Segment, Word, as_srt, as_vtt
 from headway.multimodal.audio.decode import RATE
 from headway.multimodal.audio.wav import Floats
 from headway.server.errors import refuse
+from headway.server.hearing.hearing import Hearing
 from headway.server.hearing.multipart import Form, read_form
 from headway.server.service import Service, log_usage
 from headway.server.sse import encode, event, respond
@@ -46,8 +47,8 @@ async def _answer(service: Service, request: Request, task: str) -> Response:
                      "model_not_supported")  # fmt: skip
     body = await hearing.body.read_bytes(request)
     form = read_form(request.headers.get("content-type", ""), body)
-    call = Call(service, hearing.transcriber, request, form, task)
-    call.samples = await hearing.decoder.decode(call.file)
+    call = Call(service, hearing, request, form, task)
+    call.samples, call.file = await hearing.decoder.decode(call.file), b""
     return await respond(request, call, call.stream, service.settings.request_timeout)
 
 
@@ -56,8 +57,9 @@ class Call:
 
     samples: Floats
 
-    def __init__(self, service: Service, transcriber: Transcriber, request: Request, form: Form, task: Any) -> None:
-        self._service, self._transcriber, self._scope = service, transcriber, request.scope
+    def __init__(self, service: Service, hearing: Hearing, request: Request, form: Form, task: Any) -> None:
+        transcriber = hearing.transcriber
+        self._service, self._hearing, self._transcriber, self._scope = service, hearing, transcriber, request.scope
         self._task = task
         known = FIELDS - (
             {"language", "timestamp_granularities[]", "timestamp_granularities"} if task == "translate" else set()
@@ -114,7 +116,7 @@ class Call:
 
     async def _pieces(self, *, final: bool) -> AsyncGenerator[Piece, None]:
         pieces = transcribe(self._service.llm, self._transcriber, self.samples, self._options, final=final)
-        with self._service.room(1, 1):
+        with self._service.room(1, 1), self._hearing.hold(self.samples.nbytes):
             async with contextlib.aclosing(pieces) as found:
                 async for piece in found:
                     yield piece
