@@ -24,6 +24,7 @@ from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
 from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
+from tests.kernels.cards import EARLY
 
 INTS = (
     "query_start_ptr",
@@ -37,7 +38,15 @@ INTS = (
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
-CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4, "ALONE": False}
+CONV = {
+    "LENGTH": 4,
+    "TAPS": 4,
+    "SILU": True,
+    "TABLE_AT": CHUNKS_AT,
+    "CHUNK_TOKENS": CHUNK,
+    "BLOCK_M": 4,
+    "ALONE": False,
+}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
@@ -70,6 +79,8 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
     """A line of JSON; raises what the compiler does."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": card >= EARLY}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
@@ -82,7 +93,8 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options={"num_warps": warps})
+    options = {"num_warps": warps, "launch_pdl": bool(constants.get("EARLY"))}
+    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 
 

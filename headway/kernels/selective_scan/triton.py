@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import row_of, softplus
 
 
@@ -42,12 +43,18 @@ def selective_scan_kernel(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    start_next(EARLY)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     in_d, in_n = d < channels, n < N
     both = in_d[:, None] & in_n[None, :]
+    a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
+    bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+    skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     if live:
         at = state_ptr + slot * state_stride + d[:, None] * N + n[None, :]
         stored = start
@@ -57,9 +64,6 @@ def selective_scan_kernel(
             per_token = 2 * channels + N
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)
-        a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
-        bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
-        skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
         if inputs_ptr is not None:
             for p in range(stored, start):
                 given = own + (p % places) * per_token
@@ -127,6 +131,6 @@ def selective_scan(
         seq_lens, y,
         x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), state.stride(0),
         0 if inputs is None else inputs.shape[1], channels, slots,
-        N=size, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=2,
+        N=size, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=2, **launch_early(x.device),
     )  # fmt: skip
     return y
