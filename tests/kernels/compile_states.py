@@ -23,6 +23,7 @@ from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delt
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
+from headway.kernels.ssd_decode.triton import ssd_decode_kernel
 from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
 from tests.kernels.cards import EARLY
 
@@ -63,6 +64,7 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
+    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),

@@ -36,6 +36,13 @@ def head_weights(a_ptr, dt_bias_ptr, d_ptr, head):
 
 
 @triton.jit
+def one_token(h, x, b, c, step, a):
+    """The state [P, N] behind a token, and what it gives, [P]; all f32."""
+    h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
+    return h, tl.sum(h * c[None, :], 1)
+
+
+@triton.jit
 def ssd_update_kernel(
     x_ptr,  # [T, H, P]
     dt_ptr,  # [T, H], or None
@@ -96,9 +103,7 @@ def ssd_update_kernel(
             if dt_bias_ptr is not None:
                 raw += dt_bias
             step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
-        decay = tl.exp(step * a)
-        h = decay[:, None] * h + (step * x)[:, None] * b[None, :]
-        y = tl.sum(h * c[None, :], 1)
+        h, y = one_token(h, x, b, c, step, a)
         if d_ptr is not None:
             y += d * x
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
