@@ -1,8 +1,8 @@
 """Triton kernel of ``ssd_decode``: a program for each row, head and block of channels.
 
 It convolves its own channels of x, and the b and c of its head's group, as the group's other heads do: that is little beside
-the state. The window's ring is indexed by position and as long as the window, so what a step writes, its token's inputs, no program
-of the step reads. One program writes each channel: of b and c the first block of a group's first head.
+the state. The window's ring is indexed by position and as long as the window, so no program of the step reads what another one
+writes, its token's inputs. One program writes each channel: of b and c the first block of a group's first head.
 """
 
 from __future__ import annotations
