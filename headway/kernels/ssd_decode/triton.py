@@ -47,25 +47,12 @@ def ssd_decode_kernel(
     row_slots_ptr,
     seq_lens_ptr,
     y_ptr,  # [T, H, P] contiguous
-    x_stride,
-    ring_stride,
-    dt_stride,
-    state_stride,
-    channels,
-    heads,
+    x_stride, ring_stride, dt_stride, state_stride, channels, heads,
     share,  # heads of a group
-    num_slots,
-    dt_min,
-    dt_max,
-    P: tl.constexpr,
-    N: tl.constexpr,
-    LENGTH: tl.constexpr,
-    TAPS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALONE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    num_slots, dt_min, dt_max,
+    P: tl.constexpr, N: tl.constexpr, LENGTH: tl.constexpr, TAPS: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     start_next(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -106,25 +93,11 @@ def ssd_decode_kernel(
 
 
 def ssd_decode(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    ring: torch.Tensor,
-    dt: torch.Tensor,
-    dt_bias: torch.Tensor,
-    a: torch.Tensor,
-    d: torch.Tensor,
-    dt_min: float,
-    dt_max: float,
-    state: torch.Tensor,
-    query_start: torch.Tensor,
-    row_slots: torch.Tensor,
-    seq_lens: torch.Tensor,
-    packed: torch.Tensor,
-    max_chunks: int,
-    max_query_len: int,
-    short: int,
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ring: torch.Tensor, dt: torch.Tensor,
+    dt_bias: torch.Tensor, a: torch.Tensor, d: torch.Tensor, dt_min: float, dt_max: float, state: torch.Tensor,
+    query_start: torch.Tensor, row_slots: torch.Tensor, seq_lens: torch.Tensor, packed: torch.Tensor,
+    max_chunks: int, max_query_len: int, short: int,
+) -> torch.Tensor:  # fmt: skip
     (slots, heads, width, size), (_, length, channels), rows = state.shape, ring.shape, len(seq_lens)
     assert max_query_len == 1, "rows of one token"
     assert x.stride(1) == dt.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels, (
