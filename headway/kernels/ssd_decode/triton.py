@@ -92,6 +92,11 @@ def ssd_decode_kernel(
         tl.store(place + c_c, own_c, mask=leads)
 
 
+def tile_of(width: int, block_n: int) -> tuple[int, int]:
+    """(channels, warps) of a program: those of ``ssd_scan``'s update, so that sums are in the same order."""
+    return max(4, min(next_power_of_2(width), 4096 // block_n)), 4
+
+
 def ssd_decode(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ring: torch.Tensor, dt: torch.Tensor,
     dt_bias: torch.Tensor, a: torch.Tensor, d: torch.Tensor, dt_min: float, dt_max: float, state: torch.Tensor,
@@ -106,12 +111,12 @@ def ssd_decode(
     assert length >= weight.shape[1] and state[0].is_contiguous(), "the ring holds the window"
     y, alone = fresh_outputs(x[:, : heads * width].unflatten(1, (heads, width)), rows, max_query_len)
     block_n = max(16, next_power_of_2(size))
-    block = max(4, min(next_power_of_2(width), 4096 // block_n))
+    block, warps = tile_of(width, block_n)
     ssd_decode_kernel[(rows, heads, cdiv(width, block))](
         x, weight, bias, ring, dt, dt_bias, a, d, state, query_start, row_slots, seq_lens, y,
         x.stride(0), ring.stride(0), dt.stride(0), state.stride(0), channels, heads,
         heads // ((channels - heads * width) // (2 * size)), slots, dt_min, dt_max,
-        P=width, N=size, LENGTH=length, TAPS=weight.shape[1], BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=4,
+        P=width, N=size, LENGTH=length, TAPS=weight.shape[1], BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=warps,
         **launch_early(x.device),
     )  # fmt: skip
     return y
