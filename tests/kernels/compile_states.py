@@ -50,6 +50,7 @@ CONV = {
 }
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
+SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
@@ -59,8 +60,8 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "ALONE": True}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
-    ("selective", selective_scan_kernel, NO_RING | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
-    ("selective ring", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"ALONE": True}, ("a_ptr",), 2),
+    ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
