@@ -180,6 +180,10 @@ HYBRID_USES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
         {"mid_linear": 3, "linear_parts": 3},
     ),
     "zamba2": ({"norm_linear": 1, "linear_add": 4}, {}),  # what follows the first layer adds something else first
+    "jamba-moe": (
+        {"norm_linear": 2, "skinny_linear": 1, "norm_gate_up": 2, "linear_add": 5},
+        {"mid_linear": 3, "mid_gate_up": 2, "linear_parts": 5},
+    ),
     "jamba": (
         {"norm_linear": 3, "norm_gate_up": 3, "linear_add": 6},
         {"mid_linear": 3, "mid_gate_up": 3, "mid_add": 6},
