@@ -20,6 +20,9 @@ from headway.recurrent.base import convolve, replay_of, rows_of
 from headway.state.batch import StepBatch
 
 LONGEST_STEP = float("inf")
+ONE_LAUNCH = 2**16
+"""Channels of all rows together up to which ``ssd_decode`` takes the place of two launches. Each of its programs convolves b and c
+anew, 940 instructions against 560: for more rows that is longer than the launch it saves. Counted, not measured."""
 
 
 def scan_channels(
@@ -75,9 +78,10 @@ def scan_convolved_heads(
     limits: tuple[float, float] = (0.0, LONGEST_STEP),
 ) -> torch.Tensor:
     """``scan_heads`` of x [T, C], which holds its x, b and c side by side, behind a convolution with weight [C, W] and bias
-    [C]. ``cache``: its window, ring [S, W, C], and then as ``own``. One launch in steps of decode rows alone."""
+    [C]. ``cache``: its window, ring [S, W, C], and then as ``own``. One launch in steps of few rows that all decode."""
     ring, *own = cache
-    if batch.max_query_len == 1 and len(own) == 1:
+    few = len(batch.row_slots) * own[0].shape[1] * own[0].shape[2] <= ONE_LAUNCH
+    if batch.max_query_len == 1 and len(own) == 1 and few:
         rows = rows_of(batch)
         return cast(torch.Tensor, ssd_decode(x, weight, bias, ring, dt, dt_bias, a, d, *limits, own[0], *rows))
     _, heads, width, size = own[0].shape
