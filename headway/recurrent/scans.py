@@ -21,8 +21,8 @@ from headway.state.batch import StepBatch
 
 LONGEST_STEP = float("inf")
 ONE_LAUNCH = 2**16
-"""Channels of all rows together up to which ``ssd_decode`` takes the place of two launches. Each of its programs convolves b and c
-anew, 940 instructions against 560: for more rows that is longer than the launch it saves. Counted, not measured."""
+"""Channels of all rows together up to which ``ssd_decode`` takes the place of two launches. Each of its programs convolves b
+and c anew, 940 instructions against 560: for more rows that takes longer than the launch it saves. Counted, not measured."""
 
 
 def scan_channels(
