@@ -23,7 +23,9 @@ from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delt
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
+from headway.kernels.ssd_decode.triton import ssd_decode_kernel
 from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
+from tests.kernels.cards import EARLY
 
 INTS = (
     "query_start_ptr",
@@ -37,9 +39,18 @@ INTS = (
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
-CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4, "ALONE": False}
+CONV = {
+    "LENGTH": 4,
+    "TAPS": 4,
+    "SILU": True,
+    "TABLE_AT": CHUNKS_AT,
+    "CHUNK_TOKENS": CHUNK,
+    "BLOCK_M": 4,
+    "ALONE": False,
+}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
+SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
@@ -49,11 +60,12 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "ALONE": True}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
-    ("selective", selective_scan_kernel, NO_RING | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
-    ("selective ring", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"ALONE": True}, ("a_ptr",), 2),
+    ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
+    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),
@@ -70,6 +82,8 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
     """A line of JSON; raises what the compiler does."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": card >= EARLY}
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
@@ -82,7 +96,8 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options={"num_warps": warps})
+    options = {"num_warps": warps, "launch_pdl": bool(constants.get("EARLY"))}
+    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 
 

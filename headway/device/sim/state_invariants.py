@@ -18,6 +18,8 @@ from headway.device.sim.errors import need, same
 
 STATE_OPS = {"causal_conv": "ring", "selective_scan": "state", "ssd_scan": "state", "gated_delta": "state"}
 """Operation -> the name of its state among its arguments."""
+BOTH = {"ssd_decode": ("causal_conv", "ssd_scan")}
+"""Operation -> those that it is made of, whose arguments it has."""
 
 
 class StateWatch:
@@ -92,6 +94,17 @@ class StateWatch:
 
     def check(self, name: str, args: Any) -> Callable[[], None] | None:
         """Before an operation ``name``; gives what is to be checked after it."""
+        if name in BOTH:
+            need(args.max_query_len == 1, f"{name}: rows of one token alone, not of {args.max_query_len}")
+            args.inputs = None
+            found = [self.check(part, args) for part in BOTH[name]]
+
+            def all_of_them() -> None:
+                for each in found:
+                    if each is not None:
+                        each()
+
+            return all_of_them
         state: torch.Tensor = getattr(args, STATE_OPS[name])
         inputs = getattr(args, "inputs", None)
         starts, lens, slots = args.query_start.tolist(), args.seq_lens.tolist(), args.row_slots.tolist()
