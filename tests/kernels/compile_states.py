@@ -24,6 +24,7 @@ from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
 from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
+from tests.kernels.cards import EARLY
 
 INTS = (
     "query_start_ptr",
@@ -70,6 +71,10 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
     """A line of JSON; raises what the compiler does."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
+    options: dict[str, Any] = {"num_warps": warps}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": card >= EARLY}
+        options["launch_pdl"] = card >= EARLY
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
@@ -82,7 +87,7 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options={"num_warps": warps})
+    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.gated_delta.reference import EPS
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 TOKENS = 16
@@ -67,7 +68,9 @@ def delta_walk_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     ALONE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
     row = tl.program_id(0)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
@@ -75,6 +78,8 @@ def delta_walk_kernel(
     k = tl.arange(0, BLOCK_K)
     in_k, in_v = k < K, v < V
     both = in_k[:, None] & in_v[None, :]
+    rate = tl.exp(tl.load(a_log_ptr + head))
+    wait_for_inputs(EARLY)
     if ALONE and not live:
         idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
         nothing = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
@@ -90,7 +95,6 @@ def delta_walk_kernel(
             per_token = heads // share * K + heads * (V + decays)
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)  # [K, V]
-        rate = tl.exp(tl.load(a_log_ptr + head))
         if inputs_ptr is not None:
             for p in range(stored, start):
                 given = own + (p % places) * per_token
@@ -325,6 +329,7 @@ def gated_delta(
         BLOCK_V=block_v,
         ALONE=alone,
         num_warps=4,
+        **launch_early(v.device),
     )
     if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
