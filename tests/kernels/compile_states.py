@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
+from headway.kernels.delta_token.triton import delta_token_kernel
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
@@ -38,12 +39,22 @@ INTS = (
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
-CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4, "ALONE": False}
+CONV = {
+    "LENGTH": 4,
+    "TAPS": 4,
+    "SILU": True,
+    "TABLE_AT": CHUNKS_AT,
+    "CHUNK_TOKENS": CHUNK,
+    "BLOCK_M": 4,
+    "ALONE": False,
+}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
+TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ALONE": True}
+HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True}
 RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
@@ -61,6 +72,9 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
+    ("delta token", delta_token_kernel, TOKEN | HEAD | {"AHEAD": False}, (), 4),
+    ("delta token ahead", delta_token_kernel, TOKEN | HEAD | {"AHEAD": True}, (), 4),
+    ("delta token by channel", delta_token_kernel, TOKEN | CHANNEL | {"AHEAD": False}, (), 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),

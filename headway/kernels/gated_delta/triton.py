@@ -44,32 +44,13 @@ def delta_walk_kernel(
     row_slots_ptr,
     seq_lens_ptr,
     o_ptr,  # [T, H, V] contiguous
-    q_stride,
-    q_head,
-    k_stride,
-    k_head,
-    v_stride,
-    v_head,
-    a_stride,
-    a_head,
-    b_stride,
-    state_stride,
-    places,
-    heads,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, a_stride, a_head, b_stride, state_stride, places, heads,
     share,  # value heads of a key head
-    num_slots,
-    beta_scale,
-    scale,
+    num_slots, beta_scale, scale,
     most,  # rows of more tokens are not taken
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-    SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    ALONE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     start_next(EARLY)
     row = tl.program_id(0)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
