@@ -25,6 +25,9 @@ from headway.kernels.triton_early import launch_early, start_next, wait_for_inpu
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 TOKENS = 16
+WALKED, WALK_WARPS = 4096, 4
+"""Elements of a state that a program of the walk holds, and its warps. Blocks of one state, which share pages of memory, run
+beside each other: the grid counts blocks first, rows last."""
 
 
 @triton.jit
@@ -52,24 +55,23 @@ def delta_walk_kernel(
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
-    row = tl.program_id(0)
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    head = tl.program_id(1)
-    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    v = block * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
     in_k, in_v = k < K, v < V
     both = in_k[:, None] & in_v[None, :]
     rate = tl.exp(tl.load(a_log_ptr + head))
     wait_for_inputs(EARLY)
     if ALONE and not live:
-        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
+        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(2))
         nothing = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
         tl.store(o_ptr + (idle * heads + head) * V + v, nothing, mask=in_v & (idle >= 0))
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
         if inputs_ptr is not None:
-            stored, store = tl.load(stored_at_ptr + tl.program_id(0)), tl.load(store_at_ptr + tl.program_id(0))
+            stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
             decays: tl.constexpr = K if BY_CHANNEL else 1
             u_at = heads // share * K + head * V
             g_at = heads // share * K + heads * V + head * decays
@@ -93,7 +95,7 @@ def delta_walk_kernel(
             if inputs_ptr is not None:
                 given = own + ((start + t) % places) * per_token
                 kept = start + t >= store
-                leads = kept & (tl.program_id(2) == 0)
+                leads = kept & (block == 0)
                 tl.store(given + head // share * K + k, key, mask=in_k & leads & (head % share == 0))
             if BY_CHANNEL:
                 raw = tl.load(a_ptr + token * a_stride + head * a_head + k, mask=in_k, other=0.0).to(tl.float32)
@@ -292,10 +294,10 @@ def gated_delta(
     )  # fmt: skip
     sizes = heads, heads // k.shape[1], slots, beta_scale, scale
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
-    block_v = max(4, min(next_power_of_2(values), 4096 // block_k))
+    block_v = max(4, min(next_power_of_2(values), WALKED // block_k))
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
-    delta_walk_kernel[(rows, heads, cdiv(values, block_v))](
+    delta_walk_kernel[(cdiv(values, block_v), heads, rows)](
         *tokens,
         *ring,
         *rows_of_step,
@@ -309,7 +311,7 @@ def gated_delta(
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         ALONE=alone,
-        num_warps=4,
+        num_warps=WALK_WARPS,
         **launch_early(v.device),
     )
     if max_query_len > short:
