@@ -12,7 +12,6 @@ from typing import cast
 
 import torch
 
-from headway.kernels.delta_token import delta_token as token_op
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.selective_scan import selective_scan
 from headway.kernels.ssd_scan import ssd_scan
@@ -89,24 +88,6 @@ def delta_rule(
             q, k, v, decay, a_log, dt_bias, beta, beta_scale, scale, own[0], *rows_of(batch), *replay_of(batch, own)
         ),
     )
-
-
-def delta_token(
-    qkv: torch.Tensor,
-    window: tuple[torch.Tensor, torch.Tensor],
-    decay: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    beta: torch.Tensor,
-    gated: tuple[torch.Tensor, torch.Tensor, float, bool],
-    batch: StepBatch,
-    state: torch.Tensor,
-    *,
-    beta_scale: float = 1.0,
-) -> torch.Tensor:
-    """``delta_rule`` between its convolution and its norm, in a step of decode rows alone: qkv [T, C] is not convolved yet; the
-    convolution's weight [C, W] and window [S, W, C]; decay, a_log, dt_bias; gate [T, H V], weight [V], eps and whether by
-    sigmoid, of the norm. Gives [T, H V]."""
-    scale = state.shape[2] ** -0.5
-    return cast(torch.Tensor, token_op(qkv, *window, *decay, beta, beta_scale, scale, state, *gated, *rows_of(batch)))
 
 
 def delta_inputs(key_heads: int, heads: int, key_dim: int, value_dim: int, *, by_channel: bool = False) -> int:

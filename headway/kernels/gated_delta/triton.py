@@ -162,43 +162,15 @@ def unit_rows(at, mask, scale, SMALL: tl.constexpr):
 
 @triton.jit
 def delta_chunks_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    a_ptr,
-    a_log_ptr,
-    dt_bias_ptr,
-    b_ptr,
-    state_ptr,
-    query_start_ptr,
-    row_slots_ptr,
-    seq_lens_ptr,
-    o_ptr,
-    q_stride,
-    q_head,
-    k_stride,
-    k_head,
-    v_stride,
-    v_head,
-    a_stride,
-    a_head,
-    b_stride,
-    state_stride,
-    heads,
-    share,
-    num_slots,
-    beta_scale,
-    scale,
+    q_ptr, k_ptr, v_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr,
+    query_start_ptr, row_slots_ptr, seq_lens_ptr, o_ptr,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, a_stride, a_head, b_stride, state_stride,
+    heads, share, num_slots, beta_scale, scale,
     most,  # rows of so many tokens or fewer are not taken
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-    SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    L: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, L: tl.constexpr,
     LEVELS: tl.constexpr,  # 2^LEVELS = L
-):
+):  # fmt: skip
     first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -298,37 +270,13 @@ def gated_delta(
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
     delta_walk_kernel[(cdiv(values, block_v), heads, rows)](
-        *tokens,
-        *ring,
-        *rows_of_step,
-        places,
-        *sizes,
-        short,
-        K=keys,
-        V=values,
-        BY_CHANNEL=by_channel,
-        SMALL=EPS,
-        BLOCK_K=block_k,
-        BLOCK_V=block_v,
-        ALONE=alone,
-        num_warps=WALK_WARPS,
-        **launch_early(v.device),
-    )
+        *tokens, *ring, *rows_of_step, places, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
+        BLOCK_K=block_k, BLOCK_V=block_v, ALONE=alone, num_warps=WALK_WARPS, **launch_early(v.device),
+    )  # fmt: skip
     if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
         delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
-            *tokens,
-            *rows_of_step,
-            *sizes,
-            short,
-            K=keys,
-            V=values,
-            BY_CHANNEL=by_channel,
-            SMALL=EPS,
-            BLOCK_K=block_k,
-            BLOCK_V=block_v,
-            L=TOKENS,
-            LEVELS=TOKENS.bit_length() - 1,
-            num_warps=4,
-        )
+            *tokens, *rows_of_step, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
+            BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, LEVELS=TOKENS.bit_length() - 1, num_warps=4,
+        )  # fmt: skip
     return o

@@ -13,14 +13,15 @@ from typing import Literal, cast
 import torch
 
 from headway.core.cache import CacheSpec
+from headway.kernels.delta_token import delta_token
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard
-from headway.recurrent.base import recurrent, state_of, window
-from headway.recurrent.scans import delta_inputs, delta_rule, delta_token
+from headway.recurrent.base import recurrent, rows_of, state_of, window
+from headway.recurrent.scans import delta_inputs, delta_rule
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -126,19 +127,17 @@ class DeltaMixer(StateMixer):
     ) -> torch.Tensor:
         """[T, 2 HK K + H V], [T, H] or [T, H, K], [T, H], [T, H V] -> [T, H V]; writes window and state."""
         ring, *own = cache
-        if batch.max_query_len == 1 and len(own) == 1:
-            decays, gated = (decay, self.a_log, self.dt_bias), (gate, self.norm, self.norm_eps, self.sigmoid)
-            return delta_token(
-                qkv, (self.conv.weight, ring), decays, beta, gated, batch, own[0], beta_scale=self.beta_scale
-            )
         keys, values = self.heads
+        rule, norm = (decay, self.a_log, self.dt_bias, beta), (gate, self.norm, self.norm_eps)
+        if batch.max_query_len == 1 and len(own) == 1:
+            window, scale = (qkv, self.conv.weight, ring), keys[1] ** -0.5
+            y = delta_token(*window, *rule, self.beta_scale, scale, *own, *norm, self.sigmoid, *rows_of(batch))
+            return cast(torch.Tensor, y)
         sizes = math.prod(keys), math.prod(keys), math.prod(values)
         q, k, v = self.conv.forward(qkv, batch, ring).split(sizes, dim=1)
-        o = delta_rule(
-            q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values), decay, self.a_log, self.dt_bias, beta,
-            batch, own, beta_scale=self.beta_scale,
-        ).flatten(1)  # fmt: skip
-        return cast(torch.Tensor, gated_rms_norm(o, gate, self.norm, self.norm_eps, values[1], False, self.sigmoid))
+        q, k, v = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
+        o = delta_rule(q, k, v, *rule, batch, own, beta_scale=self.beta_scale).flatten(1)
+        return cast(torch.Tensor, gated_rms_norm(o, *norm, values[1], False, self.sigmoid))
 
 
 class DeltaNet(DeltaMixer):
