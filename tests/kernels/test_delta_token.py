@@ -19,7 +19,8 @@ from tests.kernels.state_cases import DECODE, PADDED, S, Step, rand, states, wid
 SHAPES = {"more values": (2, 4, 9, 7, 4, 4), "wide values": (1, 3, 5, 18, 3, 5), "one each": (3, 3, 16, 16, 2, 2)}
 """HK, H, K, V, taps, places of a window."""
 PARTS = causal_conv, gated_delta, gated_rms_norm
-ALONE = Step([(1, 0, 6)], pad=0)
+YOUNG = Step([(1, 0, 6), (1, 1, 2), (1, 2, 3)], pad=0)
+"""Rows whose windows begin before their first token."""
 
 
 def arguments(step: Step, shape: str, dtype: torch.dtype, by_channel: bool) -> list[Any]:
@@ -67,7 +68,7 @@ def results(run: Callable[[list[Any]], torch.Tensor], args: list[Any], device: s
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("step", [DECODE, PADDED, ALONE], ids=["decode", "padded", "alone"])
+@pytest.mark.parametrize("step", [DECODE, PADDED, YOUNG], ids=["decode", "padded", "young"])
 @pytest.mark.parametrize(("by_channel", "dtype"), [(False, torch.float16), (True, torch.float32)])
 def test_kernel_gives_what_three_kernels_give(
     step: Step, shape: str, by_channel: bool, dtype: torch.dtype, device: str
