@@ -29,14 +29,9 @@ silu_mul = Op(
     cpu="headway.kernels.cpu.ops:silu_mul",
 )
 
-
-def _sigmoid_mul_meta(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
 sigmoid_mul = Op(
     "sigmoid_mul(Tensor x, Tensor gate) -> Tensor",
     reference=reference.sigmoid_mul,
-    meta=_sigmoid_mul_meta,
+    meta=lambda x, gate: torch.empty(x.shape, dtype=x.dtype, device=x.device),
     triton="headway.kernels.silu_mul.triton:sigmoid_mul",
 )

@@ -102,8 +102,7 @@ class DeltaMixer(StateMixer):
     """What stands between the products of these layers, whose decays are by head or by channel.
 
     Attributes:
-        conv: over queries, keys and values.
-        norm: [V], of the norm beside the gate.
+        conv, norm: over queries, keys and values; [V], of the norm beside the gate.
         a_log, dt_bias: f32, of the decays.
         heads: (HK, K), (H, V).
         beta_scale, norm_eps, sigmoid: see ``gated_delta`` and ``gated_rms_norm``.
@@ -131,8 +130,8 @@ class DeltaMixer(StateMixer):
         rule, norm = (decay, self.a_log, self.dt_bias, beta), (gate, self.norm, self.norm_eps)
         if batch.max_query_len == 1 and len(own) == 1:
             window, scale = (qkv, self.conv.weight, ring), keys[1] ** -0.5
-            y = delta_token(*window, *rule, self.beta_scale, scale, *own, *norm, self.sigmoid, *rows_of(batch))
-            return cast(torch.Tensor, y)
+            o = delta_token(*window, *rule, self.beta_scale, scale, *own, *norm, self.sigmoid, *rows_of(batch))
+            return cast(torch.Tensor, o)
         sizes = math.prod(keys), math.prod(keys), math.prod(values)
         q, k, v = self.conv.forward(qkv, batch, ring).split(sizes, dim=1)
         q, k, v = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
