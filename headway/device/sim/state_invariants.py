@@ -98,6 +98,8 @@ class StateWatch:
 
     def check(self, name: str, args: Any) -> Callable[[], None] | None:
         """Before an operation ``name``; gives what is to be checked after it."""
+        joined = len(STATE_OPS[name]) > 1
+        need(not joined or args.max_query_len == 1, f"{name}: rows of one token alone, not of {args.max_query_len}")
         checks = [self._check(name, args, kind) for kind in STATE_OPS[name]]
 
         def after() -> None:
