@@ -1,4 +1,4 @@
-"""Models of every family run shortened, as they do when an engine on a GPU starts: layers of each kind without their neighbours."""
+"""Models of every family run shortened, as when an engine on a GPU starts: layers of each kind without their neighbours."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def folder(name: str, path: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_shortened(name: str, tmp_path: Path) -> None:
     arguments = EngineArgs(
-        model=str(folder(name, tmp_path)), dtype="float32", device="cpu", max_model_len=32, max_num_seqs=3, kv_cache_memory_bytes=2**22,
-        block_size=16, max_num_batched_tokens=32,
+        model=str(folder(name, tmp_path)), dtype="float32", device="cpu", max_model_len=32, max_num_seqs=3, block_size=16,
+        kv_cache_memory_bytes=2**22, max_num_batched_tokens=32,
     )  # fmt: skip
     core = build_engine(arguments, progress=False)
     body = core._runner.executor.body

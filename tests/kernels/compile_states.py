@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
+from headway.kernels.delta_token.triton import delta_token_kernel
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
@@ -54,6 +55,8 @@ SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
+TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ALONE": True}
+HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True}
 RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
@@ -72,6 +75,9 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
+    ("delta token", delta_token_kernel, TOKEN | HEAD | {"AHEAD": False}, (), 4),
+    ("delta token ahead", delta_token_kernel, TOKEN | HEAD | {"AHEAD": True}, (), 4),
+    ("delta token by channel", delta_token_kernel, TOKEN | CHANNEL | {"AHEAD": False}, (), 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
@@ -82,8 +88,10 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
     """A line of JSON; raises what the compiler does."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
+    options: dict[str, Any] = {"num_warps": warps}
     if "EARLY" in kernel.arg_names:
         constants = {**constants, "EARLY": card >= EARLY}
+        options["launch_pdl"] = card >= EARLY
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
@@ -96,7 +104,6 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    options = {"num_warps": warps, "launch_pdl": bool(constants.get("EARLY"))}
     built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 

@@ -15,7 +15,7 @@ from headway.device.sim.errors import need, same
 from headway.device.sim.key_invariants import KeyWatch
 from headway.device.sim.latent_invariants import LATENT_CHECKS
 from headway.device.sim.media_invariants import MediaWatch
-from headway.device.sim.state_invariants import BOTH, STATE_OPS, StateWatch
+from headway.device.sim.state_invariants import STATE_OPS, StateWatch
 
 After = Callable[[], None] | None
 Check = Callable[[Any], After]
@@ -41,7 +41,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     media = MediaWatch()
     checks += [("store_rows", media.check_store), ("place_rows", media.check_place)]
     watch = StateWatch()
-    checks += [(name, partial(watch.check, name)) for name in (*STATE_OPS, *BOTH)]
+    checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
     checks += [("copy_states", watch.check_copies), ("replay_rows", watch.check_replays)]
     keys = KeyWatch()
     checks += [(name, keys.begin) for name in ("step_unpack", "chain_unpack", "embed")]
