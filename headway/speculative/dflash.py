@@ -95,7 +95,6 @@ class DFlashDrafter(Drafter):
             num_decode_rows=0,
             max_query_len=width,
             max_seq_len_bound=first.max_seq_len_bound,
-            ends=ends.repeat(
-                1, width
-            ).flatten(),  # of one row `expand` would leave a view of stride 0, which no kernel reads
+            # Of one row `expand` would leave a view of stride 0, and kernels read places side by side.
+            ends=ends.repeat(1, width).flatten(),
         )
