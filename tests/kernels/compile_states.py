@@ -68,7 +68,7 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
-    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 4),
+    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 2),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),

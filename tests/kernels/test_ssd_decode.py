@@ -1,4 +1,5 @@
-"""``ssd_decode``: its forms against the reference, and its kernel bit by bit against those of the operations it is made of."""
+"""``ssd_decode``: its forms against the reference, and its kernel against those of the operations it is made of, in the
+interpreter bit by bit."""
 
 from __future__ import annotations
 
@@ -77,10 +78,12 @@ def test_forms_equal_the_reference(step: str, shape: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", kernel_dtypes())
 def test_one_launch_gives_the_bits_of_two(dtype: torch.dtype, shape: str, device: str) -> None:
     args = case(PADDED, shape, dtype, dtype)
+    near = 1e-5 if dtype is torch.float32 else 2e-2
+    exact = 0.0 if device == "cpu" else near  # a card may sum in another order
     for found, wanted in zip(
         run(ssd_decode.implementation("cuda"), args, device), run(both, args, device), strict=True
     ):
-        torch.testing.assert_close(found, wanted, atol=0, rtol=0, equal_nan=True)
+        torch.testing.assert_close(found, wanted, atol=exact, rtol=exact, equal_nan=True)
 
 
 def test_reference_reads_nothing_on_the_host() -> None:

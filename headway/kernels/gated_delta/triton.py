@@ -25,7 +25,7 @@ from headway.kernels.triton_early import launch_early, start_next, wait_for_inpu
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 TOKENS = 16
-WALKED, WALK_WARPS = 4096, 4
+WALKED, WALK_WARPS = 8192, 4
 """Elements of a state that a program of the walk holds, and its warps. Blocks of one state, which share pages of memory, run
 beside each other: the grid counts blocks first, rows last."""
 
