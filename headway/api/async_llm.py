@@ -28,7 +28,7 @@ from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
 from headway.core.errors import EngineDeadError, InvalidRequestError
-from headway.core.hearing import SpeechRules
+from headway.core.hearing import Alignment, SpeechRules
 from headway.core.messages import EngineStats, ModelInfo, Update
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
@@ -317,6 +317,7 @@ class AsyncLLM(AsyncPooling):
         add_special_tokens: bool = True,
         media: Sequence[EncoderItem] = (),
         speech: SpeechRules | None = None,
+        align: Alignment | None = None,
         delta: bool = False,
         only_final: bool = False,
     ) -> AsyncIterator[RequestOutput]:
@@ -329,7 +330,7 @@ class AsyncLLM(AsyncPooling):
             request_id: name for outputs and ``abort``; need not be unique, the engine never sees it.
             cache_salt: only equal salts share cached prefixes.
             add_special_tokens: False if the text brings its own (a rendered chat template does).
-            media, speech: see ``Door.prepare``.
+            media, speech, align: see ``Door.prepare``.
             delta: yield only what is new each time (completions that did not change are left out).
             only_final: yield once, when all is finished: nothing wakes up in between.
 
@@ -344,7 +345,7 @@ class AsyncLLM(AsyncPooling):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "cache_salt": cache_salt}
         if media:
-            options |= {"media": media, "speech": speech}
+            options |= {"media": media, "speech": speech, "align": align}
         prepared = await self._prepare(prompt, params, options)
         assert isinstance(self._processor, OutputProcessor)
         request = self._processor.open(prepared, str(next(self._numbers)) if request_id is None else request_id)

@@ -18,7 +18,7 @@ from headway.api.pictures.prompts import filled, place, see
 from headway.api.prompts import Prompt, is_int
 from headway.core.encode import EncoderItem
 from headway.core.errors import InvalidRequestError, UnknownParameterError
-from headway.core.hearing import SpeechRules
+from headway.core.hearing import Alignment, SpeechRules
 from headway.core.ints import MASK64, mix64
 from headway.core.messages import AddRequest, ModelInfo
 from headway.core.params import MAX_LOGPROBS_OF_A_REQUEST, SamplingParams
@@ -130,6 +130,7 @@ class Door:
         ids: list[int] | None = None,
         media: Sequence[EncoderItem] = (),
         speech: SpeechRules | None = None,
+        align: Alignment | None = None,
         grammar: Outcome | None = None,
         job: Job | None = None,
     ) -> PreparedRequest:
@@ -141,7 +142,7 @@ class Door:
             ids: of the prompt's text, where the caller has had it tokenised.
             media: what an encoder reads, where the caller has prepared it: the prompt is a decoder's, or has placeholders
                 (``with_pictures``).
-            speech: rules of a transcript.
+            speech: rules of a transcript. align: see ``AddRequest``.
             grammar: of ``known_grammar``, where the caller cannot wait for a new one.
             job: by which another thread can give up the compiling of a new one.
 
@@ -172,7 +173,7 @@ class Door:
         children = self._fan_out(text, ids, resolved, cache_salt if own_salt is None else own_salt)
         if self.info.encoder:
             for child in children.children if media else ():
-                child.media, child.speech = list(media), speech
+                child.media, child.speech, child.align = list(media), speech, align
         else:
             place(self.info.vision, children.children, ids, media)
         if params.structured_outputs is not None:

@@ -116,6 +116,7 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.error_parameter: str | None = None
+        self.aligned: list[int] | None = None
         self._sent_prompt_logprobs = False
         if prepared.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
@@ -162,6 +163,7 @@ class OpenRequest:
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
             error_parameter=self.error_parameter,
+            aligned=self.aligned,
         )
 
 
@@ -220,6 +222,8 @@ class OutputProcessor:
         if update.new_prompt_logprobs and request.prompt_logprobs is not None:
             params = request.prepared.params
             request.prompt_logprobs += [logprobs_dict(r, params, self._tokenizer) for r in update.new_prompt_logprobs]
+        if update.aligned is not None:
+            request.aligned = update.aligned
         if update.finish_reason == "error":
             request.error = update.error or "the request failed inside the engine"
             request.error_parameter = update.error_parameter

@@ -25,6 +25,9 @@ def transcribe(
     translate: Annotated[bool, typer.Option("--translate", help="Into English.")] = False,
     prompt: Annotated[str, typer.Option("--prompt", help="Text that might have come before.")] = "",
     temperature: Annotated[float, typer.Option("--temperature", help="Of the draws; 0 takes the likeliest.")] = 0.0,
+    words: Annotated[
+        bool, typer.Option("--word-timestamps", help="When each word is spoken; with --format json.")
+    ] = False,
     condition: Annotated[
         bool, typer.Option("--condition-on-previous-text", help="Each window is given the text before it.")
     ] = False,
@@ -38,6 +41,8 @@ def transcribe(
 
     if form not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
+    if words and form != "json":
+        raise ConfigError(f"--word-timestamps are written with --format json, not {form}")
     if form in ("srt", "vtt") and len(files) > 1:
         raise InvalidRequestError(f"--format {form} is of one recording; {len(files)} were given", "files")
     options = TranscriptionOptions(
@@ -45,6 +50,7 @@ def transcribe(
         task="translate" if translate else "transcribe",
         prompt=prompt,
         temperature=temperature,
+        word_timestamps=words,
         condition_on_previous_text=condition,
     )
 

@@ -307,6 +307,7 @@ class SchedulerConfig:
         sees: see ``VisionInfo``.
         longest_whole: most tokens that see each other; 0: none do.
         cohorts: rows that decode take turns in so many consecutive steps, so that as many stages have work.
+        aligns: see ``HearingInfo``.
     """
 
     max_num_seqs: int
@@ -333,6 +334,7 @@ class SchedulerConfig:
     sees: str = ""
     longest_whole: int = 0
     cohorts: int = 1
+    aligns: bool = False
 
     def __post_init__(self) -> None:
         if not self.num_blocks:

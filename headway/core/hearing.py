@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 MAX_SUPPRESSED = 256
@@ -27,6 +29,38 @@ class SpeechRules(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     max_initial: int = -1
 
 
+class Alignment(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
+    """It is wanted when the tokens of a prompt are heard (``attention.alignment``): such a prompt runs in one step.
+
+    Attributes:
+        first: tokens behind this one, up to the last, which ends the text, are wanted.
+        frames: encoder outputs that are of the recording, and not of the silence behind it.
+    """
+
+    first: int
+    frames: int
+
+
+class AlignedRow(NamedTuple):
+    """A row of a step whose tokens are placed in the recording.
+
+    Attributes:
+        slot: its own. begin, end: its tokens in the step.
+        first, frames: see ``Alignment``.
+    """
+
+    slot: int
+    begin: int
+    end: int
+    first: int
+    frames: int
+
+    @property
+    def num_placed(self) -> int:
+        """Tokens that are placed."""
+        return self.end - self.begin - 1 - self.first
+
+
 class HearingInfo(msgspec.Struct, kw_only=True, array_like=True):
     """What transcribing needs to know; fixed at start-up.
 
@@ -38,6 +72,7 @@ class HearingInfo(msgspec.Struct, kw_only=True, array_like=True):
         languages: code -> token; empty for models of one language, which name neither language nor task.
         tasks: "transcribe", "translate" -> token.
         suppress, begin_suppress, max_initial: see ``SpeechRules``.
+        aligns: requests may ask for an ``Alignment``.
     """
 
     mel_bins: int
@@ -54,6 +89,7 @@ class HearingInfo(msgspec.Struct, kw_only=True, array_like=True):
     suppress: list[int] = []
     begin_suppress: list[int] = []
     max_initial: int = -1
+    aligns: bool = False
 
     @property
     def window_seconds(self) -> float:

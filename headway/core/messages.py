@@ -11,7 +11,7 @@ import msgspec
 
 from headway.core.automaton import Automaton
 from headway.core.encode import EncoderItem, MediaRun
-from headway.core.hearing import HearingInfo, SpeechRules
+from headway.core.hearing import Alignment, HearingInfo, SpeechRules
 from headway.core.histogram import Histogram
 from headway.core.media import VisionInfo
 from headway.core.params import SamplingParams
@@ -42,6 +42,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
         media: what an encoder must have read before tokens are computed that read it.
         runs: prompt tokens that outputs of ``media`` stand in for, rising.
         speech: the rules of a transcript.
+        align: it is wanted when the prompt's tokens are heard.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class AddRequest(msgspec.Struct, kw_only=True, array_like=True):
     runs: list[MediaRun] = []
     speech: SpeechRules | None = None
     adapter: int = 0
+    align: Alignment | None = None
 
 
 class TokenLogprobsRow(msgspec.Struct, array_like=True, gc=False):
@@ -80,6 +82,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     ``error_parameter``: the request's field that makes ``error`` its own fault and not the engine's.
     ``pooled``: the vector of a request that pools, float32 in native byte order; it comes with the end ("stop"). For tasks by
     token the vectors of all tokens from ``AddRequest.pool_start`` on, one behind the other.
+    ``aligned``, in the first update: the encoder output with which each token behind ``AddRequest.align.first`` begins.
     """
 
     request_id: str
@@ -93,6 +96,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, array_like=True):
     queue_seconds: float | None = None
     error_parameter: str | None = None
     pooled: bytes | None = None
+    aligned: list[int] | None = None
 
 
 class PooledBatch(msgspec.Struct, array_like=True):

@@ -54,7 +54,7 @@ class RequestOutput:
     """The state of one request; final when ``finished``. ``prompt_logprobs[0]`` is None: nothing precedes it.
 
     ``error`` says why a completion ended with finish_reason "error"; ``error_parameter`` is the request's field at fault, None
-    where the request is not to blame.
+    where the request is not to blame. ``aligned``: see ``RequestUpdate``.
     """
 
     request_id: str
@@ -66,6 +66,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     error_parameter: str | None = None
+    aligned: list[int] | None = None
 
 
 @dataclass(slots=True, eq=False)

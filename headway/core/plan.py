@@ -184,6 +184,7 @@ class StepResult:
             (position start+1 up to start+query_len, cut at the prompt's end).
         vectors: float32 [R, width of the pooler], of a step that pools; valid where the row ends its text. Counts are 0 then.
         token_vectors: float32 [T, width of the pooler's tokens], of a step whose plan wants them.
+        aligned: row -> int32, see ``RequestUpdate.aligned``.
     """
 
     counts: Int32s
@@ -193,3 +194,4 @@ class StepResult:
     prompt_logprobs: dict[int, LogprobsResult] = field(default_factory=dict)
     vectors: Floats | None = None
     token_vectors: Floats | None = None
+    aligned: dict[int, Int32s] = field(default_factory=dict)

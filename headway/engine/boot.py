@@ -27,7 +27,7 @@ from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
 from headway.engine.gguf_blocks import keeps_blocks
-from headway.engine.hearing import encoder_tables, hears, refuse_drafts
+from headway.engine.hearing import alignment_heads, encoder_tables, hears, refuse_drafts
 from headway.engine.host_waits import HostWaits
 from headway.engine.model_info import model_info
 from headway.engine.pacer import Pacer
@@ -220,6 +220,7 @@ def _build(
         checkpoint_every=thresholds.checkpoint_every,
         **scheduled(loaded.model.spec, sizes, args.encoder_step_ratio, loaded.dtype),
         cohorts=args.pipeline_parallel_size,
+        aligns=bool(runner.config.alignment),
     )
 
     def upload_ints(request: AddRequest) -> int:
@@ -403,6 +404,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
         max_encoder_rows=staged_rows(loaded.model.spec, sizes),
         sees=sees(loaded.model.spec),
         halves_from=sizes.halves_from,
+        alignment=alignment_heads(loaded.model, loaded.checkpoint),
         num_stages=1 if loaded.model.spec.stage is None else loaded.model.spec.stage.group.size,
     )
     sampler = Sampler(arena, vocab_size, loaded.model.spec.vocabulary)

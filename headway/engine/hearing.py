@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from headway.core.cache import CacheLayout
 from headway.core.errors import ConfigError
 from headway.core.hearing import HearingInfo
 from headway.models.encoder_decoder import EncoderDecoderConfig
-from headway.models.interface import ModelConfig, ModelSpec
+from headway.models.interface import AligningModel, Model, ModelConfig, ModelSpec
 from headway.state.slots import ENCODER_LEN, Table
 from headway.weights import Checkpoint
 
@@ -34,8 +34,24 @@ def encoder_tables(layout: CacheLayout) -> list[Table]:
     return [] if layout.cross is None else [Table(ENCODER_LEN)]
 
 
-def encoder_info(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Fields of ``ModelInfo``; none for models without cross-attention."""
+def alignment_heads(model: Model, checkpoint: Checkpoint) -> tuple[tuple[int, int], ...]:
+    """(layer, head) of the cross-attention that tells when words are heard: those that the model's files name, else all of the
+    upper half of the layers, as Whisper's authors have it. () for models that do not hear, and for parts of one.
+
+    Heads that the model has not are left out: distilled models keep the list of their teacher.
+    """
+    if not hears(model.spec):
+        return ()
+    layers, heads = cast(AligningModel, model).cross_heads
+    named = checkpoint.generation_config.get("alignment_heads") or checkpoint.config.get("alignment_heads")
+    pairs = [each for each in named if isinstance(each, list) and len(each) == 2] if isinstance(named, list) else []
+    whole = [(layer, head) for layer, head in pairs if isinstance(layer, int) and isinstance(head, int)]
+    found = [(layer, head) for layer, head in whole if 0 <= layer < layers and 0 <= head < heads]
+    return tuple(found or [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)])
+
+
+def encoder_info(spec: ModelSpec, checkpoint: Checkpoint, *, aligns: bool = False) -> dict[str, Any]:
+    """Fields of ``ModelInfo``; none for models without cross-attention. ``aligns``: see ``HearingInfo``."""
     if spec.encoder is None or spec.cache.cross is None:
         return {}
     said = {**checkpoint.config, **checkpoint.generation_config}
@@ -48,6 +64,7 @@ def encoder_info(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     }
     if hears(spec) and start >= 0:
         found["hearing"] = _hearing(spec, said, start)
+        found["hearing"].aligns = aligns
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headway.core.config import EngineArgs
 from headway.core.messages import ModelInfo
 from headway.core.task import Task
-from headway.engine.hearing import encoder_info
+from headway.engine.hearing import alignment_heads, encoder_info
 from headway.engine.pooling import pooling_info
 from headway.engine.sight import vision_info
 from headway.engine.sizes import Sizes, kv_tokens
@@ -25,6 +25,7 @@ def model_info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
     eos = generation.get("eos_token_id")
     eos_ids = [eos] if isinstance(eos, int) else list(eos or loaded.model.spec.eos_token_ids)
     defaults = {name: float(generation[name]) for name in _GENERATION_FIELDS if generation.get(name) is not None}
+    heads = alignment_heads(loaded.model, loaded.checkpoint)
     return ModelInfo(
         model=args.model,
         architecture=loaded.model.spec.architecture,
@@ -42,5 +43,5 @@ def model_info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
         vision=vision_info(loaded.model.spec, sizes),
         pooling=pooling_info(args, loaded.model, loaded.checkpoint, sizes.max_model_len),
-        **encoder_info(loaded.model.spec, loaded.checkpoint),
+        **encoder_info(loaded.model.spec, loaded.checkpoint, aligns=bool(heads)),
     )

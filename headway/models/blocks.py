@@ -222,6 +222,8 @@ class Block(nn.Module):
             None if mixer is None else self.out_of_mixer.product(),
             None if ffn is None else self.into_ffn.product(),
             None if ffn is None else self.out_of_ffn.product(),
+            mixer is not None,
+            ffn is not None,
         )
 
     def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:

@@ -18,6 +18,7 @@ from torch import nn
 
 from headway.core.cache import CacheLayout
 from headway.kernels.embed import embed
+from headway.models.alignment import CrossAligner
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.encoder import EncoderBlock, EncoderBlockSpec
 from headway.models.interface import EncoderInput, EncoderSpec, ModelSpec, Target, WeightMap
@@ -171,6 +172,17 @@ class EncoderDecoderModel(DecoderModel):
         self.stack = Stack(config.stack, dtype=dtype, device=device)
         mixers = [(i, block.mixer) for i, block in enumerate(self._layers)]
         self._cross = [(i, mixer) for i, mixer in mixers if isinstance(mixer, CrossMixer)]
+
+    @property
+    def cross_heads(self) -> tuple[int, int]:
+        """Layers, and heads of each, whose cross-attention is here whole; none where ranks share them."""
+        spec = self._cross[0][1].spec
+        whole = spec.shard is None and self.config.stage is None
+        return (len(self._cross), spec.num_heads) if whole else (0, 0)
+
+    def aligner(self, heads: Sequence[tuple[int, int]]) -> CrossAligner:
+        """By these (layer, head)s; see ``Aligner``."""
+        return CrossAligner([(i, self._layers[i]) for i, _ in self._cross], heads)
 
     def _declare(self, layout: CacheLayout) -> ModelSpec:
         return replace(super()._declare(layout), encoder=self.config.front.takes)

@@ -15,6 +15,7 @@ import torch
 from headway.core.cache import CacheLayout
 from headway.core.encode import BlockCost
 from headway.core.errors import WeightsError
+from headway.core.hearing import AlignedRow
 from headway.core.media import VisionInfo
 from headway.models.fields import Fields
 from headway.parallel.shard import VocabularyPart
@@ -341,6 +342,32 @@ class EncodingModel(Model, Protocol):
         Args:
             starts: int32 [items + 1], the first output of each item among all of them, and their number.
         """
+
+
+class Aligner(Protocol):
+    """Finds when the tokens of rows are heard.
+
+    Attributes:
+        layers: whose outputs it reads (``Want.auxiliary``).
+    """
+
+    layers: tuple[int, ...]
+
+    def __call__(
+        self, auxiliary: Sequence[torch.Tensor], batch: StepBatch, rows: Sequence[AlignedRow], caches: CachePool
+    ) -> torch.Tensor:
+        """int32 [all the rows' tokens], row by row: the encoder output with which each begins. Never waits for the device."""
+
+
+class AligningModel(Model, Protocol):
+    """A model whose decoder reads recordings."""
+
+    @property
+    def cross_heads(self) -> tuple[int, int]:
+        """Layers, and heads of each, whose cross-attention is here whole; none where ranks share them."""
+
+    def aligner(self, heads: Sequence[tuple[int, int]]) -> Aligner:
+        """By these (layer, head)s of its decoder."""
 
 
 class PassShape(Hashable, Protocol):

@@ -17,7 +17,8 @@ class RunnerConfig:
     ``has_latents``: launches say how many cached tokens become keys and values;
     ``sees`` see ``VisionInfo``; ``max_encoder_rows``: most encoder outputs of a step, but for a single item that has more;
     ``num_stages`` ranks have the layers one after the other; ``halves_from``: tokens from which on steps of decode rows, and
-    steps with prompts, run as two micro-batches, 0 for never."""
+    steps with prompts, run as two micro-batches, 0 for never;
+    ``alignment``: (layer, head)s of cross-attention that tell when tokens are heard, () where nobody may ask."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -38,6 +39,7 @@ class RunnerConfig:
     sees: str = ""
     num_stages: int = 1
     halves_from: tuple[int, int] = (0, 0)
+    alignment: tuple[tuple[int, int], ...] = ()
 
     def halves(self, tokens: int, *, only_decode: bool) -> bool:
         """Whether a step of so many tokens is to run as two micro-batches."""

@@ -56,7 +56,7 @@ class Executor:
         rows, tokens, most_entries = config.max_num_seqs, config.max_num_batched_tokens, max(config.max_logprobs, 128)
         outcomes = rows * config.width
         packet = rows * record_ints(config.width) + logprob_ints(outcomes, most_entries)
-        packet += logprob_ints(tokens, config.max_logprobs) + rows * body.vector
+        packet += logprob_ints(tokens, config.max_logprobs) + rows * body.vector + tokens * bool(config.alignment)
         self.readback = Readback(device, packet)
         # Large, and seldom asked for: buffers of its own, made when a step wants them.
         self._token_readback = Readback(device, packet + tokens * body.token_vector)
@@ -162,7 +162,7 @@ class Executor:
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
         ring = self._ring[launch.index]
-        if launch.prompt is None and self._graphs is not None:
+        if launch.prompt is None and not launch.aligned and self._graphs is not None:
             replayed = self._replay(launch, num_edits)
             if replayed is not None:
                 done, shape = replayed
@@ -175,6 +175,7 @@ class Executor:
         parts, prompt = self.body.eager(launch, launch.variant, counted=self.device.compiles_kernels)
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
+        layout.aligned = [(row, each.num_placed) for row, each in launch.aligned]
         return pack_results(ring, self._record_ints, launch.shape.rows, parts)
 
     def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, LaunchShape] | None:

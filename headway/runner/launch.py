@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.encode import Encoding
+from headway.core.hearing import AlignedRow
 from headway.core.plan import NO_INTS, Bound, Int32s
 from headway.sampling.sampler import Variant
 
@@ -100,6 +101,7 @@ class Launch:
         unsettled: of so many of the latest steps no token is needed, for ranks that do not draw them.
         most_tokens: see ``StepBatch``.
         all_decode: no replica that runs this step has prompts in it.
+        aligned: rows whose tokens are placed in a recording, with their numbers; one rank alone does that.
     """
 
     ints: Int32s
@@ -120,10 +122,12 @@ class Launch:
     unsettled: int = 0
     most_tokens: int = 0
     all_decode: bool = False
+    aligned: tuple[tuple[int, AlignedRow], ...] = ()
 
     def encode(self) -> bytes:
         """Everything as int32 words, native byte order: the length of what stands before ``ints``, then that, then ``ints`` and
         ``encoder_ints``."""
+        assert not self.aligned, "models on several ranks place no tokens in recordings"
         variant, prompt = self.variant, self.prompt
         encodings = [word for each in self.encodings for word in _encoding_words(each)]
         words = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headway.core.encode import pack_jobs
+from headway.core.hearing import AlignedRow
 from headway.core.latents import short_row
 from headway.core.plan import NO_INTS, Bound, Int32s, StepLimit, StepPlan
 from headway.runner.admission import AdmissionWriter
@@ -118,6 +119,7 @@ class Packer:
             self._unsettled(plan) if self._config.num_stages > 1 else 0,
             0 if limit is None else limit.tokens,
             limit is not None and limit.only_decode,
+            _aligned_rows(plan),
         )
 
     def launched(self, plan: StepPlan) -> None:
@@ -152,6 +154,18 @@ class Packer:
 def _exact_shape(plan: StepPlan, num_tokens: int) -> LaunchShape:
     rows, decodes, width = plan.num_rows, plan.num_decode_rows, plan.width
     return LaunchShape(num_tokens, rows, decodes, width if decodes == rows else int(plan.query_lens.max()), width)
+
+
+def _aligned_rows(plan: StepPlan) -> tuple[tuple[int, AlignedRow], ...]:
+    """(row, what is done for it) of the requests that are admitted with this step and want it: their prompts run whole."""
+    wanted = {each.slot: each.request for each in plan.admissions if each.request.align is not None}
+    found = []
+    for row in np.flatnonzero(np.isin(plan.slots, list(wanted))) if wanted else ():
+        slot, end = int(plan.slots[row]), int(plan.query_lens[: row + 1].sum())
+        request, begin = wanted[slot], end - int(plan.query_lens[row])
+        assert request.align is not None and end - begin == len(request.prompt_token_ids), "such a prompt is not cut"
+        found.append((int(row), AlignedRow(slot, begin, end, request.align.first, request.align.frames)))
+    return tuple(found)
 
 
 def _prefix_bound(plan: StepPlan) -> Bound:

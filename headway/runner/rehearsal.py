@@ -57,6 +57,7 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, pas
         masks = Variant(every_edit & ~BIAS_EDIT, RANDOM)
         for variant in (Variant(), Variant(flags=ALL_PATHS), masks, most):
             pack_results(body.results[0].view(-1), body.results.shape[2], num_rows, body.back(batch, states, variant))
+        body.rehearse_alignment(num_tokens)
         body.sampler.penalties.rebuild(batch.row_slots, config.max_model_len)
         body.settle(0)
     device.wait_idle()

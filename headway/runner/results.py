@@ -32,6 +32,7 @@ class ResultLayout:
         prompt_rows: (row, positions) of rows that report prompt log-probabilities.
         prompt_entries: K of those.
         vector: numbers of each row's vector; 0 where the step does not pool, or rows have none.
+        aligned: (row, tokens) of rows whose tokens are placed in a recording.
         token_vector, num_tokens, padded_tokens: numbers of each token's vector, 0 where nobody wants them; tokens.
     """
 
@@ -42,6 +43,7 @@ class ResultLayout:
     record_ints: int = 4
     prompt_rows: list[tuple[int, int]] = field(default_factory=list)
     prompt_entries: int = -1
+    aligned: list[tuple[int, int]] = field(default_factory=list)
     vector: int = 0
     token_vector: int = 0
     num_tokens: int = 0
@@ -92,6 +94,9 @@ def unpack_results(packet: Int32s, layout: ResultLayout) -> StepResult:
         for row, count in layout.prompt_rows:
             result.prompt_logprobs[row] = _rows_of(part, start, start + count)
             start += count
+    for row, count in layout.aligned:
+        result.aligned[row] = packet[end : end + count].copy()
+        end += count
     return result
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 
 from headway.core.chunks import most_chunks
+from headway.core.hearing import AlignedRow
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
 from headway.kernels.media_places import media_places
 from headway.kernels.slot_advance import slot_advance
-from headway.models.interface import ALL_TOKENS, LAST_TOKENS, Model
+from headway.models.interface import ALL_TOKENS, LAST_TOKENS, AligningModel, Model
 from headway.parallel.turns import Turns
 from headway.pooling.pooler import Pooler
 from headway.runner.batch_buffers import BatchBuffers
@@ -90,6 +92,7 @@ class StepBody:
         self.pools = pooler is not None
         self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
         self._has_types = model.spec.num_token_types > 1
+        self._aligner = cast(AligningModel, model).aligner(config.alignment) if config.alignment else None
         # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
         self._going_on = torch.zeros(2, rows, dtype=torch.int32, device=device)
 
@@ -166,19 +169,39 @@ class StepBody:
         Args:
             counted: as in ``BatchBuffers.unpack``; steps that are cut in two are not, since a half must know its rows.
         """
-        prompt = launch.prompt
+        prompt, aligned = launch.prompt, [each for _, each in launch.aligned]
         counted = counted and not self.config.halves(launch.shape.tokens, only_decode=launch.shape.only_decode)
         batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
         batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
             return self.back(batch, self.outcome_states(batch), variant), None
-        if prompt is None:
+        if prompt is None and not aligned:
             return self.back(batch, self.outcome_states(batch), variant), None
-        hidden = self.forward(batch, only_rows=False)
+        starts: list[Part] = []
+        if aligned:
+            hidden, found = self.align(batch, aligned)
+            starts.append((found,))
+        else:
+            hidden = self.forward(batch, only_rows=False)
         parts = self.back(batch, self.row_logits(batch, hidden), variant)
-        most = self.config.prompt_logits_chunk
-        parts.append(gather_entries(self.packed, prompt, hidden, self.whole_logits, self.sampler.logprobs, most))
-        return parts, prompt
+        if prompt is not None:
+            most = self.config.prompt_logits_chunk
+            parts.append(gather_entries(self.packed, prompt, hidden, self.whole_logits, self.sampler.logprobs, most))
+        return parts + starts, prompt
+
+    def align(self, batch: StepBatch, rows: Sequence[AlignedRow]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [T, hidden], and int32 [all the rows' tokens] the encoder output with which each token begins."""
+        assert self._aligner is not None, "such requests are refused where the model cannot do it"
+        forward = self.model.forward(batch, self.caches, replace(ALL_TOKENS, auxiliary=self._aligner.layers))
+        return forward.hidden, self._aligner(forward.auxiliary, batch, rows, self.caches)
+
+    def rehearse_alignment(self, num_tokens: int) -> None:
+        """``align`` with the most that a row can have. Start-up only."""
+        encoder = self.model.spec.encoder
+        if self._aligner is not None and encoder is not None:
+            count = min(num_tokens, self.config.max_model_len - 1)
+            batch = self.unpack(LaunchShape(count, 1, 0, count), Bound(count))
+            self.align(batch, [AlignedRow(0, 0, count, 0, encoder.longest)])
 
     def forward(self, batch: StepBatch, *, only_rows: bool) -> torch.Tensor:
         """Hidden states, [R, hidden] of each row's last token with ``only_rows``, else [T, hidden]."""

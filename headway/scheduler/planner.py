@@ -336,6 +336,8 @@ class Planner:
             request = life.waiting.head
             if request.in_flight or request.upload_now > draft.uploads_left or self._still_blocked(request):
                 return
+            if request.whole and len(request.tokens) > draft.tokens_left:
+                return
             if request.lags and request.mask is None:  # it was preempted, and its grammar is at the last token
                 return
             hits = life.kv.lookup(request)

@@ -52,6 +52,8 @@ class Request:
         pools: it generates nothing, and ends with its prompt.
         by_token: it pools, and each token has a vector.
         pooled: vectors of its tokens so far, f32 [tokens of a step, width] each.
+        whole: its prompt runs in one step, because its tokens are placed in a recording.
+        aligned: where they are; None until that step's result has come.
         says_more: its updates are not a mere token for the loop: they carry log-probabilities, or a matcher must see them.
         mask: of a request that lags: the tokens it may draw next; None until they are known, and once a row has used them.
         admitted: how many admissions came before its present one.
@@ -60,6 +62,7 @@ class Request:
 
     __slots__ = (
         "admitted",
+        "aligned",
         "blocks",
         "by_token",
         "cached_tokens",
@@ -89,6 +92,7 @@ class Request:
         "tokens",
         "upload",
         "wants_logprobs",
+        "whole",
     )
 
     def __init__(self, message: AddRequest, max_model_len: int, upload: int) -> None:
@@ -127,6 +131,8 @@ class Request:
         self.in_flight = 0
         self.wants_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
         self.prompt_rows: list[TokenLogprobsRow] | None = None if params.prompt_logprobs is None else []
+        self.whole = message.align is not None
+        self.aligned: list[int] | None = None
         self.cached_tokens: int | None = None
         self.reported = False
         self.lags = message.host_grammar is not None

@@ -98,6 +98,8 @@ class Collector:
                     self._collect_prompt(request, int(plan.starts_bound[row]), result.prompt_logprobs[row])
                 except Exception as error:
                     others.append(self.fail(request, str(error)))
+        for row, starts in result.aligned.items():
+            rows.requests[row].aligned = starts.tolist()
         num_sampled = np.count_nonzero(result.counts)
         if rows.num_closed == self._table.num_closed and plan.num_decode_rows == num_sampled == len(rows):
             self._table.in_flight[rows.index] -= 1
@@ -314,6 +316,9 @@ class Collector:
             if not request.reported:
                 update.num_cached_tokens = request.cached_tokens or 0
                 update.new_prompt_logprobs = self._whole_prompt(request)
+                update.aligned = request.aligned
+                if request.whole and update.aligned is None:
+                    raise HeadwayError("the step brought no times for a request that wants its tokens'")
                 self.prompt_tokens += request.prompt_len
                 request.reported = True
         except Exception as error:

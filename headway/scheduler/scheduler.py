@@ -55,6 +55,7 @@ class Scheduler:
             serves = "requests that pool, such as embeddings" if self._config.pools else "generation"
             raise InvalidRequestError(f"this engine serves {serves}, not the task {message.task.value!r}", "task")
         self._check_media(message)
+        self._check_alignment(message)
         upload = self._upload_ints(message)
         request = Request(message, self._config.max_model_len, upload)
         most = upload + max(request.max_total - 1 - request.prompt_len, 0)
@@ -88,6 +89,24 @@ class Scheduler:
             raise InvalidRequestError(
                 f"the encoder's item has {read[0].rows} outputs; 1 to {last.tokens} are possible", "media"
             )
+
+    def _check_alignment(self, message: AddRequest) -> None:
+        """Raises InvalidRequestError: the prompt's tokens cannot be placed in what the encoder is given."""
+        align, tokens = message.align, len(message.prompt_token_ids)
+        if align is None:
+            return
+        if not self._config.aligns:
+            raise InvalidRequestError("this engine cannot tell when words are heard; leave word times out", "align")
+        if tokens > self._config.max_num_batched_tokens:
+            raise InvalidRequestError(
+                f"{tokens} tokens are placed in the recording in one step, which has room for "
+                f"{self._config.max_num_batched_tokens}; raise max_num_batched_tokens, or leave word times out",
+                "align",
+            )
+        if not 0 <= align.first < tokens - 1 or not 1 <= align.frames <= message.media[0].rows:
+            raise InvalidRequestError("the tokens or frames to place lie outside the prompt or the recording", "align")
+        if message.params.max_tokens != 1:
+            raise InvalidRequestError("a text that is placed in a recording ends there; max_tokens must be 1", "align")
 
     def abort(self, request_id: str) -> bool:
         """Ends a request silently, in whatever state; False when the id is not open."""

@@ -39,9 +39,11 @@ class Body:
         max_bytes: longest body.
         max_depth: deepest nesting of lists and objects.
         max_together: bytes of all bodies that are being received, the first ``SMALL_BODY`` of each not counted.
+        option: by which ``max_bytes`` is set.
     """
 
-    def __init__(self, max_bytes: int, max_depth: int, max_together: int) -> None:
+    def __init__(self, max_bytes: int, max_depth: int, max_together: int, option: str = "--max-body-bytes") -> None:
+        self._option = option
         self._max_bytes = max_bytes
         self._max_depth = max_depth
         self._max_together = max_together
@@ -96,7 +98,7 @@ class Body:
         return ApiError(503, message, None, "busy", {"Retry-After": "1", "Connection": "close"})
 
     def _too_long(self) -> ApiError:
-        return ApiError(413, f"the body is longer than {self._max_bytes} bytes (--max-body-bytes)", None, "body_size")
+        return ApiError(413, f"the body is longer than {self._max_bytes} bytes ({self._option})", None, "body_size")
 
     def decode(self, body: bytes, kind: type[T]) -> T:
         """``body`` as ``kind``. Raises ApiError (400)."""

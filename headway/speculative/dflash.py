@@ -95,5 +95,6 @@ class DFlashDrafter(Drafter):
             num_decode_rows=0,
             max_query_len=width,
             max_seq_len_bound=first.max_seq_len_bound,
-            ends=ends.expand(rows, width).flatten(),
+            # Of one row `expand` would leave a view of stride 0, and kernels read places side by side.
+            ends=ends.repeat(1, width).flatten(),
         )

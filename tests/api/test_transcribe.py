@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 from headway import LLM, SamplingParams
 from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
-from headway.api.hearing.transcript import Segment, as_srt, as_vtt
+from headway.api.hearing.transcript import Segment, Word, as_srt, as_vtt
 from headway.api.hearing.windows import cut
+from headway.api.hearing.words import timed_words
 from headway.core.errors import InvalidRequestError
 from headway.core.outputs import CompletionOutput
 from headway.multimodal.audio.decode import RATE
+from headway.multimodal.audio.mel import log_mel
 from tests.api import tiny_whisper as tiny
+from tests.engine.tiny_encoder_decoders import frames_of
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": 2**22, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    return tiny.make(tmp_path_factory.mktemp("whisper"))
+    made = tiny.make(tmp_path_factory.mktemp("whisper"))
+    made[0].set_attn_implementation("eager")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,56 @@ def test_tokens_are_those_of_transformers(hearing: tuple[Any, str], depth: int, 
         spoken = [each for each in expected if read(each[2]).strip()]
         assert [each[2] for each in told] == [each[2] for each in spoken]
         np.testing.assert_allclose([each[:2] for each in told], [each[:2] for each in spoken], atol=1e-6)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_words_have_the_times_of_transformers(hearing: tuple[Any, str], llm: Any, timed: bool) -> None:
+    """Two recordings at once, in several windows; the same through the server's door."""
+    model, _ = hearing
+    recordings = [(tiny.sounds(seconds, seed), RATE) for seed, seconds in ((7, 1.9), (8, 0.43))]
+    options = TranscriptionOptions(timestamps=timed, word_timestamps=True, max_tokens=20, language="en")
+    found = llm.transcribe(recordings, options)
+    heads = [(layer, head) for layer in (1, 2) for head in range(4)]
+    decode = llm.get_tokenizer().decode
+    for (samples, _), transcript in zip(recordings, found, strict=True):
+        expected = list[Word]()
+        for start, end in cut(samples, tiny.WINDOW):
+            task = [tiny.START, tiny.EN, tiny.TRANSCRIBE]
+            prompt = task if timed else [*task, tiny.NO_TIMES]
+            tokens = tiny.tokens_of(model, samples[start:end], prompt, timed=timed, count=20)
+            text = [token for token in tokens if token < tiny.END]
+            mel = torch.from_numpy(log_mel(samples[start:end], bins=tiny.MELS, frames=tiny.FRAMES))
+            frames = frames_of(model, mel, [*task, tiny.NO_TIMES, *text, tiny.END], heads, 3, (end - start) // 320)
+            times = [min((start / RATE) + frame * 0.02, end / RATE) for frame in frames]
+            expected += timed_words(text, times, "en", decode)
+        assert transcript.words is not None and len(expected) == len(transcript.words) > 1
+        for mine, theirs in zip(transcript.words, expected, strict=True):
+            assert mine.word == theirs.word
+            assert (mine.start, mine.end) == pytest.approx((theirs.start, theirs.end))
+        shown = "".join(each.word for each in transcript.words)
+        assert "".join(shown.split()) == "".join("".join(each.text for each in transcript.segments).split())
+    assert llm.transcribe(recordings, TranscriptionOptions(max_tokens=4))[0].words is None
+
+
+def test_a_text_that_fills_the_context_gets_times(llm: Any) -> None:
+    """What does not fit beside the prompt of the second pass has the last time."""
+    samples, transcriber = tiny.sounds(0.6, 3), Transcriber(llm.model_info, llm.get_tokenizer())
+    ids, options = [65] * 61, TranscriptionOptions()
+    question = transcriber.alignment(ids, options, "en", len(samples))
+    assert question is not None and len(question[0]) == tiny.CONTEXT - 1 and question[2].frames == tiny.OUTPUTS
+    words = transcriber.timed(ids, range(58), (2.0, 2.6), "ja")
+    assert len(words) == 61 and [each.start for each in words][-4:] == [2.6] * 4 and words[0].start == 2.0
+    assert transcriber.alignment([tiny.TIMES], options, "en", len(samples)) is None
+    [none] = llm.transcribe((np.zeros(200, np.float32), RATE), TranscriptionOptions(word_timestamps=True, max_tokens=1))
+    assert none.words == []
+
+
+def test_a_model_on_several_ranks_has_no_times_of_words(llm: Any) -> None:
+    info = msgspec.structs.replace(
+        llm.model_info, hearing=msgspec.structs.replace(llm.model_info.hearing, aligns=False)
+    )
+    with pytest.raises(InvalidRequestError, match="tensor_parallel_size"):
+        Transcriber(info, llm.get_tokenizer()).check(TranscriptionOptions(word_timestamps=True))
 
 
 def pieces(tokens: list[int], offset: float, length: float) -> list[tuple[float, float, list[int]]]:

@@ -23,6 +23,7 @@ class Answer:
         self.finish_reason: str | None = None
         self.stop_token_id: int | None = None
         self.num_cached_tokens = 0
+        self.aligned: list[int] | None = None
         self.error: str | None = None
         self.error_parameter: str | None = None
 
@@ -34,6 +35,7 @@ class Answer:
         for row in update.new_prompt_logprobs or []:
             self.prompt_logprobs.append((row.token_ids, row.logprobs, row.rank))
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
+        self.aligned = update.aligned if self.aligned is None else self.aligned
         self.finish_reason, self.stop_token_id = update.finish_reason, update.stop_token_id
         self.error, self.error_parameter = update.error, update.error_parameter
 

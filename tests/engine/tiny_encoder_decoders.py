@@ -131,3 +131,20 @@ def logprobs(model: Any, inputs: dict[str, torch.Tensor], tokens: list[int]) -> 
     """[len(tokens), V], transformers'."""
     logits = model(**inputs, decoder_input_ids=torch.tensor([tokens])).logits[0]
     return torch.log_softmax(logits, -1)
+
+
+@torch.no_grad()
+def frames_of(model: Any, mel: torch.Tensor, tokens: list[int], heads: Any, first: int, frames: int) -> list[int]:
+    """The frame with which each token behind ``first`` begins: transformers' weights, of the frames that are of the recording,
+    its median and its way, put together as Whisper's authors do (openai/whisper, timing.py). The model's attention must be
+    "eager".
+    """
+    from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
+
+    said = model(mel[None], decoder_input_ids=torch.tensor([tokens]), output_attentions=True)
+    weights = torch.stack([said.cross_attentions[layer][0, head] for layer, head in heads])[..., :frames]
+    weights = weights / weights.sum(-1, keepdim=True)
+    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
+    matrix = _median_filter(((weights - mean) / std)[None], 7)[0].mean(0)[first:-1]
+    found: Any = _dynamic_time_warping(-matrix.double().numpy())
+    return [int(found[1][found[0] == token].min()) for token in range(len(matrix))]

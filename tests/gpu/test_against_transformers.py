@@ -51,7 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]]:
     model.save_pretrained(folder)
     (folder / "config.json").write_text(CONFIG.read_text())  # as the public model has it
     llm = LLM(
-        str(folder), skip_tokenizer_init=True, max_model_len=2304, max_num_seqs=256, gpu_memory_utilization=0.5,
+        str(folder), skip_tokenizer_init=True, max_model_len=2304, max_num_seqs=256, kv_cache_memory_bytes=2**33,
         enable_prefix_caching=False,
     )  # fmt: skip
     yield llm, model.to(torch.float32).eval()

@@ -71,7 +71,7 @@ def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
     with LLM(
         str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=1024,
-        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=2**32,
     ) as llm:  # fmt: skip
         rng = random.Random(1)
         for rows, longest in CASES:
@@ -96,7 +96,7 @@ def test_running_ahead_changes_no_token(family: str, cache: str, tmp_path: Path)
     for depth in (0, 2):
         with LLM(
             str(tmp_path), skip_tokenizer_init=True, max_model_len=2048, max_num_seqs=24, run_ahead=depth,
-            max_num_batched_tokens=512, gpu_memory_utilization=0.4, kv_cache_dtype=cache, enable_prefix_caching=False,
+            max_num_batched_tokens=512, kv_cache_memory_bytes=2**32, kv_cache_dtype=cache, enable_prefix_caching=False,
         ) as llm:  # fmt: skip
             found.append([list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]

@@ -8,9 +8,9 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_800, "server": 7_050, "api": 9_850, "engine": 5_050, "runner": 2_750, "speculative": 1_800, "multimodal": 1_150,
-    "models": 14_600, "attention": 900, "recurrent": 350, "sampling": 900, "pooling": 400, "state": 800, "parallel": 1_700,
-    "scheduler": 3_050, "device": 3_050, "kernels": 23_000, "weights": 1_750, "core": 2_800,
+    "cli": 5_720, "server": 7_020, "api": 10_050, "engine": 5_050, "runner": 2_720, "speculative": 1_750, "multimodal": 950,
+    "models": 14_750, "attention": 800, "recurrent": 250, "sampling": 870, "pooling": 300, "state": 770, "parallel": 1_700,
+    "scheduler": 3_000, "device": 3_050, "kernels": 23_750, "weights": 1_700, "core": 2_800,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""

@@ -47,6 +47,7 @@ from headway.kernels.span_attention import span_attention
 from headway.kernels.speech_rules import speech_rules
 from headway.kernels.store_rows import store_rows
 from headway.kernels.testing import PagedInputs
+from headway.kernels.time_warp import time_warp
 from tests.kernels.cards import EARLY, SHARED
 from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
 from tests.kernels.no_gpu import NoDriver
@@ -223,6 +224,7 @@ def launch_cross(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch
     distance_attention(q, own, own, empty(64, 94), empty(64), empty(65), empty(64), bias, 1.0, 512)
     rules = (empty(64), empty(64, 448), empty(64), empty(64), empty(64, 6), empty(64, 256))
     speech_rules(empty(64, 51866, kind=dtype), *rules)
+    time_warp(empty(447, 1500, kind=torch.float32))
 
 
 def sources() -> Sources:

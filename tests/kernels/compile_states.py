@@ -19,11 +19,14 @@ from triton.compiler import ASTSource
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
+from headway.kernels.delta_token.triton import delta_token_kernel
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
 from headway.kernels.selective_scan.triton import selective_scan_kernel
+from headway.kernels.ssd_decode.triton import ssd_decode_kernel
 from headway.kernels.ssd_scan.triton import ssd_scan_kernel, ssd_update_kernel, ssd_walk_kernel
+from tests.kernels.cards import EARLY
 
 INTS = (
     "query_start_ptr",
@@ -37,29 +40,44 @@ INTS = (
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
-CONV = {"LENGTH": 4, "TAPS": 4, "SILU": True, "TABLE_AT": CHUNKS_AT, "CHUNK_TOKENS": CHUNK, "BLOCK_M": 4, "ALONE": False}
+CONV = {
+    "LENGTH": 4,
+    "TAPS": 4,
+    "SILU": True,
+    "TABLE_AT": CHUNKS_AT,
+    "CHUNK_TOKENS": CHUNK,
+    "BLOCK_M": 4,
+    "ALONE": False,
+}
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
+SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"ALONE": False, "BLOCK_V": 32}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
+TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ALONE": True}
+HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True}
 RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "ALONE": True}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
-    ("selective", selective_scan_kernel, NO_RING | {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
-    ("selective ring", selective_scan_kernel, {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64}, ("a_ptr",), 2),
+    ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"ALONE": True}, ("a_ptr",), 2),
+    ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 32}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
+    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 2),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
+    ("delta token", delta_token_kernel, TOKEN | HEAD | {"AHEAD": False}, (), 4),
+    ("delta token ahead", delta_token_kernel, TOKEN | HEAD | {"AHEAD": True}, (), 4),
+    ("delta token by channel", delta_token_kernel, TOKEN | CHANNEL | {"AHEAD": False}, (), 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
@@ -70,6 +88,10 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
     """A line of JSON; raises what the compiler does."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
+    options: dict[str, Any] = {"num_warps": warps}
+    if "EARLY" in kernel.arg_names:
+        constants = {**constants, "EARLY": card >= EARLY}
+        options["launch_pdl"] = card >= EARLY
     for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[(index,)] = "constexpr", constants[argument]
@@ -82,7 +104,7 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options={"num_warps": warps})
+    built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 
 

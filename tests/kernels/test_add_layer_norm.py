@@ -62,3 +62,15 @@ def test_kernel_equals_reference(rows: int, size: int, bias: bool, dtype: torch.
     expected = add_layer_norm.reference(x, theirs, weight, shift, 1e-5)
     assert_close(add_layer_norm.implementation("cuda")(x, residual, weight, shift, 1e-5), expected)
     assert torch.equal(residual, theirs)
+
+
+@pytest.mark.parametrize("turned", ["x", "residual", "both"])
+def test_kernel_takes_rows_that_lie_apart(turned: str, device: str) -> None:
+    """As behind a convolution, whose channels come first."""
+    x, residual = (make_random(12, 7, dtype=torch.float32, device=device, seed=seed) for seed in (1, 2))
+    x = x.T if turned != "residual" else x.T.contiguous()
+    residual = residual.T if turned != "x" else residual.T.contiguous()
+    weight, theirs = torch.ones(12, device=device), residual.clone()
+    expected = add_layer_norm.reference(x, theirs, weight, None, 1e-5)
+    assert_close(add_layer_norm.implementation("cuda")(x, residual, weight, None, 1e-5), expected)
+    assert torch.equal(residual, theirs)

@@ -18,6 +18,7 @@ NEEDED = {
     "dense_kernel", "dense_rope_kernel", "disentangled_kernel", "segment_pool_kernel", "router_kernel", "choose_kernel",
     "few_in_kernel", "few_out_kernel", "sort_kernel", "grouped_kernel", "combine_kernel", "cross_rows_kernel",
     "cross_kv_write_kernel", "distance_kernel", "speech_rules_kernel",
+    "time_warp_kernel",
 }  # fmt: skip
 
 

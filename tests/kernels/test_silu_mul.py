@@ -1,11 +1,11 @@
-"""``silu_mul``: the reference against the formula in f64, the kernel against the reference."""
+"""``silu_mul`` and ``sigmoid_mul``: the reference against the formula in f64, the kernel against the reference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.silu_mul import sigmoid_mul, silu_mul
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,3 +38,17 @@ def test_rows_may_be_strided(device: str) -> None:
 def test_meta_gives_shapes() -> None:
     y = silu_mul(torch.empty(3, 8, device="meta", dtype=torch.float16))
     assert y.shape == (3, 4) and y.dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", [(1, 1), (3, 40), (2, 1030), (0, 8)])
+def test_gates_of_attention(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    """Gates are a part of wider rows, and large ones saturate."""
+    rows, size = shape
+    x, wide = (make_random(rows, size + 7, dtype=dtype, device=device, seed=seed) * 4 for seed in (1, 2))
+    wide[:, 5:6] *= 90
+    x, gate = x[:, 3 : size + 3], wide[:, 5 : size + 5]
+    found = sigmoid_mul.implementation("cuda")(x, gate)
+    assert_close(found, sigmoid_mul.reference(x, gate))
+    assert_close(found, (x.double() * gate.double().sigmoid()).to(dtype))
+    assert sigmoid_mul(x.to("meta"), gate.to("meta")).shape == found.shape

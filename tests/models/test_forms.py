@@ -22,11 +22,15 @@ from headway.kernels.skinny_linear.tiles import Kind as FewKind
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import Counts
 from headway.kernels.wide_linear.tiles import Kind as WideKind
+from headway.models.decoder import DecoderModel
 from headway.models.layers import attention
 from headway.models.layers.forms import Rules, rules_for
+from headway.models.load import load_model
+from headway.weights import open_checkpoint
 from tests.kernels.test_mid_linear import SHIPPED
-from tests.models.harness import Machine, Row
+from tests.models.harness import DEVICE, Machine, Row
 from tests.models.tiny import TINY, hf_model, ours, pair
+from tests.recurrent import tiny_hybrids
 
 FEW = (skinny_linear, norm_linear, norm_gate_up, linear_add)
 MID = (mid_linear, mid_gate_up, mid_add, linear_parts)
@@ -166,6 +170,49 @@ def test_the_last_layer_may_end_with_the_rows_last_tokens(name: str, way: str, u
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
     for mine, wanted in zip(ending.cached, whole.cached, strict=True):
         torch.testing.assert_close(mine, wanted, atol=2e-4, rtol=1e-4)
+
+
+HYBRID_USES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "mamba2": ({"norm_linear": 2, "linear_add": 2}, {"mid_linear": 2, "mid_add": 2}),
+    "nemotron-h": ({"norm_linear": 4, "linear_add": 4}, {"mid_linear": 4, "mid_add": 4}),
+    "nemotron-h-moe": (
+        {"norm_linear": 1, "skinny_linear": 2, "linear_add": 3},  # experts leave a norm to what follows them
+        {"mid_linear": 3, "linear_parts": 3},
+    ),
+    "zamba2": ({"norm_linear": 1, "linear_add": 4}, {}),  # what follows the first layer adds something else first
+    "jamba-moe": (
+        {"norm_linear": 2, "skinny_linear": 1, "norm_gate_up": 2, "linear_add": 5},
+        {"mid_linear": 3, "mid_gate_up": 2, "linear_parts": 5},
+    ),
+    "jamba": (
+        {"norm_linear": 3, "norm_gate_up": 3, "linear_add": 6},
+        {"mid_linear": 3, "mid_gate_up": 3, "mid_add": 6},
+    ),
+}
+"""Of layers that lack a half, or whose mixers have states: ops of a decode row in forms for few tokens, and in those that start
+early; without the output layer."""
+
+
+@pytest.mark.parametrize("kind", ["few", "mid"])
+@pytest.mark.parametrize("name", HYBRID_USES)
+def test_layers_that_lack_a_half_run_in_forms(name: str, kind: str, used: dict[str, int]) -> None:
+    def model() -> DecoderModel:
+        checkpoint = open_checkpoint(str(tiny_hybrids.folder_of(name)))
+        made = load_model(checkpoint, dtype=torch.float32, device=DEVICE, max_model_len=80, progress=False, seed=0)
+        assert isinstance(made, DecoderModel)
+        return made
+
+    plain, fused = Machine(model()), Machine(model())
+    fused.model.use_forms(Rules(few=lambda *_: 16) if kind == "few" else Rules(mid=lambda *_: range(1, 17)))
+    for step in STEPS:
+        used.update(dict.fromkeys(used, 0))
+        for wanted, found in zip(plain.step(step), fused.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        if len(step) == 1 and len(step[0].tokens) == 1:
+            few, mid = HYBRID_USES[name]
+            wanted_uses = dict.fromkeys(used, 0) | (few if kind == "few" else mid)
+            wanted_uses["skinny_linear" if kind == "few" else "mid_linear"] += 1
+            assert used == wanted_uses
 
 
 def test_biases_keep_products_narrow(used: dict[str, int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headway.core.chunks import most_chunks
 from headway.kernels.mid_linear.tiles import mid_rows
 from headway.kernels.skinny_linear.tiles import fused_rows
 from headway.kernels.wide_linear.tiles import wide_tokens
@@ -21,7 +22,7 @@ from headway.models.interface import ALL_TOKENS, LAST_TOKENS
 from headway.models.layers.forms import Rules
 from headway.models.registry import model_class, read_config
 from headway.state.batch import GroupBatch, StepBatch
-from headway.state.cache_pool import CachePool
+from headway.state.cache_pool import CachePool, StateStorage
 
 LAUNCHES = Path(__file__).with_name("launches.txt")
 NOWHERE = torch.device("meta")
@@ -35,6 +36,8 @@ NO_KERNELS = (
     "aten.transpose",
     "aten._unsafe_view",
     "aten.unbind",
+    "aten.unflatten",
+    "aten.split_with_sizes",
 )
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -44,6 +47,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
         "num_attention_heads": 32, "num_key_value_heads": 8,
+    },
+    "mamba2-780m": {
+        "architectures": ["Mamba2ForCausalLM"], "vocab_size": 50288, "hidden_size": 1536, "num_heads": 48, "n_groups": 1,
+        "tie_word_embeddings": True,
     },
 }  # fmt: skip
 
@@ -69,7 +76,10 @@ def whole_model(fields: dict[str, Any]) -> tuple[DecoderModel, CachePool]:
     assert isinstance(model, DecoderModel)
     model.finalize()
     model.use_forms(Rules(fused_rows, mid_rows, wide_tokens))
-    return model, CachePool(model.spec.cache, num_blocks=9, block_size=16, dtype=torch.bfloat16, device=NOWHERE)
+    states = StateStorage(9, torch.bfloat16)
+    return model, CachePool(
+        model.spec.cache, num_blocks=9, block_size=16, dtype=torch.bfloat16, device=NOWHERE, states=states
+    )
 
 
 def batch(tokens: int, rows: int, decode_rows: int) -> StepBatch:
@@ -81,7 +91,7 @@ def batch(tokens: int, rows: int, decode_rows: int) -> StepBatch:
         seq_lens=ints(rows), row_slots=ints(rows), logit_indices=ints(rows),
         groups=(GroupBatch(ints(4, 8), ints(tokens), ints(rows)),),
         arrivals=ints(rows, 8), num_decode_rows=decode_rows, max_query_len=tokens - decode_rows or 1,
-        max_seq_len_bound=4096,
+        max_seq_len_bound=4096, chunks=ints(64), max_chunks=most_chunks(tokens, rows, tokens - decode_rows or 1),
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from headway import AsyncLLM
+from headway.api.hearing import online
+from headway.multimodal.audio.decode import RATE
 from headway.server.app import build_app
 from headway.server.settings import ServerSettings
 from tests.api import tiny_whisper as tiny
@@ -50,6 +52,40 @@ def test_every_format_says_the_same(client: TestClient) -> None:
     assert post(client, language="de", prompt="Before.", temperature="0.4", seed="3").status_code == 200
 
 
+@pytest.mark.parametrize("previous", [False, True])
+def test_words_have_times(client: TestClient, previous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several windows, with and without segments; one behind the other or side by side they are the same."""
+    if previous:
+        monkeypatch.setattr("headway.api.hearing.online._side_by_side", one_by_one)
+    timed: dict[str, Any] = {"response_format": "verbose_json", "language": "en"}
+    both = post(client, more={GRANULARITIES: ["word", "segment"]}, **timed).json()
+    words = post(client, more={GRANULARITIES: "word"}, **timed).json()
+    assert "segments" not in words and words["text"] == both["text"] and words["words"] == both["words"]
+    assert set(both["words"][0]) == {"word", "start", "end"} and len(both["words"]) > 5
+    times = [each["start"] for each in both["words"]]
+    assert times == sorted(times) and times[0] >= 0 and both["words"][-1]["end"] <= 1.7
+    shown = "".join(each["word"] for each in both["words"])
+    assert "".join(shown.split()) == "".join("".join(each["text"] for each in both["segments"]).split())
+    segment = post(client, more={GRANULARITIES: "segment"}, **timed).json()
+    assert "words" not in segment and segment["segments"] == both["segments"]
+
+
+async def one_by_one(llm: Any, transcriber: Any, samples: Any, spans: Any, *others: Any) -> Any:
+    """Windows that are not given each other's text, in order."""
+    for number, span in enumerate(spans):
+        async for found in online._window(llm, transcriber, samples, span, others[0], others[1], (), others[2]):
+            yield number, *found
+
+
+def test_a_model_on_several_ranks_refuses_words(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.core.hearing import HearingInfo
+
+    hearing: HearingInfo = client.app.state.service.hearing.transcriber.hearing  # type: ignore[attr-defined]
+    monkeypatch.setattr(hearing, "aligns", False)
+    answer = post(client, response_format="verbose_json", more={GRANULARITIES: "word"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == GRANULARITIES
+
+
 def test_windows_that_go_wrong_are_asked_again(client: TestClient) -> None:
     """Random weights go wrong at every temperature; a stream then has whole windows."""
     fields: dict[str, Any] = {"temperature_fallback": "true", "temperature": "0.8", "seed": "3", "language": "en"}
@@ -82,6 +118,8 @@ def test_hostile_files_are_refused(client: TestClient, kind: str) -> None:
     [({"model": "other"}, "model"), ({"language": "xx"}, "language"), ({"temperature": "hot"}, "temperature"),
      ({"temperature": "2"}, "temperature"), ({"response_format": "xml"}, "response_format"), ({"stream": "maybe"}, "stream"),
      ({"stream": "true", "response_format": "srt"}, "stream"), ({GRANULARITIES: "word"}, GRANULARITIES),
+     ({GRANULARITIES: "letter", "response_format": "verbose_json"}, GRANULARITIES),
+     ({"stream": "true", "response_format": "verbose_json", GRANULARITIES: "word"}, "stream"),
      ({GRANULARITIES: "segment"}, GRANULARITIES), ({"beam": "3"}, "beam"),
      ({"seed": "x"}, "seed"), ({"prompt": "x" * 9000}, "prompt")],
 )  # fmt: skip
@@ -117,6 +155,34 @@ def test_broken_forms_are_refused(client: TestClient, kind: str, body: bytes, st
 def test_a_recording_that_is_too_long_is_refused(client: TestClient) -> None:
     answer = post(client, data=wav(tiny.sounds(4.2)))
     assert answer.status_code == 400 and "4 s" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_too_long_names_its_option(client: TestClient) -> None:
+    answer = post(client, data=bytes(2**20))
+    assert answer.status_code == 413 and "--max-audio-bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_samples_of_all_recordings_are_bounded(
+    client: TestClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may hold a long recording; one alone may always be heard."""
+    hearing: Any = client.app.state.service.hearing  # type: ignore[attr-defined]
+    monkeypatch.setattr("headway.server.hearing.hearing.MAX_HELD_BYTES", 4 * RATE)
+    assert post(client, stream=stream).status_code == 200
+    with hearing.hold(8):
+        answer = post(client, stream=stream)
+        assert (
+            answer.status_code == 503 and answer.json()["error"]["code"] == "busy" and "Retry-After" in answer.headers
+        )
+    assert post(client, stream=stream).status_code == 200
+
+
+def test_conversations_do_not_hear(client: TestClient) -> None:
+    """Not even where the model does: the error says where recordings go."""
+    talk = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]
+    answer = client.post("/v1/chat/completions", json={"messages": talk})
+    assert answer.status_code == 400 and TRANSCRIBE in answer.json()["error"]["message"]
 
 
 def test_models_without_hearing_say_so(parrot_llm: AsyncLLM) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.api.encoder_prompts import audio_item
 from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
-from headway.api.hearing.transcript import Segment, Transcript
+from headway.api.hearing.transcript import Segment, Transcript, Word
 from headway.api.hearing.windows import cut
 from headway.api.inputs import PreparedRequest
 from headway.core.encode import EncoderItem
@@ -28,7 +28,8 @@ Run = Callable[[list[PreparedRequest]], list[RequestOutput]]
 
 @dataclass(slots=True)
 class _Recording:
-    """One of a call's recordings. ``segments`` are those so far, ``words`` their tokens."""
+    """One of a call's recordings. ``segments`` are those so far, ``words`` their tokens, and ``timed``
+    these with times."""
 
     samples: Floats
     spans: list[tuple[int, int]]
@@ -37,6 +38,7 @@ class _Recording:
     no_speech: float | None = None
     segments: list[Segment] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
+    timed: list[Word] = field(default_factory=list)
 
     def item(self, window: int, transcriber: Transcriber) -> EncoderItem:
         start, end = self.spans[window]
@@ -94,8 +96,10 @@ def transcribe(
         going = [each for each in recordings if window < len(each.spans)]
         free = [each for each in going if window == 0 or each.options.condition_on_previous_text]
         places = [(each, n) for each in free for n in _windows(each, window)]
-        for (each, n), drawn in zip(places, _drawn(places, transcriber, prepare, run), strict=True):
-            _take(each, n, *drawn, transcriber)
+        drawn = _drawn(places, transcriber, prepare, run)
+        for (each, n), found in zip(places, drawn, strict=True):
+            _take(each, n, *found, transcriber)
+        _place(places, [answer for answer, _ in drawn], transcriber, prepare, run)
     return [_finished(each) for each in recordings]
 
 
@@ -116,6 +120,31 @@ def _drawn(
                 again[i] = hotter
         asking = again
     return [found[i] for i in range(len(places))]
+
+
+def _place(
+    places: Sequence[tuple[_Recording, int]],
+    answers: Sequence[CompletionOutput],
+    transcriber: Transcriber,
+    prepare: Prepare,
+    run: Run,
+) -> None:
+    """Add the words of windows to their recordings, where they are wanted."""
+    asked: list[PreparedRequest] = []
+    wanted: list[tuple[_Recording, int, CompletionOutput]] = []
+    for (recording, window), answer in zip(places, answers, strict=True):
+        start, end = recording.spans[window]
+        question = None
+        if recording.options.word_timestamps:
+            question = transcriber.alignment(answer.token_ids, recording.options, recording.language, end - start)
+        if question is not None:
+            ids, params, align = question
+            asked.append(_ask(prepare, ids, params, recording.item(window, transcriber), align=align))
+            wanted.append((recording, window, answer))
+    for (recording, window, answer), placed in zip(wanted, run(asked) if asked else [], strict=True):
+        _only(placed)
+        span = recording.seconds(window)
+        recording.timed += transcriber.timed(answer.token_ids, placed.aligned or [], span, recording.language)
 
 
 def _windows(recording: _Recording, window: int) -> Sequence[int]:
@@ -149,13 +178,16 @@ def _take(
 
 
 def _only(answer: RequestOutput) -> CompletionOutput:
-    """Raises RequestFailedError: the request failed."""
+    """Raises RequestFailedError, or InvalidRequestError where the request is to blame: it failed."""
     [found] = answer.outputs
     if found.finish_reason == "error":
+        if answer.error is not None and answer.error_parameter is not None:
+            raise InvalidRequestError(answer.error, answer.error_parameter)
         raise RequestFailedError(answer.error or "the engine could not transcribe")
     return found
 
 
 def _finished(recording: _Recording) -> Transcript:
     text = "".join(segment.text for segment in recording.segments).strip()
-    return Transcript(text, recording.language, len(recording.samples) / RATE, recording.segments)
+    words = recording.timed if recording.options.word_timestamps else None
+    return Transcript(text, recording.language, len(recording.samples) / RATE, recording.segments, words)

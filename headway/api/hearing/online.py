@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from headway.api.encoder_prompts import audio_item
 from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
-from headway.api.hearing.transcript import Segment
+from headway.api.hearing.transcript import Segment, Word
 from headway.api.hearing.windows import cut
 from headway.core.encode import EncoderItem
 from headway.core.errors import InvalidRequestError, RequestFailedError
@@ -33,6 +33,7 @@ class Piece:
         text: to append.
         language: of the whole recording.
         segments: of a window that has ended with this piece.
+        words: of that window, where they are wanted.
         num_tokens: of that window: those that it read and those that it wrote.
     """
 
@@ -40,6 +41,7 @@ class Piece:
     language: str
     segments: list[Segment] = field(default_factory=list)
     num_tokens: tuple[int, int] = (0, 0)
+    words: list[Word] = field(default_factory=list)
 
 
 async def transcribe(
@@ -67,7 +69,7 @@ async def transcribe(
         windows = _side_by_side(llm, transcriber, samples, spans, options, language, no_speech)
     number, sent = 0, ""
     async with contextlib.aclosing(windows) as outputs:
-        async for window, output, asked in outputs:
+        async for window, output, asked, words in outputs:
             [answer] = output.outputs
             text = transcriber.text(answer.token_ids)
             if not output.finished:
@@ -80,12 +82,12 @@ async def transcribe(
             segments = transcriber.segments(answer, span, asked, number, no_speech if window == 0 else None)
             number += len(segments)
             tokens = len(output.prompt_token_ids), len(answer.token_ids)
-            yield Piece(text[len(sent) :], language, segments, tokens)
+            yield Piece(text[len(sent) :], language, segments, tokens, words)
             sent = ""
 
 
-Asked = tuple[RequestOutput, TranscriptionOptions]
-Windows = AsyncGenerator[tuple[int, RequestOutput, TranscriptionOptions], None]
+Asked = tuple[RequestOutput, TranscriptionOptions, list[Word]]
+Windows = AsyncGenerator[tuple[int, RequestOutput, TranscriptionOptions, list[Word]], None]
 
 
 async def _one_by_one(
@@ -102,8 +104,8 @@ async def _one_by_one(
     for window, span in enumerate(spans):
         source = _window(llm, transcriber, samples, span, options, language, words, None if window else no_speech)
         async with contextlib.aclosing(source) as outputs:
-            async for output, asked in outputs:
-                yield window, output, asked
+            async for output, asked, timed in outputs:
+                yield window, output, asked, timed
                 if output.finished:
                     words = words + transcriber.words(output.outputs[0].token_ids)
 
@@ -159,7 +161,8 @@ async def _window(
     before: Any,
     no_speech: float | None = None,
 ) -> AsyncGenerator[Asked, None]:
-    """Outputs of a window, and how it was asked; those that went wrong are not given."""
+    """Outputs of a window, how it was asked, and with the last one its words, where they are wanted; those that went wrong are
+    not given."""
     item = await asyncio.to_thread(audio_item, samples[slice(*span)], transcriber.hearing)
     ids, rules = transcriber.prompt(options, language, before), transcriber.rules(options)
     asking: TranscriptionOptions | None = options
@@ -172,7 +175,34 @@ async def _window(
                 if output.finished:
                     asking = transcriber.hotter(output.outputs[0], asked, no_speech)
                 if asking is None and (output.finished or not asked.temperature_fallback):
-                    yield output, asked
+                    wanted = output.finished and asked.word_timestamps
+                    yield (
+                        output,
+                        asked,
+                        await _words(llm, transcriber, output, asked, span, language, item) if wanted else [],
+                    )
+
+
+async def _words(
+    llm: AsyncLLM,
+    transcriber: Transcriber,
+    output: RequestOutput,
+    options: TranscriptionOptions,
+    span: tuple[int, int],
+    language: str,
+    item: EncoderItem,
+) -> list[Word]:
+    """Of a window that has ended."""
+    tokens = output.outputs[0].token_ids
+    question = transcriber.alignment(tokens, options, language, span[1] - span[0])
+    if question is None:
+        return []
+    ids, params, align = question
+    source = llm.generate({"prompt_token_ids": ids}, params, media=[item], align=align, only_final=True)
+    async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
+        async for placed in outputs:
+            _check(placed)
+    return transcriber.timed(tokens, placed.aligned or [], (span[0] / RATE, span[1] / RATE), language)
 
 
 async def _answer(llm: AsyncLLM, ids: list[int], params: Any, item: EncoderItem) -> CompletionOutput:

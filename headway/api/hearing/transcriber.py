@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.api.hearing.transcript import Segment, compression
+from headway.api.hearing.transcript import Segment, Word, compression
+from headway.api.hearing.words import timed_words
 from headway.core.errors import InvalidRequestError
-from headway.core.hearing import SECONDS_PER_TIMESTAMP, HearingInfo, SpeechRules
+from headway.core.hearing import SECONDS_PER_TIMESTAMP, Alignment, HearingInfo, SpeechRules
 from headway.core.messages import ModelInfo
 from headway.core.outputs import CompletionOutput
 from headway.core.params import SamplingParams
+from headway.multimodal.audio.decode import RATE
 
 if TYPE_CHECKING:
     from headway.api.tokenizer import Tokenizer
@@ -38,6 +40,7 @@ class TranscriptionOptions:
         temperature_fallback: a window whose text repeats itself or is unlikely is asked again at higher temperatures. What is
             streamed comes window by window then.
         timestamps: the model says when each piece begins and ends; else a window is one piece.
+        word_timestamps: each word's times are wanted; a window's text is read once more for them.
         condition_on_previous_text: a window is given the text of the one before it, and has to wait for it.
         max_tokens: of a window; None: as many as the model has room for.
         seed: of the draws.
@@ -49,6 +52,7 @@ class TranscriptionOptions:
     temperature: float = 0.0
     temperature_fallback: bool = False
     timestamps: bool = True
+    word_timestamps: bool = False
     condition_on_previous_text: bool = False
     max_tokens: int | None = None
     seed: int | None = None
@@ -94,6 +98,12 @@ class Transcriber:
             raise InvalidRequestError("this model takes no prompt", "prompt")
         if options.timestamps and hearing.first_timestamp < 0:
             raise InvalidRequestError("this model knows no timestamps", "timestamps")
+        if options.word_timestamps and not hearing.aligns:
+            raise InvalidRequestError(
+                "times of words need the whole model on one rank; start it with tensor_parallel_size and "
+                "pipeline_parallel_size of 1, or leave them out",
+                "word_timestamps",
+            )
         self.params(options)
         return TranscriptionOptions(**{**_fields(options), "language": language})
 
@@ -151,6 +161,28 @@ class Transcriber:
     def rules(self, options: TranscriptionOptions) -> SpeechRules:
         """What they may be."""
         return self.hearing.rules(timestamps=options.timestamps)
+
+    def alignment(
+        self, ids: Sequence[int], options: TranscriptionOptions, language: str, num_samples: int
+    ) -> tuple[list[int], SamplingParams, Alignment] | None:
+        """The question when the words among a window's tokens were spoken; None: there are none.
+
+        What the model cannot read at once has the time of the last token that it can. ``num_samples``: of the window.
+        """
+        hearing, words = self.hearing, self.words(ids)
+        begin = self.prompt(replace(options, timestamps=False, prompt=""), language)
+        most = self._info.max_model_len - len(begin) - 2  # the text's end, and the token that every request draws
+        frames = num_samples // round(RATE * SECONDS_PER_TIMESTAMP)
+        align = Alignment(first=len(begin) - 1, frames=min(max(frames, 1), hearing.outputs))
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        return ([*begin, *words[:most], hearing.end], params, align) if words else None
+
+    def timed(self, ids: Sequence[int], frames: Sequence[int], span: tuple[float, float], language: str) -> list[Word]:
+        """A window's words; ``frames``: the answer to ``alignment``, ``span`` as of ``segments``."""
+        tokens, (start, end) = self.words(ids), span
+        times = [min(start + frame * SECONDS_PER_TIMESTAMP, end) for frame in frames]
+        times += times[-1:] * (len(tokens) + 1 - len(times))
+        return timed_words(tokens, times, language, self._tokenizer.decode)
 
     def hotter(
         self, answer: CompletionOutput, options: TranscriptionOptions, no_speech: float | None = None

@@ -39,6 +39,15 @@ class Segment:
 
 
 @dataclass(slots=True)
+class Word:
+    """A word and the punctuation that touches it; ``start``, ``end``: seconds from the recording's beginning."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
 class Transcript:
     """Of one recording.
 
@@ -46,12 +55,14 @@ class Transcript:
         language: its code.
         duration: seconds.
         segments: in order; one for each window where no timestamps were asked for.
+        words: in order; None: nobody asked for them.
     """
 
     text: str
     language: str
     duration: float
     segments: list[Segment] = field(default_factory=list)
+    words: list[Word] | None = None
 
 
 def as_srt(segments: list[Segment]) -> str:

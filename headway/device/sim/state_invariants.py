@@ -16,8 +16,15 @@ import torch
 from headway.core.chunks import CHUNKS_AT, chunk_table
 from headway.device.sim.errors import need, same
 
-STATE_OPS = {"causal_conv": "ring", "selective_scan": "state", "ssd_scan": "state", "gated_delta": "state"}
-"""Operation -> the name of its state among its arguments."""
+STATE_OPS = {
+    "causal_conv": ("ring",),
+    "selective_scan": ("state",),
+    "ssd_scan": ("state",),
+    "gated_delta": ("state",),
+    "ssd_decode": ("ring", "state"),
+    "delta_token": ("ring", "state"),
+}
+"""Operation -> the names of its states among its arguments."""
 
 
 class StateWatch:
@@ -92,7 +99,19 @@ class StateWatch:
 
     def check(self, name: str, args: Any) -> Callable[[], None] | None:
         """Before an operation ``name``; gives what is to be checked after it."""
-        state: torch.Tensor = getattr(args, STATE_OPS[name])
+        joined = len(STATE_OPS[name]) > 1
+        need(not joined or args.max_query_len == 1, f"{name}: rows of one token alone, not of {args.max_query_len}")
+        checks = [self._check(name, args, kind) for kind in STATE_OPS[name]]
+
+        def after() -> None:
+            for each in checks:
+                each()
+
+        return after
+
+    def _check(self, name: str, args: Any, kind: str) -> Callable[[], None]:
+        """The same, of one of its states."""
+        state: torch.Tensor = getattr(args, kind)
         inputs = getattr(args, "inputs", None)
         starts, lens, slots = args.query_start.tolist(), args.seq_lens.tolist(), args.row_slots.tolist()
         check_table(name, args, starts)
@@ -106,9 +125,9 @@ class StateWatch:
             need(0 <= slot < len(state), f"{name}: row {row} has tokens and slot {slot}")
             need(not live[slot], f"{name}: slot {slot} has two rows in one step")
             live[slot] = True
-            if name == "causal_conv":
+            if kind == "ring":
                 stores[slot] = True
-                self._check_window(args, slot, lens[row] - count, lens[row])
+                self._check_window(name, args, slot, lens[row] - count, lens[row])
             else:
                 stored = lens[row] - count if inputs is None else int(args.stored_at[row])
                 store = lens[row] if inputs is None else int(args.store_at[row])
@@ -125,7 +144,7 @@ class StateWatch:
 
         return after
 
-    def _check_window(self, args: Any, slot: int, start: int, end: int) -> None:
+    def _check_window(self, name: str, args: Any, slot: int, start: int, end: int) -> None:
         """The inputs before the row lie in its window, and it begins within the row before, or behind it."""
         places, taps = self.places(args.ring), args.weight.shape[1]
         length = places.shape[1]
@@ -133,12 +152,12 @@ class StateWatch:
         if start == 0:
             places[slot] = -1
         elif slot in rows and rows[slot][0] < start:
-            need(start <= rows[slot][1], f"causal_conv: slot {slot} goes on at {start}, behind {rows[slot][1]}")
+            need(start <= rows[slot][1], f"{name}: slot {slot} goes on at {start}, behind {rows[slot][1]}")
         for position in range(max(start - taps + 1, 0), start):
             found = int(places[slot, position % length])
             need(
                 found == position,
-                f"causal_conv: slot {slot} goes on at {start}, but its window has {found} for the input at {position}",
+                f"{name}: slot {slot} goes on at {start}, but its window has {found} for the input at {position}",
             )
         for position in range(max(start, end - length), end):
             places[slot, position % length] = position
@@ -151,8 +170,9 @@ class StateWatch:
             (start == 0 and stored == 0) or int(seen[slot]) == stored,
             f"{name}: a row goes on at {stored}, but the state of slot {slot} has seen {int(seen[slot])} tokens",
         )
-        if args.inputs is not None:
-            places = self.places(args.inputs)
+        inputs = getattr(args, "inputs", None)
+        if inputs is not None:
+            places = self.places(inputs)
             length = places.shape[1]
             for position in range(stored, start):
                 found = int(places[slot, position % length])

@@ -9,7 +9,21 @@ import triton.language as tl
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of
+
+
+@triton.jit
+def taps_of(weight_ptr, bias_ptr, c, in_c, TAPS: tl.constexpr):
+    """Of channels ``c`` the weights in f32, the token's own first, a tuple; and their biases."""
+    taps = ()
+    for back in tl.static_range(TAPS):
+        weight = tl.load(weight_ptr + c * TAPS + (TAPS - 1 - back), mask=in_c, other=0.0).to(tl.float32)
+        taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
+    bias = 0.0
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + c, mask=in_c, other=0.0).to(tl.float32)
+    return taps, bias
 
 
 @triton.jit
@@ -38,7 +52,13 @@ def causal_conv_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ALONE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_c = c < channels
+    taps, bias = taps_of(weight_ptr, bias_ptr, c, in_c, TAPS)
+    wait_for_inputs(EARLY)
     program = tl.program_id(0)
     entry = program - num_rows
     listed = entry >= 0
@@ -49,8 +69,6 @@ def causal_conv_kernel(
     row = tl.where(listed, row, program)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     live = live & tl.where(listed, found & (count > short), count <= short)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    in_c = c < channels
     ring = ring_ptr + slot * ring_stride + c[None, :]
     if ALONE:
         idle = tl.where(live, -1, idle_token(row, first, count, query_start_ptr, num_rows))
@@ -73,10 +91,9 @@ def causal_conv_kernel(
                 before = mask & ((source < 0) & (position >= 0))[:, None]
                 place = (position + LENGTH) % LENGTH
                 past = tl.load(ring + place[:, None] * channels, mask=before, other=0.0)
-                weight = tl.load(weight_ptr + c * TAPS + (TAPS - 1 - back), mask=in_c, other=0.0).to(tl.float32)
-                total += tl.where(here, value, past).to(tl.float32) * weight[None, :]
+                total += tl.where(here, value, past).to(tl.float32) * taps[back][None, :]
             if bias_ptr is not None:
-                total += tl.load(bias_ptr + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
+                total += bias[None, :]
             if SILU:
                 total = total / (1.0 + tl.exp(-total))
             out = y_ptr + (first + t).to(tl.int64)[:, None] * channels + c[None, :]
@@ -117,6 +134,6 @@ def causal_conv(
     causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](
         x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
         short, LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
-        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), ALONE=alone, num_warps=4,
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), ALONE=alone, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return y

@@ -21,9 +21,13 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.gated_delta.reference import EPS
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 TOKENS = 16
+WALKED, WALK_WARPS = 8192, 4
+"""Elements of a state that a program of the walk holds, and its warps. Blocks of one state, which share pages of memory, run
+beside each other: the grid counts blocks first, rows last."""
 
 
 @triton.jit
@@ -43,54 +47,37 @@ def delta_walk_kernel(
     row_slots_ptr,
     seq_lens_ptr,
     o_ptr,  # [T, H, V] contiguous
-    q_stride,
-    q_head,
-    k_stride,
-    k_head,
-    v_stride,
-    v_head,
-    a_stride,
-    a_head,
-    b_stride,
-    state_stride,
-    places,
-    heads,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, a_stride, a_head, b_stride, state_stride, places, heads,
     share,  # value heads of a key head
-    num_slots,
-    beta_scale,
-    scale,
+    num_slots, beta_scale, scale,
     most,  # rows of more tokens are not taken
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-    SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    ALONE: tl.constexpr,
-):
-    row = tl.program_id(0)
+    K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    start_next(EARLY)
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    head = tl.program_id(1)
-    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    v = block * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
     in_k, in_v = k < K, v < V
     both = in_k[:, None] & in_v[None, :]
+    rate = tl.exp(tl.load(a_log_ptr + head))
+    wait_for_inputs(EARLY)
     if ALONE and not live:
-        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
+        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(2))
         nothing = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
         tl.store(o_ptr + (idle * heads + head) * V + v, nothing, mask=in_v & (idle >= 0))
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
         if inputs_ptr is not None:
-            stored, store = tl.load(stored_at_ptr + tl.program_id(0)), tl.load(store_at_ptr + tl.program_id(0))
+            stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
             decays: tl.constexpr = K if BY_CHANNEL else 1
             u_at = heads // share * K + head * V
             g_at = heads // share * K + heads * V + head * decays
             per_token = heads // share * K + heads * (V + decays)
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)  # [K, V]
-        rate = tl.exp(tl.load(a_log_ptr + head))
         if inputs_ptr is not None:
             for p in range(stored, start):
                 given = own + (p % places) * per_token
@@ -108,7 +95,7 @@ def delta_walk_kernel(
             if inputs_ptr is not None:
                 given = own + ((start + t) % places) * per_token
                 kept = start + t >= store
-                leads = kept & (tl.program_id(2) == 0)
+                leads = kept & (block == 0)
                 tl.store(given + head // share * K + k, key, mask=in_k & leads & (head % share == 0))
             if BY_CHANNEL:
                 raw = tl.load(a_ptr + token * a_stride + head * a_head + k, mask=in_k, other=0.0).to(tl.float32)
@@ -175,43 +162,15 @@ def unit_rows(at, mask, scale, SMALL: tl.constexpr):
 
 @triton.jit
 def delta_chunks_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    a_ptr,
-    a_log_ptr,
-    dt_bias_ptr,
-    b_ptr,
-    state_ptr,
-    query_start_ptr,
-    row_slots_ptr,
-    seq_lens_ptr,
-    o_ptr,
-    q_stride,
-    q_head,
-    k_stride,
-    k_head,
-    v_stride,
-    v_head,
-    a_stride,
-    a_head,
-    b_stride,
-    state_stride,
-    heads,
-    share,
-    num_slots,
-    beta_scale,
-    scale,
+    q_ptr, k_ptr, v_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr, state_ptr,
+    query_start_ptr, row_slots_ptr, seq_lens_ptr, o_ptr,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, a_stride, a_head, b_stride, state_stride,
+    heads, share, num_slots, beta_scale, scale,
     most,  # rows of so many tokens or fewer are not taken
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-    SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    L: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, L: tl.constexpr,
     LEVELS: tl.constexpr,  # 2^LEVELS = L
-):
+):  # fmt: skip
     first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -307,40 +266,17 @@ def gated_delta(
     )  # fmt: skip
     sizes = heads, heads // k.shape[1], slots, beta_scale, scale
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
-    block_v = max(4, min(next_power_of_2(values), 4096 // block_k))
+    block_v = max(4, min(next_power_of_2(values), WALKED // block_k))
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
-    delta_walk_kernel[(rows, heads, cdiv(values, block_v))](
-        *tokens,
-        *ring,
-        *rows_of_step,
-        places,
-        *sizes,
-        short,
-        K=keys,
-        V=values,
-        BY_CHANNEL=by_channel,
-        SMALL=EPS,
-        BLOCK_K=block_k,
-        BLOCK_V=block_v,
-        ALONE=alone,
-        num_warps=4,
-    )
+    delta_walk_kernel[(cdiv(values, block_v), heads, rows)](
+        *tokens, *ring, *rows_of_step, places, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
+        BLOCK_K=block_k, BLOCK_V=block_v, ALONE=alone, num_warps=WALK_WARPS, **launch_early(v.device),
+    )  # fmt: skip
     if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
         delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
-            *tokens,
-            *rows_of_step,
-            *sizes,
-            short,
-            K=keys,
-            V=values,
-            BY_CHANNEL=by_channel,
-            SMALL=EPS,
-            BLOCK_K=block_k,
-            BLOCK_V=block_v,
-            L=TOKENS,
-            LEVELS=TOKENS.bit_length() - 1,
-            num_warps=4,
-        )
+            *tokens, *rows_of_step, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
+            BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, LEVELS=TOKENS.bit_length() - 1, num_warps=4,
+        )  # fmt: skip
     return o

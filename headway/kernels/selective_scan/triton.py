@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.triton_rows import row_of, softplus
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
+from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 
 @triton.jit
@@ -42,12 +43,23 @@ def selective_scan_kernel(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ALONE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    start_next(EARLY)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     in_d, in_n = d < channels, n < N
     both = in_d[:, None] & in_n[None, :]
+    a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
+    bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+    skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    if ALONE and not live:
+        idle = idle_token(tl.program_id(0), first, count, query_start_ptr, tl.num_programs(0))
+        nothing = tl.zeros((BLOCK_D,), y_ptr.dtype.element_ty)
+        tl.store(y_ptr + idle * channels + d, nothing, mask=in_d & (idle >= 0))
     if live:
         at = state_ptr + slot * state_stride + d[:, None] * N + n[None, :]
         stored = start
@@ -57,9 +69,6 @@ def selective_scan_kernel(
             per_token = 2 * channels + N
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)
-        a = tl.load(a_ptr + d[:, None] * N + n[None, :], mask=both, other=0.0)
-        bias = tl.load(dt_bias_ptr + d, mask=in_d, other=0.0).to(tl.float32)
-        skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
         if inputs_ptr is not None:
             for p in range(stored, start):
                 given = own + (p % places) * per_token
@@ -119,7 +128,7 @@ def selective_scan(
     given = (x, dt, b, c) if z is None else (x, dt, b, c, z)
     assert all(each.stride(1) == 1 for each in given), "channels lie side by side"
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    y, alone = fresh_outputs(x, len(seq_lens), max_query_len)
     block_n = next_power_of_2(size)
     block_d = max(8, min(64, 1024 // block_n, next_power_of_2(channels)))
     selective_scan_kernel[(len(seq_lens), cdiv(channels, block_d))](
@@ -127,6 +136,6 @@ def selective_scan(
         seq_lens, y,
         x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), state.stride(0),
         0 if inputs is None else inputs.shape[1], channels, slots,
-        N=size, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=2,
+        N=size, BLOCK_N=block_n, BLOCK_D=block_d, ALONE=alone, num_warps=2, **launch_early(x.device),
     )  # fmt: skip
     return y

@@ -1,8 +1,12 @@
-"""The gated activation of Llama-like MLPs: silu(gate) * up.
+"""Gated activations: silu(gate) * up of Llama-like MLPs, and sigmoid(gate) * x.
 
 silu_mul(x) -> y
     x  [T, 2 * I] activations (bf16, f16, f32), row = (gate [I], up [I]), last dimension contiguous
     y  [T, I] in x's dtype:  round(gate * sigmoid(gate)) * up, the sigmoid in f32
+
+sigmoid_mul(x, gate) -> y: what attention gates its results with
+    x, gate  [T, I] activations, last dimension contiguous
+    y        [T, I] in x's dtype:  x * round(sigmoid(gate))
 """
 
 from __future__ import annotations
@@ -23,4 +27,11 @@ silu_mul = Op(
     meta=_silu_mul_meta,
     triton="headway.kernels.silu_mul.triton:silu_mul",
     cpu="headway.kernels.cpu.ops:silu_mul",
+)
+
+sigmoid_mul = Op(
+    "sigmoid_mul(Tensor x, Tensor gate) -> Tensor",
+    reference=reference.sigmoid_mul,
+    meta=lambda x, gate: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    triton="headway.kernels.silu_mul.triton:sigmoid_mul",
 )

@@ -1,4 +1,4 @@
-"""The meaning of ``silu_mul``; shapes in the package docstring."""
+"""The meaning of ``silu_mul`` and ``sigmoid_mul``; shapes in the package docstring."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ import torch.nn.functional as F
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate.float()).to(x.dtype) * up
+
+
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(gate)

@@ -1,4 +1,4 @@
-"""Triton kernel of ``silu_mul``: element-wise, 16-byte accesses."""
+"""Triton kernels of ``silu_mul`` and ``sigmoid_mul``: element-wise, 16-byte accesses."""
 
 from __future__ import annotations
 
@@ -42,4 +42,31 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     silu_mul_kernel[(num_rows, cdiv(size, block))](
         x, out, x.stride(0), SIZE=size, BLOCK=block, num_warps=max(1, block // 256), **launch_early(x.device)
     )
+    return out
+
+
+@triton.jit
+def sigmoid_mul_kernel(
+    x_ptr, gate_ptr, out_ptr, x_stride, gate_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    start_next(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < SIZE
+    wait_for_inputs(EARLY)
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_stride + col, mask=mask, other=0.0).to(tl.float32)
+    opened = (1.0 / (1.0 + tl.exp2(-gate * LOG2E))).to(x.dtype).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + col, (x.to(tl.float32) * opened).to(x.dtype), mask=mask)
+
+
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    num_rows, size = x.shape
+    assert x.stride(1) == gate.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    block = min(1024, next_power_of_2(size))
+    sigmoid_mul_kernel[(num_rows, cdiv(size, block))](
+        x, gate, out, x.stride(0), gate.stride(0), SIZE=size, BLOCK=block, num_warps=max(1, block // 256),
+        **launch_early(x.device),
+    )  # fmt: skip
     return out

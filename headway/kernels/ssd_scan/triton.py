@@ -16,11 +16,30 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
 
 CHUNK = 64
 SMALL_CHUNK = 32
 """Where a state has many columns: registers hold it and a chunk's operands."""
+
+
+@triton.jit
+def head_weights(a_ptr, dt_bias_ptr, d_ptr, head):
+    """(a, bias of its time steps, d) of a head, in f32; 0 where there is none."""
+    bias, d = 0.0, 0.0
+    if dt_bias_ptr is not None:
+        bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+    if d_ptr is not None:
+        d = tl.load(d_ptr + head).to(tl.float32)
+    return tl.load(a_ptr + head), bias, d
+
+
+@triton.jit
+def one_token(h, x, b, c, step, a):
+    """The state [P, N] behind a token, and what it gives, [P]; all f32."""
+    h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
+    return h, tl.sum(h * c[None, :], 1)
 
 
 @triton.jit
@@ -55,10 +74,14 @@ def ssd_update_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ALONE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
+    head = tl.program_id(1)
+    a, dt_bias, d = head_weights(a_ptr, dt_bias_ptr, d_ptr, head)
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    head = tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     in_p, in_n = p < P, n < N
@@ -78,13 +101,11 @@ def ssd_update_kernel(
         if dt_ptr is not None:
             raw = tl.load(dt_ptr + token * dt_stride + head + tl.arange(0, 1)).to(tl.float32)
             if dt_bias_ptr is not None:
-                raw += tl.load(dt_bias_ptr + head).to(tl.float32)
+                raw += dt_bias
             step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
-        decay = tl.exp(step * tl.load(a_ptr + head))
-        h = decay[:, None] * h + (step * x)[:, None] * b[None, :]
-        y = tl.sum(h * c[None, :], 1)
+        h, y = one_token(h, x, b, c, step, a)
         if d_ptr is not None:
-            y += tl.load(d_ptr + head).to(tl.float32) * x
+            y += d * x
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
         tl.store(y_ptr + (token * heads + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
 
@@ -125,10 +146,14 @@ def ssd_walk_kernel(
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    start_next(EARLY)
+    head = tl.program_id(1)
+    a, bias, d = head_weights(a_ptr, dt_bias_ptr, d_ptr, head)
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    head = tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     one = tl.arange(0, 1)
@@ -138,10 +163,6 @@ def ssd_walk_kernel(
         stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)
-        a = tl.load(a_ptr + head)
-        bias = 0.0
-        if dt_bias_ptr is not None:
-            bias = tl.load(dt_bias_ptr + head).to(tl.float32)
         b_at = heads * P + head // share * N
         dt_at = heads * P + heads // share * N + head
         per_token = dt_at - head
@@ -178,7 +199,7 @@ def ssd_walk_kernel(
             tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both & (position + 1 == store))
             y = tl.sum(h * c[None, :], 1)
             if d_ptr is not None:
-                y += tl.load(d_ptr + head).to(tl.float32) * x
+                y += d * x
             tl.store(y_ptr + (token * heads + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
 
 
@@ -295,17 +316,17 @@ def ssd_scan(
         x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
         state.stride(0), heads, heads // b.shape[1], slots, dt_min, dt_max,
     )  # fmt: skip
-    block = max(4, min(next_power_of_2(width), 4096 // block_n))
+    block, early = max(4, min(next_power_of_2(width), 4096 // block_n)), launch_early(x.device)
     if inputs is None:
         assert short == 1, "rows of drafts need a ring"
         ssd_update_kernel[(rows, heads, cdiv(width, block))](
-            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=4
+            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=4, **early
         )
     else:
         assert inputs.is_contiguous(), "rings lie in memory of their own"
         ssd_walk_kernel[(rows, heads, cdiv(width, block))](
             *args, inputs, stored_at, store_at, inputs.shape[1], short,
-            P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4,
+            P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4, **early,
         )  # fmt: skip
     if max_query_len > short:
         block = max(16, min(next_power_of_2(width), 8192 // block_n))

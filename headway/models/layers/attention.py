@@ -15,6 +15,7 @@ from headway.attention.paged import PagedAttention
 from headway.core.cache import CacheSpec, keys_and_values
 from headway.kernels.rms_norm import rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
+from headway.kernels.silu_mul import sigmoid_mul
 from headway.kernels.wide_linear import wide_qkv
 from headway.kernels.wide_linear.tiles import HEAD_SIZE
 from headway.models.interface import Target
@@ -260,7 +261,7 @@ class Attention(nn.Module):
             q = self._queries(projected, batch, cache)
             if self._gate_rows:
                 gate = projected[:, : self._gate_rows].index_select(0, batch.logit_indices)
-                return self.attend.attend_last(q, batch, cache) * torch.sigmoid(gate)
+                return cast(torch.Tensor, sigmoid_mul(self.attend.attend_last(q, batch, cache), gate))
         return self.attend.attend_last(q, batch, cache) if last_only else self.attend.attend(q, batch, cache)
 
     def write_context(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> None:
@@ -291,7 +292,7 @@ class Attention(nn.Module):
         if self.behind is not None:
             return self.attend.attend(self._queries(qkv, batch, cache), batch, cache)
         mixed = self.attend(self._normalised(qkv, batch), batch, cache, *self._rotation(batch))
-        return mixed * torch.sigmoid(qkv[:, : self._gate_rows]) if self._gate_rows else mixed
+        return cast(torch.Tensor, sigmoid_mul(mixed, qkv[:, : self._gate_rows])) if self._gate_rows else mixed
 
     def _queries(self, qkv: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Projections -> q [T, H, D], ready to attend; keys and values are in the cache then."""

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, HK heads of queries and keys of K, H heads of valu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -12,13 +13,14 @@ from typing import Literal, cast
 import torch
 
 from headway.core.cache import CacheSpec
+from headway.kernels.delta_token import delta_token
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard
-from headway.recurrent.base import recurrent, state_of, window
+from headway.recurrent.base import recurrent, rows_of, state_of, window
 from headway.recurrent.scans import delta_inputs, delta_rule
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -96,12 +98,55 @@ class DeltaNetSpec(StateSpec):
         return DeltaNet(self, hidden, dtype=dtype, device=device)
 
 
-class DeltaNet(StateMixer):
+class DeltaMixer(StateMixer):
+    """What stands between the products of these layers, whose decays are by head or by channel.
+
+    Attributes:
+        conv, norm: over queries, keys and values; [V], of the norm beside the gate.
+        a_log, dt_bias: f32, of the decays.
+        heads: (HK, K), (H, V).
+        beta_scale, norm_eps, sigmoid: see ``gated_delta`` and ``gated_rms_norm``.
+    """
+
+    conv: Convolution
+    norm: torch.nn.Parameter
+    a_log: torch.nn.Parameter
+    dt_bias: torch.nn.Parameter
+    heads: tuple[tuple[int, int], tuple[int, int]]
+    beta_scale, norm_eps, sigmoid = 1.0, 1e-6, False
+
+    def recur(
+        self,
+        qkv: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        gate: torch.Tensor,
+        batch: StepBatch,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """[T, 2 HK K + H V], [T, H] or [T, H, K], [T, H], [T, H V] -> [T, H V]; writes window and state."""
+        ring, *own = cache
+        keys, values = self.heads
+        rule, norm = (decay, self.a_log, self.dt_bias, beta), (gate, self.norm, self.norm_eps)
+        if batch.max_query_len == 1 and len(own) == 1:
+            window, scale = (qkv, self.conv.weight, ring), keys[1] ** -0.5
+            o = delta_token(*window, *rule, self.beta_scale, scale, *own, *norm, self.sigmoid, *rows_of(batch))
+            return cast(torch.Tensor, o)
+        sizes = math.prod(keys), math.prod(keys), math.prod(values)
+        q, k, v = self.conv.forward(qkv, batch, ring).split(sizes, dim=1)
+        q, k, v = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
+        o = delta_rule(q, k, v, *rule, batch, own, beta_scale=self.beta_scale).flatten(1)
+        return cast(torch.Tensor, gated_rms_norm(o, *norm, values[1], False, self.sigmoid))
+
+
+class DeltaNet(DeltaMixer):
     """The layer of ``spec``."""
 
     def __init__(self, spec: DeltaNetSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
+        self.heads = (spec.num_key_heads, spec.key_dim), (spec.num_heads, spec.value_dim)
+        self.beta_scale, self.norm_eps = spec.beta_scale, spec.norm_eps
         self.into = Linear(hidden, spec.parts, bias=False, dtype=dtype, device=device)
         self.conv = Convolution(sum(spec.sizes), spec.taps, bias=False, dtype=dtype, device=device)
         self.norm = parameter(spec.value_dim, dtype=dtype, device=device)
@@ -116,17 +161,9 @@ class DeltaNet(StateMixer):
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Queries, keys, values, gates, beta, decays side by side -> [T, H V]."""
         spec = self.spec
-        ring, *own = cache
         q, k, v = spec.sizes
         qkv, gate, beta, decay = x.split((q + k + v, v, spec.num_heads, spec.num_heads), dim=1)
-        queries, keys, values = self.conv.forward(qkv, batch, ring).split((q, k, v), dim=1)
-        heads = (spec.num_key_heads, spec.key_dim)
-        o = delta_rule(
-            queries.unflatten(1, heads), keys.unflatten(1, heads), values.unflatten(1, (spec.num_heads, spec.value_dim)),
-            decay, self.a_log, self.dt_bias, beta, batch, own, beta_scale=spec.beta_scale,
-        ).flatten(1)  # fmt: skip
-        normed = gated_rms_norm(o, gate, self.norm, spec.norm_eps, spec.value_dim, False, False)
-        return cast(torch.Tensor, normed)
+        return self.recur(qkv, decay, beta, gate, batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""

@@ -105,12 +105,20 @@ class OutProduct:
 
 
 class LayerProducts(NamedTuple):
-    """The products of a layer; None: one that has no forms (it is quantised, sharded, or no single product)."""
+    """The products of a layer; None: one that has no forms (it is quantised, sharded, or no single product), or that the layer
+    does not have."""
 
     into_mixer: InProduct | None
     out_of_mixer: OutProduct | None
     into_ffn: InProduct | None
     out_of_ffn: OutProduct | None
+    has_mixer: bool = True
+    has_ffn: bool = True
+
+    @property
+    def last(self) -> OutProduct | None:
+        """The one whose sum the next layer begins with."""
+        return self.out_of_ffn if self.has_ffn else self.out_of_mixer
 
 
 class LayerForms(NamedTuple):
@@ -159,11 +167,19 @@ class FormTable:
     """
 
     def __init__(self, layers: Sequence[LayerProducts], head: InProduct | None, rules: Rules) -> None:
-        self._layers, self._head, self._rules = tuple(layers), head, rules
-        distinct = dict.fromkeys(self._layers)
-        self._few_limit = min((_few_limit(each, rules.few) for each in distinct), default=0)
+        bare = [
+            True,
+            *(each.last is not None and each.last.added for each in layers),
+        ]  # the embeddings have no norm, either
+        self._layers = tuple(
+            zip(layers, bare, strict=False)
+        )  # with whether what comes before may leave its norm to them
+        self._head, self._rules = head, rules
+        distinct = dict.fromkeys(layers)
+        added = [each for each in distinct if each.out_of_mixer or each.out_of_ffn]  # others follow
+        self._few_limit = min((_few_limit(each, rules.few) for each in added), default=0)
         self._meeting = _common([_meeting_rows(each, rules.mid) for each in distinct])
-        self._mid = _common([_mid_tokens(each, rules.mid, self._meeting) for each in distinct])
+        self._mid = _common([_mid_tokens(each, rules.mid, self._meeting) for each in added])
         self._known: dict[tuple[int, bool], tuple[LayerForms, ...]] = {}
         self._known_head: dict[int, In] = {}
 
@@ -171,7 +187,7 @@ class FormTable:
         """Per layer, in a step of ``tokens``; ``decodes``: each is a row of its own."""
         known = self._known.get((tokens, decodes))
         if known is None:
-            found = {each: self._choose(each, tokens, decodes) for each in dict.fromkeys(self._layers)}
+            found = {each: self._choose(*each, tokens, decodes) for each in dict.fromkeys(self._layers)}
             known = self._known[tokens, decodes] = tuple(found[each] for each in self._layers)
         return known
 
@@ -201,12 +217,12 @@ class FormTable:
         few = rules.few is not None and rows <= rules.few("skinny_linear", head.outputs, head.inputs)
         return In.SKINNY if few else In.PLAIN
 
-    def _choose(self, layer: LayerProducts, tokens: int, decodes: bool) -> LayerForms:
+    def _choose(self, layer: LayerProducts, bare: bool, tokens: int, decodes: bool) -> LayerForms:
         rules = self._rules
         if rules.mid is not None and tokens in self._mid:
             return _mid_forms(layer, tokens, rules.mid, tokens in self._meeting)
         if rules.few is not None and tokens <= self._few_limit:
-            return _few_forms(layer, tokens, rules.few)
+            return _few_forms(layer, bare, tokens, rules.few)
         if rules.wide is not None and not decodes:  # attention of decode rows takes the projections as they are
             return _wide_forms(layer, tokens, rules.wide)
         return PLAIN
@@ -224,12 +240,14 @@ def _few_limit(layer: LayerProducts, rows: FewRows | None) -> int:
     return min((rows(kinds[out.added], out.outputs, out.inputs) for out in outs), default=0)
 
 
-def _few_forms(layer: LayerProducts, tokens: int, rows: FewRows) -> LayerForms:
-    def into(product: InProduct | None, behind: OutProduct | None) -> In:
+def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> LayerForms:
+    """``bare``: what comes before the layer leaves no norm."""
+
+    def into(product: InProduct | None, bare: bool) -> In:
         if product is None:
             return In.PLAIN
         size = product.outputs, product.inputs
-        if product.fused_norm and behind is not None and behind.added:  # else the norm has been computed
+        if product.fused_norm and bare:
             kind: FewKind = "norm_gate_up" if product.gated else "norm_linear"
             return In.NORM if tokens <= rows(kind, *size) else In.PLAIN
         return In.SKINNY if tokens <= rows("skinny_linear", *size) else In.PLAIN
@@ -239,10 +257,11 @@ def _few_forms(layer: LayerProducts, tokens: int, rows: FewRows) -> LayerForms:
             return Out.PLAIN
         return Out.ADD if product.added else Out.SKINNY
 
+    mixed = layer.out_of_mixer
     return LayerForms(
-        into(layer.into_mixer, layer.out_of_ffn),
+        into(layer.into_mixer, bare),
         out(layer.out_of_mixer),
-        into(layer.into_ffn, layer.out_of_mixer),
+        into(layer.into_ffn, mixed is not None and mixed.added if layer.has_mixer else bare),
         out(layer.out_of_ffn),
     )
 
@@ -264,12 +283,14 @@ def _out_rows(product: OutProduct | None, kind: Literal["linear_parts", "mid_add
 
 def _meeting_rows(layer: LayerProducts, rows: MidRows | None) -> range:
     """Tokens for which no norm is left between the products: each leaves what the next can begin with."""
-    if rows is None or None in layer:
+    if rows is None:
         return range(0)
-    return _common([
-        _out_rows(layer.out_of_mixer, "mid_add", rows), _out_rows(layer.out_of_ffn, "mid_add", rows),
-        _into_rows(layer.into_mixer, rows), _into_rows(layer.into_ffn, rows),
-    ])  # fmt: skip
+    found = []
+    if layer.has_mixer:
+        found += [_into_rows(layer.into_mixer, rows), _out_rows(layer.out_of_mixer, "mid_add", rows)]
+    if layer.has_ffn:
+        found += [_into_rows(layer.into_ffn, rows), _out_rows(layer.out_of_ffn, "mid_add", rows)]
+    return _common(found)
 
 
 def _mid_tokens(layer: LayerProducts, rows: MidRows | None, meeting: range) -> range:

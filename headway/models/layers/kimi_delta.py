@@ -9,17 +9,16 @@ Shapes: T tokens of the step, H heads of D.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from headway.core.cache import CacheSpec
-from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
+from headway.models.layers.delta_net import DeltaMixer
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter
+from headway.models.layers.mixer import Convolution, Mixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
-from headway.recurrent.scans import delta_inputs, delta_rule
+from headway.recurrent.scans import delta_inputs
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -56,12 +55,15 @@ class KimiDeltaSpec(StateSpec):
         return KimiDelta(self, hidden, dtype=dtype, device=device)
 
 
-class KimiDelta(StateMixer):
+class KimiDelta(DeltaMixer):
     """The layer of ``spec``."""
+
+    sigmoid = True
 
     def __init__(self, spec: KimiDeltaSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec, inner, size = spec, spec.inner, spec.head_dim
+        self.heads, self.norm_eps = ((spec.num_heads, size), (spec.num_heads, size)), spec.norm_eps
         parts = {"q_proj": inner, "k_proj": inner, "v_proj": inner, "f_a_proj": size, "g_a_proj": size}
         parts["b_proj"] = spec.num_heads
         self._sizes = (3 * inner, size, size, spec.num_heads)
@@ -76,14 +78,9 @@ class KimiDelta(StateMixer):
 
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """Queries, keys, values, what decays and gates are products of, beta, side by side -> [T, H D]."""
-        spec, heads = self.spec, (self.spec.num_heads, self.spec.head_dim)
-        ring, *own = cache
         qkv, decay, gate, beta = x.split(self._sizes, dim=1)
-        q, k, v = (each.unflatten(1, heads) for each in self.conv.forward(qkv, batch, ring).split(spec.inner, dim=1))
-        decay = self.decays.forward(decay.contiguous()).unflatten(1, heads)
-        o = delta_rule(q, k, v, decay, self.a_log, self.dt_bias, beta, batch, own).flatten(1)
-        gate = self.gates.forward(gate.contiguous())
-        return cast(torch.Tensor, gated_rms_norm(o, gate, self.norm, spec.norm_eps, spec.head_dim, False, True))
+        decay = self.decays.forward(decay.contiguous()).unflatten(1, self.heads[0])
+        return self.recur(qkv, decay, beta, self.gates.forward(gate.contiguous()), batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""

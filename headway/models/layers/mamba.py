@@ -21,7 +21,7 @@ from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpe
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard, Taken
 from headway.recurrent.base import recurrent, state_of, window
-from headway.recurrent.scans import LONGEST_STEP, channel_inputs, head_inputs, scan_channels, scan_heads
+from headway.recurrent.scans import LONGEST_STEP, channel_inputs, head_inputs, scan_channels, scan_convolved_heads
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -225,15 +225,11 @@ class Mamba2(StateMixer):
     def mix(self, x: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """[T, D + convolved + H] -> [T, D]."""
         spec = self.spec
-        ring, *own = cache
-        gate, convolved, dt = x.split((spec.inner, spec.convolved, spec.num_heads), dim=1)
-        groups = spec.num_groups * spec.state_size
-        inputs, b, c = self.conv.forward(convolved, batch, ring).split((spec.inner, groups, groups), dim=1)
-        shape = (spec.num_groups, spec.state_size)
-        y = scan_heads(
-            inputs.unflatten(1, (spec.num_heads, spec.head_dim)), dt, self.dt_bias, self.a,
-            b.unflatten(1, shape), c.unflatten(1, shape), self.d, batch, own, spec.limits,
-        ).flatten(1)  # fmt: skip
+        gate, inputs, dt = x.split((spec.inner, spec.convolved, spec.num_heads), dim=1)
+        weight, bias = self.conv.weight, self.conv.bias
+        y = scan_convolved_heads(
+            inputs, weight, bias, dt, self.dt_bias, self.a, self.d, batch, cache, spec.limits
+        ).flatten(1)
         if self.norm is None:
             return silu_mul(torch.cat([gate, y], dim=1))
         group = spec.inner // (spec.norm_groups or spec.num_groups)

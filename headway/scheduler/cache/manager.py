@@ -105,9 +105,9 @@ class KVManager:
     # -- prefix hits -----------------------------------------------------------------------------------------------
 
     def may_hit(self, request: Request) -> bool:
-        """Prompt log-probabilities need the logits of every position, vectors of tokens all hidden states: such a request skips
-        nothing."""
-        return self.caching and request.prompt_rows is None and not request.by_token
+        """Prompt log-probabilities need the logits of every position, vectors and times of tokens all hidden states: such a
+        request skips nothing."""
+        return self.caching and request.prompt_rows is None and not request.by_token and not request.whole
 
     def lookup(self, request: Request) -> Hits:
         """Blocks that already hold the request's first tokens, in all groups; at least one token is always left to run."""

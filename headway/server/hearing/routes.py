@@ -12,15 +12,17 @@ from starlette.responses import PlainTextResponse, Response
 
 from headway.api.hearing.online import Piece, transcribe
 from headway.api.hearing.transcriber import Transcriber, TranscriptionOptions
-from headway.api.hearing.transcript import Segment, as_srt, as_vtt
+from headway.api.hearing.transcript import Segment, Word, as_srt, as_vtt
 from headway.multimodal.audio.decode import RATE
 from headway.multimodal.audio.wav import Floats
 from headway.server.errors import refuse
+from headway.server.hearing.hearing import Hearing
 from headway.server.hearing.multipart import Form, read_form
 from headway.server.service import Service, log_usage
 from headway.server.sse import encode, event, respond
 
 FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
+GRANULARITIES: Final = ("segment", "word")
 TIMED: Final = frozenset({"srt", "verbose_json", "vtt"})
 FIELDS: Final = frozenset(
     {"model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]",
@@ -45,8 +47,8 @@ async def _answer(service: Service, request: Request, task: str) -> Response:
                      "model_not_supported")  # fmt: skip
     body = await hearing.body.read_bytes(request)
     form = read_form(request.headers.get("content-type", ""), body)
-    call = Call(service, hearing.transcriber, request, form, task)
-    call.samples = await hearing.decoder.decode(call.file)
+    call = Call(service, hearing, request, form, task)
+    call.samples, call.file = await hearing.decoder.decode(call.file), b""
     return await respond(request, call, call.stream, service.settings.request_timeout)
 
 
@@ -55,8 +57,9 @@ class Call:
 
     samples: Floats
 
-    def __init__(self, service: Service, transcriber: Transcriber, request: Request, form: Form, task: Any) -> None:
-        self._service, self._transcriber, self._scope = service, transcriber, request.scope
+    def __init__(self, service: Service, hearing: Hearing, request: Request, form: Form, task: Any) -> None:
+        transcriber = hearing.transcriber
+        self._service, self._hearing, self._transcriber, self._scope = service, hearing, transcriber, request.scope
         self._task = task
         known = FIELDS - (
             {"language", "timestamp_granularities[]", "timestamp_granularities"} if task == "translate" else set()
@@ -81,7 +84,7 @@ class Call:
         self.stream = _flag(form, "stream")
         if self.stream and self._format not in ("json", "text"):
             raise refuse(f"response_format {self._format} cannot be streamed; json and text can", "stream")
-        self._check_granularities(form)
+        self._granularities = self._read_granularities(form, transcriber)
         self._options = transcriber.check(
             TranscriptionOptions(
                 language=form.one("language") or None,
@@ -90,23 +93,30 @@ class Call:
                 temperature=_number(form, "temperature", 0.0, 1.0),
                 temperature_fallback=_flag(form, "temperature_fallback"),
                 timestamps=self._format in TIMED,
+                word_timestamps="word" in self._granularities,
                 seed=_whole(form, "seed"),
             )
         )
 
-    def _check_granularities(self, form: Form) -> None:
+    def _read_granularities(self, form: Form, transcriber: Transcriber) -> set[str]:
         names = ("timestamp_granularities[]", "timestamp_granularities")
-        for value in [value for name in names for value in form.fields.get(name, [])]:
-            if value == "word":
-                raise refuse("times of single words are not made here; timestamp_granularities[]=segment is", names[0])
-            if value != "segment":
-                raise refuse(f"timestamp_granularities[] must be segment, got {value!r:.40}", names[0])
+        wanted = {value for name in names for value in form.fields.get(name, [])}
+        for value in wanted:
+            if value not in GRANULARITIES:
+                raise refuse(f"{names[0]} must be one of {', '.join(GRANULARITIES)}, got {value!r:.40}", names[0])
             if self._format != "verbose_json":
-                raise refuse("timestamp_granularities[] needs response_format=verbose_json", names[0])
+                raise refuse(f"{names[0]} needs response_format=verbose_json", names[0])
+        if "word" in wanted and not transcriber.hearing.aligns:
+            raise refuse(
+                f"this server shares its model among GPUs and cannot tell when words are spoken; {names[0]}=segment is "
+                "told, and a server on one GPU tells both",
+                names[0],
+            )
+        return wanted or {"segment"}
 
     async def _pieces(self, *, final: bool) -> AsyncGenerator[Piece, None]:
         pieces = transcribe(self._service.llm, self._transcriber, self.samples, self._options, final=final)
-        with self._service.room(1, 1):
+        with self._service.room(1, 1), self._hearing.hold(self.samples.nbytes):
             async with contextlib.aclosing(pieces) as found:
                 async for piece in found:
                     yield piece
@@ -114,9 +124,11 @@ class Call:
     async def whole(self) -> Response:
         """The answer in one piece."""
         segments: list[Segment] = []
+        words: list[Word] = []
         texts, language, tokens = [], "", [0, 0]
         async for piece in self._pieces(final=True):
             segments += piece.segments
+            words += piece.words
             texts.append(piece.text)
             language, tokens = piece.language, [a + b for a, b in zip(tokens, piece.num_tokens, strict=True)]
         log_usage(self._scope, tokens[0], tokens[1], "stop")
@@ -133,8 +145,11 @@ class Call:
                 "task": self._task,
                 "language": language,
                 "duration": self._seconds,
-                "segments": [_segment(each) for each in segments],
             }
+            if "word" in self._granularities:
+                body["words"] = [_word(each) for each in words]
+            if "segment" in self._granularities:
+                body["segments"] = [_segment(each) for each in segments]
         return Response(encode(body), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -153,6 +168,10 @@ class Call:
     @property
     def _seconds(self) -> float:
         return round(len(self.samples) / RATE, 3)
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {"word": word.word, "start": round(word.start, 3), "end": round(word.end, 3)}
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
