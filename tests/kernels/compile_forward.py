@@ -333,11 +333,20 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
-    for parts, add in ((0, False), (0, True), (4, True)):
-        constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
+    for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True)):
+        constants = {
+            "SIZE": 1024,
+            "BLOCK_R": 4,
+            "BLOCK_C": 1024,
+            "ADD": add,
+            "PARTS": parts,
+            "AFTER": after,
+            "NORM": True,
+        }
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
-    compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
+    for act in (1, 2, 3):
+        compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
     compile_kernel("sigmoid_mul", sigmoid_mul_kernel, {"SIZE": 2048, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}

@@ -72,6 +72,15 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     return out
 
 
+def norm_add(
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    if weight is None:
+        residual.add_(rms_norm(x, after, eps))
+        return residual.new_empty((0, residual.shape[1]))
+    return add_rms_norm(rms_norm(x, after, eps), residual, weight, eps)
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     if not is_native(x) or x.dim() != 2:
         return _reference("silu_mul", x)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.silu_mul import gelu_mul, silu_mul
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,6 +58,9 @@ def activation(name: str, *, gated: bool) -> Callable[[torch.Tensor], torch.Tens
         return function
     if name == "silu":
         return silu_mul
+    if name in ("gelu", "gelu_tanh"):
+        tanh = name == "gelu_tanh"
+        return lambda x: cast(torch.Tensor, gelu_mul(x, tanh))
 
     def multiplied(x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)

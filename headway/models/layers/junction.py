@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 
 from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
-from headway.kernels.rms_norm import add_parts_rms_norm
+from headway.kernels.rms_norm import add_parts_rms_norm, norm_add
 from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
 from headway.kernels.wide_linear import wide_add, wide_gate_up
@@ -128,6 +128,10 @@ class ProjectOut:
     ) -> None:
         self._linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
         self.replaces = replaces
+        rms = isinstance(after, RMSNorm) and (next_norm is None or isinstance(next_norm, RMSNorm))
+        self._one_kernel = (
+            rms and multiplier == 1.0 and (next_norm is None or next_norm.eps == cast(RMSNorm, after).eps)
+        )
 
     @property
     def linear(self) -> Linear:
@@ -168,11 +172,16 @@ class ProjectOut:
 
     def add(self, y: torch.Tensor, residual: torch.Tensor) -> Stream:
         """The plain end: y [T, C] is the product, which may be overwritten."""
-        if self.after is not None:
-            y = self.after.forward(y)
+        after, norm = self.after, self.next_norm
+        if self._one_kernel:
+            after = cast(RMSNorm, after)
+            normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps)
+            return Stream(residual, None if norm is None else cast(torch.Tensor, normed))
+        if after is not None:
+            y = after.forward(y)
         if self.multiplier != 1.0:
             y = y.mul_(self.multiplier)
-        if self.next_norm is None:
+        if norm is None:
             return Stream(residual.add_(y))
-        normed = self.next_norm.add(y, residual)
+        normed = norm.add(y, residual)
         return Stream(normed if self.replaces else residual, normed)
