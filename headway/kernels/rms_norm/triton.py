@@ -104,10 +104,10 @@ def _launch(
     block_r = max(1, 4096 // block_c) if num_rows >= MANY_ROWS else 1
     # One row: 8 elements (16 bytes of bf16) per thread, for latency. Several: 16, for fewer warps in the reduction.
     warps = min(16, max(1, block_r * block_c // (256 if block_r == 1 else 512)))
+    weights = other if weight is None else weight, other if after is None else after
     rms_norm_kernel[(cdiv(num_rows, block_r),)](
-        x, other, other if weight is None else weight, other if after is None else after, out, num_rows, x.stride(-2), other.stride(0), eps,
-        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, PARTS=parts,
-        AFTER=after is not None, NORM=weight is not None,
-        num_warps=warps, **launch_early(x.device),
+        x, other, *weights, out, num_rows, x.stride(-2), other.stride(0), eps,
+        SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, PARTS=parts, AFTER=after is not None,
+        NORM=weight is not None, num_warps=warps, **launch_early(x.device),
     )  # fmt: skip
     return out

@@ -33,6 +33,10 @@ silu_mul = Op(
     cpu="headway.kernels.cpu.ops:silu_mul",
 )
 
+GATES = ("silu", "gelu_tanh", "gelu")
+"""Activations of gates that kernels know; those know them by their places here, counted from 1."""
+
+
 gelu_mul = Op(
     "gelu_mul(Tensor x, bool tanh) -> Tensor",
     reference=reference.gelu_mul,

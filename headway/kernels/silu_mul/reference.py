@@ -16,5 +16,10 @@ def gelu_mul(x: torch.Tensor, tanh: bool) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh" if tanh else "none") * up
 
 
+def gate_mul(x: torch.Tensor, act: str) -> torch.Tensor:
+    """``silu_mul`` or ``gelu_mul``, by the name of the activation."""
+    return silu_mul(x) if act == "silu" else gelu_mul(x, act == "gelu_tanh")
+
+
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(gate)

@@ -15,9 +15,9 @@ import torch
 
 from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
 from headway.kernels.rms_norm import add_parts_rms_norm, norm_add
-from headway.kernels.silu_mul import silu_mul
 from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
 from headway.kernels.wide_linear import wide_add, wide_gate_up
+from headway.models.layers.activation import Gate
 from headway.models.layers.forms import In, InProduct, Out, OutProduct
 from headway.models.layers.linear import Linear
 from headway.models.layers.norm import Norm, RMSNorm
@@ -55,7 +55,7 @@ class ProjectIn:
     def __init__(self, norm: Norm | None, linear: Linear | None, act: Activation | None = None) -> None:
         self.norm, self.act = norm, act
         self._linear = linear
-        self._gated = act is silu_mul
+        self._gate = act.name if isinstance(act, Gate) else ""
 
     @property
     def linear(self) -> Linear:
@@ -68,9 +68,9 @@ class ProjectIn:
         dense, norm = None if self._linear is None else self._linear.dense, self.norm
         if dense is None:
             return None
-        fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
         outputs, inputs = dense.shape
-        return InProduct(outputs, inputs, self.linear.bias is not None, self._gated, fused, whole_heads)
+        fused, gated = isinstance(norm, RMSNorm), bool(self._gate)
+        return InProduct(outputs, inputs, self.linear.bias is not None, gated, fused, whole_heads)
 
     def enter(self, residual: torch.Tensor, form: In) -> Stream:
         """The stream that begins with residual [T, C] and whose first junction this is."""
@@ -85,25 +85,25 @@ class ProjectIn:
 
     def __call__(self, stream: Stream, form: In) -> torch.Tensor:
         """[T, N] of the product, or what ``act`` makes of it."""
-        linear, act = self.linear, self.act
+        linear, act, gate = self.linear, self.act, self._gate
         if form is In.PLAIN:
             y = linear.forward(self.normed(stream))
             return y if act is None else act(y)
+        product = linear.weight, linear.bias
         if form is In.NORM:
             norm = cast(RMSNorm, self.norm)
-            fused = norm_gate_up if self._gated else norm_linear
-            y = fused(stream.residual, norm.weight, norm.eps, linear.weight, linear.bias)
+            given = stream.residual, norm.weight, norm.eps, *product
+            y = norm_gate_up(*given, gate) if gate else norm_linear(*given)
         elif form is In.WIDE:
-            y = wide_gate_up(self.normed(stream), linear.weight)
+            y = wide_gate_up(self.normed(stream), linear.weight, gate)
         elif form is In.SKINNY:
-            y = skinny_linear(self.normed(stream), linear.weight, linear.bias)
+            x = self.normed(stream)
+            y = norm_gate_up(x, None, 0.0, *product, gate) if gate else skinny_linear(x, *product)
         else:
-            fused = mid_gate_up if self._gated else mid_linear
             eps = 0.0 if self.norm is None else self.norm.eps
-            y = fused(self.normed(stream), linear.weight, linear.bias, stream.squares, eps)
-        if act is None or (self._gated and form is not In.SKINNY):
-            return cast(torch.Tensor, y)
-        return act(cast(torch.Tensor, y))
+            given = self.normed(stream), *product, stream.squares, eps
+            y = mid_gate_up(*given, gate) if gate else mid_linear(*given)
+        return cast(torch.Tensor, y if act is None or gate else act(y))
 
 
 class ProjectOut:
