@@ -1,4 +1,4 @@
-"""``silu_mul``, ``gelu_mul`` and ``sigmoid_mul``: the references against formulas in f64, the kernels against the references."""
+"""``silu_mul``, ``gelu_mul``, ``sigmoid_mul``: the references against formulas in f64, the kernels against the references."""
 
 from __future__ import annotations
 

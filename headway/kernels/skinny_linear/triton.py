@@ -22,7 +22,7 @@ from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 STORE, SILU, ADD = 0, 1, -1
-"""What becomes of a product: stored, gate and up combined (from 1 on, by the gate's activation), added to what the output holds."""
+"""What becomes of a product: stored, gate and up combined (1 and on, by activation), added to what the output holds."""
 
 
 @triton.jit
