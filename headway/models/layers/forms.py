@@ -311,8 +311,9 @@ def _mid_forms(layer: LayerProducts, tokens: int, rows: MidRows, meeting: bool) 
     def out(product: OutProduct | None) -> Out:
         if meeting:
             return Out.MEET
-        early = product is not None and tokens in _out_rows(product, "linear_parts", rows)
-        return Out.PLAIN if not early else Out.PARTS if product.added else Out.MID
+        if product is None or tokens not in _out_rows(product, "linear_parts", rows):
+            return Out.PLAIN
+        return Out.PARTS if product.added else Out.MID
 
     return LayerForms(into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn))
 

@@ -101,8 +101,8 @@ class ProjectIn:
             y = norm_gate_up(x, None, 0.0, *product, gate) if gate else skinny_linear(x, *product)
         else:
             eps = 0.0 if self.norm is None else self.norm.eps
-            given = self.normed(stream), *product, stream.squares, eps
-            y = mid_gate_up(*given, gate) if gate else mid_linear(*given)
+            early = self.normed(stream), *product, stream.squares, eps
+            y = mid_gate_up(*early, gate) if gate else mid_linear(*early)
         return cast(torch.Tensor, y if act is None or gate else act(y))
 
 
