@@ -22,7 +22,7 @@ from headway.kernels.wide_linear.hopper.triton import LOG2E
 
 HELPERS = (
     "buffers", "weight_rows", "copy_weights", "multiply", "multiply_run", "meet", "meet_all", "load_squares", "store_columns",
-    "store_sum", "opened",
+    "store_sum", "gate_mul",
 )  # fmt: skip
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""

@@ -30,7 +30,7 @@ PATIENCE = 20.0
 REACH = 1 << 24
 """Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
-    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "opened", "gate_mul",
+    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "gate_mul",
     "finish_gates", "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
     "turn_head", "store_head", "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",

@@ -75,10 +75,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 def norm_add(
     x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    if weight is None:
-        residual.add_(rms_norm(x, after, eps))
-        return residual.new_empty((0, residual.shape[1]))
-    return add_rms_norm(rms_norm(x, after, eps), residual, weight, eps)
+    y = rms_norm(x, after, eps)
+    return residual.add_(y).new_empty((0, y.shape[1])) if weight is None else add_rms_norm(y, residual, weight, eps)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:

@@ -39,13 +39,9 @@ def _mid_linear_meta(
 
 
 def _mid_gate_up_meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    squares: torch.Tensor | None,
-    eps: float,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
     act: str = "silu",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
 
 

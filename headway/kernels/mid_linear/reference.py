@@ -20,13 +20,9 @@ def mid_linear(
 
 
 def mid_gate_up(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    squares: torch.Tensor | None,
-    eps: float,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
     act: str = "silu",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     return gate_mul(mid_linear(x, weight, bias, squares, eps), act)
 
 

@@ -37,12 +37,6 @@ def _add_parts_rms_norm_meta(
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
 
 
-def _norm_add_meta(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> torch.Tensor:
-    return torch.empty_like(residual) if weight is not None else residual.new_empty((0, residual.shape[1]))
-
-
 rms_norm = Op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     reference=reference.rms_norm,
@@ -66,7 +60,7 @@ add_parts_rms_norm = Op(
 norm_add = Op(
     "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps) -> Tensor",
     reference=reference.norm_add,
-    meta=_norm_add_meta,
+    meta=lambda x, after, residual, weight, eps: residual.new_empty(residual[: 0 if weight is None else None].shape),
     triton="headway.kernels.rms_norm.triton:norm_add",
     cpu="headway.kernels.cpu.ops:norm_add",
 )

@@ -89,13 +89,9 @@ def norm_add(
 
 
 def _launch(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    eps: float,
-    parts: int = 0,
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, parts: int = 0,
     after: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     num_rows, size = x.shape[-2:]
     assert x.stride(-1) == 1 and (weight is None or weight.is_contiguous()), "rows must be contiguous"
     other = x if residual is None else residual

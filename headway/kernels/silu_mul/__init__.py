@@ -4,9 +4,7 @@ silu_mul(x) -> y
     x  [T, 2 * I] activations (bf16, f16, f32), row = (gate [I], up [I]), last dimension contiguous
     y  [T, I] in x's dtype:  round(gate * sigmoid(gate)) * up, the sigmoid in f32
 
-gelu_mul(x, tanh) -> y: shapes as of silu_mul
-    y  round(gate * Phi(gate)) * up in f32; with tanh Phi(g) is (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2 (Hendrycks and
-       Gimpel 2016)
+gelu_mul(x, tanh) -> y: round(gate * Phi(gate)) * up; with tanh Phi(g) is (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2
 
 sigmoid_mul(x, gate) -> y: what attention gates its results with
     x, gate  [T, I] activations, last dimension contiguous
@@ -34,8 +32,7 @@ silu_mul = Op(
 )
 
 GATES = ("silu", "gelu_tanh", "gelu")
-"""Activations of gates that kernels know; those know them by their places here, counted from 1."""
-
+"""Activations of gates that kernels know, by their places here, counted from 1."""
 
 gelu_mul = Op(
     "gelu_mul(Tensor x, bool tanh) -> Tensor",

@@ -40,13 +40,8 @@ def _norm_linear_meta(
 
 
 def _norm_gate_up_meta(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    act: str = "silu",
-) -> torch.Tensor:
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
+) -> torch.Tensor:  # fmt: skip
     return _empty(x, weight.shape[0] // 2)
 
 

@@ -221,13 +221,8 @@ def norm_linear(
 
 
 def norm_gate_up(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    act: str = "silu",
-) -> torch.Tensor:
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
+) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     mode, tile = SILU + GATES.index(act), tile_for("norm_gate_up", x.shape[0], *weight.shape)
     launch(x, norm, eps, weight, bias, out, mode, tile)

@@ -30,13 +30,9 @@ def mid_linear(
 
 
 def mid_gate_up(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    squares: torch.Tensor | None,
-    eps: float,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
     act: str = "silu",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     tile = tile_for("mid_gate_up", x.shape[0], *weight.shape)
     launch(x, weight, bias, out, tile, squares, eps, gate=GATES.index(act) + 1)

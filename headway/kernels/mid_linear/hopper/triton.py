@@ -30,7 +30,7 @@ from headway.kernels.triton_cluster import (
     send2,
     wait_mailbox,
 )
-from headway.kernels.wide_linear.hopper.triton import opened
+from headway.kernels.wide_linear.hopper.triton import gate_mul
 
 ROOM_PAD = gl.constexpr(8)
 """Floats between two rows of sums that were pushed, so that the rows of a warp's store lie in different banks."""
@@ -202,7 +202,7 @@ def store_columns(
     y = total.to(dtype)
     if GATE:
         gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
-        y = (opened(gate, GATE).to(dtype).to(gl.float32) * up).to(dtype)
+        y = gate_mul(gate, up, dtype, GATE)
     STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, gl.num_warps())
     y = gl.convert_layout(y, STORE)
     row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))

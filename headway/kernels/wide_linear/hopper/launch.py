@@ -36,15 +36,9 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> to
 
 
 def launch_gate_up(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    group: int = GROUP,
-    wide: int | None = None,
-    gate: int = 1,
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None, gate: int = 1
 ) -> None:
-    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best; ``gate`` as of
-    ``mid_linear``."""
+    """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert weight.shape == (2 * outputs, inputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
