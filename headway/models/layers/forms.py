@@ -39,8 +39,8 @@ WideTokens = Callable[[WideKind, int, int], Counts]
 class In(Enum):
     """Form of a product that follows a norm.
 
-    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``;
-    ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up``, ``wide_qkv``.
+    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``,
+    ``norm_gate_up``; ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up``, ``wide_qkv``.
     """
 
     PLAIN = 0
