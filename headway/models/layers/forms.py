@@ -40,7 +40,8 @@ class In(Enum):
     """Form of a product that follows a norm.
 
     NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``,
-    ``norm_gate_up``; ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up``, ``wide_qkv``.
+    ``norm_gate_up``; ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up`` and
+    ``wide_qkv``.
     """
 
     PLAIN = 0
