@@ -17,7 +17,6 @@ def gelu_mul(x: torch.Tensor, tanh: bool) -> torch.Tensor:
 
 
 def gate_mul(x: torch.Tensor, act: str) -> torch.Tensor:
-    """``silu_mul`` or ``gelu_mul``, by the name of the activation."""
     return silu_mul(x) if act == "silu" else gelu_mul(x, act == "gelu_tanh")
 
 

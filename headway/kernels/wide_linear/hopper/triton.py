@@ -228,7 +228,6 @@ def finish_gates(m, n, first_half, last_half, phase, sums, bars, arguments, KIND
     _, _, done, taken = bars
     out_ptr, num_tokens = arguments
     N: gl.constexpr = KIND[0]
-    GATE: gl.constexpr = KIND[1]
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     PASS: gl.constexpr = SHARE * WARPS
     PASSES: gl.constexpr = ROWS // PASS
@@ -248,7 +247,7 @@ def finish_gates(m, n, first_half, last_half, phase, sums, bars, arguments, KIND
             col = first_col + i * PANEL
             to = out_ptr + gl.expand_dims(row.to(gl.int64) * N, 1) + gl.expand_dims(col, 0)
             keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
-            gl.store(to, gate_mul(gate, up, sums.dtype, GATE), mask=keep)
+            gl.store(to, gate_mul(gate, up, sums.dtype, KIND[1]), mask=keep)
         if part == PASSES - 1:
             gl.thread_barrier()
             mbarrier.arrive(taken.index(half))
