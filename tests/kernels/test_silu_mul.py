@@ -1,11 +1,11 @@
-"""``silu_mul`` and ``sigmoid_mul``: the reference against the formula in f64, the kernel against the reference."""
+"""``silu_mul``, ``gelu_mul``, ``sigmoid_mul``: the references against formulas in f64, the kernels against the references."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from headway.kernels.silu_mul import sigmoid_mul, silu_mul
+from headway.kernels.silu_mul import gelu_mul, sigmoid_mul, silu_mul
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -28,6 +28,22 @@ def test_kernel_equals_reference(shape: tuple[int, int], dtype: torch.dtype, dev
 def test_large_gates_saturate(device: str) -> None:
     x = torch.tensor([[-80.0, 80.0, 2.0, 2.0]], device=device)
     assert silu_mul.implementation("cuda")(x)[0].tolist() == pytest.approx([0.0, 160.0], abs=1e-30)
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("tanh", [True, False])
+def test_gelu_of_both_kinds(tanh: bool, dtype: torch.dtype, device: str) -> None:
+    """Reference and kernel follow the formula in f64; large gates saturate."""
+    x = make_random(3, 2 * 1030, dtype=dtype, device=device) * 4
+    x[0, :2] = torch.tensor([-80.0, 80.0])
+    gate, up = x.double().split(1030, dim=1)
+    phi = (
+        (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2 if tanh else torch.special.ndtr(gate)
+    )
+    expected = gelu_mul.reference(x, tanh)
+    assert_close(expected, ((gate * phi).to(dtype) * up).to(dtype))
+    assert_close(gelu_mul.implementation("cuda")(x, tanh), expected)
+    assert gelu_mul(x.to("meta"), tanh).shape == expected.shape
 
 
 def test_rows_may_be_strided(device: str) -> None:

@@ -1,8 +1,10 @@
-"""Gated activations: silu(gate) * up of Llama-like MLPs, and sigmoid(gate) * x.
+"""Gated activations: silu(gate) * up of Llama-like MLPs, gelu(gate) * up of Gemma-like ones, and sigmoid(gate) * x.
 
 silu_mul(x) -> y
     x  [T, 2 * I] activations (bf16, f16, f32), row = (gate [I], up [I]), last dimension contiguous
     y  [T, I] in x's dtype:  round(gate * sigmoid(gate)) * up, the sigmoid in f32
+
+gelu_mul(x, tanh) -> y: round(gate * Phi(gate)) * up; with tanh Phi(g) is (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2
 
 sigmoid_mul(x, gate) -> y: what attention gates its results with
     x, gate  [T, I] activations, last dimension contiguous
@@ -27,6 +29,16 @@ silu_mul = Op(
     meta=_silu_mul_meta,
     triton="headway.kernels.silu_mul.triton:silu_mul",
     cpu="headway.kernels.cpu.ops:silu_mul",
+)
+
+GATES = ("silu", "gelu_tanh", "gelu")
+"""Activations of gates that kernels know, by their places here, counted from 1."""
+
+gelu_mul = Op(
+    "gelu_mul(Tensor x, bool tanh) -> Tensor",
+    reference=reference.gelu_mul,
+    meta=lambda x, tanh: _silu_mul_meta(x),
+    triton="headway.kernels.silu_mul.triton:gelu_mul",
 )
 
 sigmoid_mul = Op(

@@ -39,8 +39,9 @@ WideTokens = Callable[[WideKind, int, int], Counts]
 class In(Enum):
     """Form of a product that follows a norm.
 
-    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``;
-    ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up``, ``wide_qkv``.
+    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``,
+    ``norm_gate_up``; ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up`` and
+    ``wide_qkv``.
     """
 
     PLAIN = 0
@@ -73,8 +74,8 @@ class InProduct:
     Attributes:
         outputs, inputs: N, K.
         bias: whether it has one.
-        gated: what follows is silu_mul.
-        fused_norm: an RMS norm whose weight has the model's dtype stands before it.
+        gated: what follows is the activation of a gate, times what else there is (``activation.Gate``).
+        fused_norm: an RMS norm stands before it.
         whole_heads: ``wide_qkv`` can do it, with all that follows.
     """
 
@@ -276,6 +277,8 @@ def _into_rows(product: InProduct | None, rows: MidRows) -> range:
 
 
 def _out_rows(product: OutProduct | None, kind: Literal["linear_parts", "mid_add"], rows: MidRows) -> range:
+    if product is not None and not product.added and kind == "linear_parts":
+        return rows("mid_linear", product.outputs, product.inputs)  # ``Out.MID``
     if product is None or not product.added or not product.fused_norm:
         return range(0)
     return rows(kind, product.outputs, product.inputs)
@@ -309,11 +312,9 @@ def _mid_forms(layer: LayerProducts, tokens: int, rows: MidRows, meeting: bool) 
     def out(product: OutProduct | None) -> Out:
         if meeting:
             return Out.MEET
-        if tokens in _out_rows(product, "linear_parts", rows):
-            return Out.PARTS
-        if product is not None and not product.added:
-            return Out.MID if tokens in rows("mid_linear", product.outputs, product.inputs) else Out.PLAIN
-        return Out.PLAIN
+        if product is None or tokens not in _out_rows(product, "linear_parts", rows):
+            return Out.PLAIN
+        return Out.PARTS if product.added else Out.MID
 
     return LayerForms(into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn))
 
