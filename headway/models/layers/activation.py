@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.silu_mul import gelu, silu_mul
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
     {
         "silu": F.silu,
         "gelu_tanh": _gelu_tanh,
-        "gelu": F.gelu,
+        "gelu": gelu,
         "quick_gelu": _quick_gelu,
         "relu": F.relu,
         "relu2": _relu2,
