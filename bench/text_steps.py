@@ -149,11 +149,15 @@ def report(llm: LLM, record: Record, prompts: list[list[int]], length: int) -> N
     card, wall = smi(), (end - begin) * 1e3
     times = [each for each in record.times if each is not None]
     busy, idle = sum(each.busy for each in times) / 1e3, sum(each.idle for each in times[1:]) / 1e3
-    print(f"\n{length} tokens: {len(prompts) / wall * 1e3:,.0f} texts/s, wall {wall:.1f} ms, {len(times)} steps; card {card}")
+    print(
+        f"\n{length} tokens: {len(prompts) / wall * 1e3:,.0f} texts/s, wall {wall:.1f} ms, {len(times)} steps; card {card}"
+    )
     shapes = record.shapes
     real, padded = sum(each.tokens for each, _ in shapes), sum(each.tokens for _, each in shapes)
     kinds = {f"{a.tokens} x {a.rows} in {b.tokens} x {b.rows} x {b.longest}" for a, b in shapes}
-    print(f"  padding {1 - real / max(padded, 1):.2%} of {padded} tokens, {len(shapes)} steps replayed: {sorted(kinds)}")
+    print(
+        f"  padding {1 - real / max(padded, 1):.2%} of {padded} tokens, {len(shapes)} steps replayed: {sorted(kinds)}"
+    )
     middle = sorted(each.busy for each in times)
     print(
         f"  device: steps {busy:.1f} ms ({busy / wall:.1%}), median {statistics.median(middle):.0f} us, "
@@ -161,13 +165,19 @@ def report(llm: LLM, record: Record, prompts: list[list[int]], length: int) -> N
         f"({idle / wall:.1%}), in {sum(each.idle > 0 for each in times[1:])} gaps; headway median "
         f"{statistics.median(each.headway for each in times):.0f} us"
     )
-    print(f"  by step, us: {', '.join(f'{each.busy:.0f}' + (f'+{each.idle:.0f} idle' if each.idle else '') for each in times[:24])}")
+    print(
+        f"  by step, us: {', '.join(f'{each.busy:.0f}' + (f'+{each.idle:.0f} idle' if each.idle else '') for each in times[:24])}"
+    )
     first, last = (record.launched[0][0] - begin) * 1e3, (end - record.collected[-1][1]) * 1e3
-    print(f"  before the first step {first:.1f} ms ({first / wall:.1%}), after the last result {last:.1f} ms ({last / wall:.1%})")
+    print(
+        f"  before the first step {first:.1f} ms ({first / wall:.1%}), after the last result {last:.1f} ms ({last / wall:.1%})"
+    )
     runs, waits = [b - a for a, b in record.launched], [b - a for a, b in record.collected]
     between = [record.launched[i + 1][0] - record.launched[i][1] for i in range(len(record.launched) - 1)]
     named = ", ".join(f"{name} {us(each)}" for name, each in record.parts.items())
-    print(f"  host a step, us, median (most): {named}, run {us(runs)}, collect {us(waits)}, from launch to launch {us(between)}")
+    print(
+        f"  host a step, us, median (most): {named}, run {us(runs)}, collect {us(waits)}, from launch to launch {us(between)}"
+    )
     parts = {name: (getattr(after, f"{name}_seconds") - getattr(before, f"{name}_seconds")) * 1e3 for name in PARTS}
     print("  host in all, ms: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))
     print("  bare graph: " + bare(record))
