@@ -65,7 +65,7 @@ class Record:
         self._timed(OnePassScheduler, "schedule", "schedule")
         self._timed(OnePassScheduler, "apply", "apply")
         self._timed(Packer, "pack", "pack")
-        run, collect, measure, replay = Executor.run, Executor.collect, StepClock.measure, Executor._replay
+        run, collect, measure, replay = Executor.run, Executor.collect, StepClock.measure, Executor._replay  # noqa: SLF001
 
         def timed_run(executor: Executor, launch: Launch, *args: Any) -> Running:
             begin = time.perf_counter()
@@ -92,7 +92,7 @@ class Record:
                 self.last = executor, found[1], launch
             return found
 
-        Executor.run, Executor.collect, Executor._replay = timed_run, timed_collect, noted  # type: ignore[method-assign]
+        Executor.run, Executor.collect, Executor._replay = timed_run, timed_collect, noted  # type: ignore[method-assign]  # noqa: SLF001
         StepClock.measure = kept  # type: ignore[method-assign]
 
 
@@ -111,8 +111,8 @@ def bare(record: Record) -> str:
     """Milliseconds of the last step's graph: replayed back to back, and alone after a rest of 50 ms each."""
     assert record.last is not None, "steps ran without graphs"
     executor, shape, launch = record.last
-    assert executor._graphs is not None
-    graphs, device = executor._graphs[1], executor.device
+    assert executor._graphs is not None  # noqa: SLF001
+    graphs, device = executor._graphs[1], executor.device  # noqa: SLF001
     with device.main.active(), torch.inference_mode():
 
         def spell(number: int) -> float:
@@ -133,8 +133,9 @@ def bare(record: Record) -> str:
         launched = time.perf_counter() - begin
         few, many, most = spell(10), spell(REPLAYS), spell(3 * REPLAYS)
     return (
-        f"{shape.tokens} tokens, {shape.rows} rows of up to {shape.longest}: rested {statistics.median(rested):.3f} ms, back to back "
-        f"10: {few:.3f}, {REPLAYS}: {many:.3f}, {3 * REPLAYS}: {most:.3f} ms; host of a launch {launched * 1e6:.0f} us; card {smi()}"
+        f"{shape.tokens} tokens, {shape.rows} rows of up to {shape.longest}: rested {statistics.median(rested):.3f} ms, "
+        f"back to back 10: {few:.3f}, {REPLAYS}: {many:.3f}, {3 * REPLAYS}: {most:.3f} ms; "
+        f"host of a launch {launched * 1e6:.0f} us; card {smi()}"
     )
 
 
@@ -161,13 +162,12 @@ def report(llm: LLM, record: Record, prompts: list[list[int]], length: int) -> N
     middle = sorted(each.busy for each in times)
     print(
         f"  device: steps {busy:.1f} ms ({busy / wall:.1%}), median {statistics.median(middle):.0f} us, "
-        f"10 % and 90 % {middle[len(middle) // 10]:.0f} and {middle[len(middle) * 9 // 10]:.0f}; idle between steps {idle:.1f} ms "
-        f"({idle / wall:.1%}), in {sum(each.idle > 0 for each in times[1:])} gaps; headway median "
-        f"{statistics.median(each.headway for each in times):.0f} us"
+        f"10 % and 90 % {middle[len(middle) // 10]:.0f} and {middle[len(middle) * 9 // 10]:.0f}; "
+        f"idle between steps {idle:.1f} ms ({idle / wall:.1%}), in {sum(each.idle > 0 for each in times[1:])} gaps; "
+        f"headway median {statistics.median(each.headway for each in times):.0f} us"
     )
-    print(
-        f"  by step, us: {', '.join(f'{each.busy:.0f}' + (f'+{each.idle:.0f} idle' if each.idle else '') for each in times[:24])}"
-    )
+    each_step = [f"{each.busy:.0f}" + (f"+{each.idle:.0f} idle" if each.idle else "") for each in times[:24]]
+    print("  by step, us: " + ", ".join(each_step))
     first, last = (record.launched[0][0] - begin) * 1e3, (end - record.collected[-1][1]) * 1e3
     print(
         f"  before the first step {first:.1f} ms ({first / wall:.1%}), after the last result {last:.1f} ms ({last / wall:.1%})"

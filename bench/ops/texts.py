@@ -2,7 +2,7 @@
 
     python bench/ops/texts.py [--tokens 8192]
 
-``short`` is the best of several graphs, ``hot`` the mean over a second of them, when the card has lowered its clock to its power.
+``short`` is the best of several graphs, ``hot`` the mean over a longer time, with the card's clock where its power holds it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def products(tokens: int) -> None:
             return [gelu(F.linear(each, up, bias)) for each in cut]
 
         say(f"up, gelu in {parts} parts", in_parts, flops)
-    say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # type: ignore[attr-defined]
+    say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # type: ignore[attr-defined]  # noqa: SLF001
     for wide in (256, 128):
         for group in (16, 8):
             try:
