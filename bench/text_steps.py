@@ -45,7 +45,8 @@ class Record:
 
     def clear(self) -> None:
         """Forget all but the last step."""
-        for each in (self.times, self.launched, self.collected, self.shapes, *self.parts.values()):
+        kept: tuple[list[Any], ...] = (self.times, self.launched, self.collected, self.shapes, *self.parts.values())
+        for each in kept:
             each.clear()
 
     def _timed(self, owner: type, name: str, part: str) -> None:
@@ -92,8 +93,10 @@ class Record:
                 self.last = executor, found[1], launch
             return found
 
-        Executor.run, Executor.collect, Executor._replay = timed_run, timed_collect, noted  # type: ignore[method-assign]  # noqa: SLF001
-        StepClock.measure = kept  # type: ignore[method-assign]
+        wrapped: Any = Executor
+        wrapped.run, wrapped.collect, wrapped._replay = timed_run, timed_collect, noted  # noqa: SLF001
+        wrapped = StepClock
+        wrapped.measure = kept
 
 
 def smi() -> str:

@@ -84,7 +84,7 @@ def products(tokens: int) -> None:
             return [gelu(F.linear(each, up, bias)) for each in cut]
 
         say(f"up, gelu in {parts} parts", in_parts, flops)
-    say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # type: ignore[attr-defined]  # noqa: SLF001
+    say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # noqa: SLF001
     for wide in (256, 128):
         for group in (16, 8):
             try:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
 
 import numpy as np
 
@@ -103,9 +103,10 @@ class PoolingRunner:
     ) -> Pooled:
         """``messages(start, end)`` of all ``count`` prompts, part by part, to the engine and back; ``ends`` see ``_ends``."""
         groups: list[OpenPooling] = []
+        between = cast(Parts, (messages(start, end) for start, end in pairwise([0, *ends])))
         with self._running, _bar(total or count, use_tqdm and sys.stderr.isatty()) as advance:
             try:
-                with contextlib.closing(_between(ends, messages) if ends else _ahead(count, messages)) as parts:
+                with contextlib.closing(between if ends else _ahead(count, messages)) as parts:
                     self._feed(parts, wanted, groups, advance)
             except BaseException:
                 left = [name for group in groups for name in self._processor.drop(group)]
@@ -147,8 +148,10 @@ class PoolingRunner:
 
 
 def _ends(prompts: Sequence[object]) -> list[int]:
-    """Where parts of prompts end that are all token ids, by length; [] where a prompt is something else."""
-    ends, tokens = [], 0
+    """Where parts of prompts end that are all token ids; [] where one is something else. Such parts are made between the
+    engine's steps: a thread that checks integers takes the interpreter's lock from them, for milliseconds each time."""
+    ends: list[int] = []
+    tokens = 0
     for place, prompt in enumerate(prompts):
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if not isinstance(ids, (list, tuple)) and not (isinstance(ids, np.ndarray) and ids.ndim):
@@ -157,14 +160,7 @@ def _ends(prompts: Sequence[object]) -> list[int]:
         if tokens >= PART_TOKENS or place + 1 - (ends[-1] if ends else 0) == PART_TEXTS:
             ends.append(place + 1)
             tokens = 0
-    return ends if not ends or ends[-1] == len(prompts) else [*ends, len(prompts)]
-
-
-def _between(ends: Sequence[int], messages: Callable[[int, int], list[AddRequest]]) -> Parts:
-    """Parts of token ids, made between the engine's steps: a thread that only checks integers would take Python's lock from
-    the engine's loop, for milliseconds each time."""
-    for start, end in pairwise([0, *ends]):
-        yield messages(start, end)
+    return ends if not prompts or ends[-1:] == [len(prompts)] else [*ends, len(prompts)]
 
 
 def _ahead(count: int, messages: Callable[[int, int], list[AddRequest]]) -> Parts:

@@ -74,10 +74,17 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def normal_tail(z):
-    """1 - Phi(z) for z >= 0, in float32, to a part in 8 million: half of erfc(z / sqrt(2)) by its formula in Press et al.,
-    Numerical Recipes, 2nd edition, 6.2, with an exponential of base 2. Half of erf's instructions, which bound torch's kernel.
-    """
+def gelu_kernel(x_ptr, out_ptr, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    start_next(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < SIZE
+    wait_for_inputs(EARLY)
+    narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    x = narrow.to(tl.float32)
+    z = tl.minimum(tl.abs(x), 30.0)  # an infinity times no tail is no number
+    # 1 - Phi(z) to a part in 8 million: half of erfc(z / sqrt(2)) as in Press et al., Numerical Recipes, 2nd edition, 6.2, to
+    # base 2. Half of erf's instructions, which bound torch's kernel.
     t = 1.0 / (z * 0.353553391 + 1.0)
     p = t * 0.246517298 - 1.18611495
     p = p * t + 2.14747446
@@ -88,20 +95,8 @@ def normal_tail(z):
     p = p * t + 0.539700616
     p = p * t + 1.4427292
     p = p * t - 2.82574822
-    return t * tl.exp2(p - z * z * 0.72134752)
-
-
-@triton.jit
-def gelu_kernel(x_ptr, out_ptr, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    start_next(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = col < SIZE
-    wait_for_inputs(EARLY)
-    narrow = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
-    x = narrow.to(tl.float32)
-    away = tl.minimum(tl.abs(x), 30.0)  # an infinity times no tail is no number
-    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - away * normal_tail(away)
+    tail = t * tl.exp2(p - z * z * 0.72134752)
+    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * tail
     tl.store(out_ptr + row * SIZE + col, y.to(narrow.dtype), mask=mask)
 
 
@@ -109,8 +104,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     if x.dtype == torch.float32 or x.stride(-1) != 1:  # all digits, or another order
         return F.gelu(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x.reshape(-1, x.shape[-1])
-    size = rows.shape[1]
+    rows, size = x.reshape(-1, x.shape[-1]), x.shape[-1]
     block = min(1024, next_power_of_2(size))
     if rows.numel():
         gelu_kernel[(rows.shape[0], cdiv(size, block))](
