@@ -1,6 +1,6 @@
 """The parts of a layer of BERT-base in a full step, and candidates for them: GELU's places, and tiles of attention.
 
-    python bench/ops/texts.py [--tokens 8192]
+    PYTHONPATH=. python bench/ops/texts.py [--tokens 8192]
 
 ``short`` is the best of several graphs, ``hot`` the mean over a longer time, with the card's clock where its power holds it.
 """
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timing import time_calls
-from wide_gelu import wide_gelu
 
 from headway.core.ints import cdiv
 from headway.kernels.add_layer_norm import add_layer_norm
 from headway.kernels.dense_attention import reference
 from headway.kernels.dense_attention.triton import dense_kernel
 from headway.kernels.silu_mul import gelu
+from tests.kernels.wide_gelu import wide_gelu
 
 HIDDEN, INNER, HEADS, SIZE = 768, 3072, 12, 64
 TILES = [

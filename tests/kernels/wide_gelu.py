@@ -77,7 +77,7 @@ def finish_copies(m, n, first_half, last_half, phase, sums, bars, arguments, KIN
         mbarrier.arrive(taken.index(half))
 
 
-@gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
+@gluon.jit(do_not_specialize=["num_tokens", "tiles_m"])
 def gelu_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
@@ -85,7 +85,6 @@ def gelu_kernel(
     out_ptr,  # [T, N]
     num_tokens,
     tiles_m,
-    tiles_n,
     N: gl.constexpr,
     GELU: gl.constexpr,
     K: gl.constexpr,
@@ -96,6 +95,8 @@ def gelu_kernel(
     """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (out_ptr, bias_ptr, num_tokens)
     KIND: gl.constexpr = (N, GELU)
+    WIDE: gl.constexpr = weight_desc.block_shape[1]
+    tiles_n = (N + WIDE - 1) // WIDE
     run_tiles(x_desc, weight_desc, tiles_m, tiles_n, bias_gelu, finish_copies, arguments, KIND, K, STAGES, GROUP, EARLY)
 
 
@@ -107,7 +108,7 @@ def wide_gelu(
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, wide)
     gelu_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), weight_descriptor(weight, 1, wide), bias, out, rows, tiles_m, tiles_n, N=outputs, GELU=gelu,
+        _activations(x), weight_descriptor(weight, 1, wide), bias, out, rows, tiles_m, N=outputs, GELU=gelu,
         K=x.shape[1], STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return out
