@@ -45,7 +45,7 @@ from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
-from headway.kernels.silu_mul.triton import sigmoid_mul_kernel, silu_mul_kernel
+from headway.kernels.silu_mul.triton import gelu_kernel, sigmoid_mul_kernel, silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
@@ -347,6 +347,7 @@ def main() -> None:
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     for act in (1, 2, 3):
         compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
+    compile_kernel("gelu", gelu_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     compile_kernel("sigmoid_mul", sigmoid_mul_kernel, {"SIZE": 2048, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}

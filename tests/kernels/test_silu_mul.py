@@ -1,11 +1,12 @@
-"""``silu_mul``, ``gelu_mul``, ``sigmoid_mul``: the references against formulas in f64, the kernels against the references."""
+"""``silu_mul``, ``gelu_mul``, ``sigmoid_mul``, ``gelu``: references against formulas in f64, kernels against references."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from headway.kernels.silu_mul import gelu_mul, sigmoid_mul, silu_mul
+from headway.kernels.silu_mul import gelu, gelu_mul, sigmoid_mul, silu_mul
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -68,3 +69,21 @@ def test_gates_of_attention(shape: tuple[int, int], dtype: torch.dtype, device: 
     assert_close(found, sigmoid_mul.reference(x, gate))
     assert_close(found, (x.double() * gate.double().sigmoid()).to(dtype))
     assert sigmoid_mul(x.to("meta"), gate.to("meta")).shape == found.shape
+
+
+def test_gelu_of_every_number(device: str) -> None:
+    """Of 16 bits, to half a unit in the last place; infinities and what is no number, too."""
+    x = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(torch.float16).view(64, 1024)
+    found = gelu.implementation("cuda")(x)
+    exact = 0.5 * x.double() * torch.special.erfc(-x.double() / 2**0.5)
+    exact[x == -torch.inf] = 0.0
+    torch.testing.assert_close(found.double(), exact, rtol=1.01 * 2**-11, atol=1.01 * 2**-25, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+def test_gelu_equals_reference(dtype: torch.dtype, device: str) -> None:
+    wide = make_random(6, 1070, dtype=dtype, device=device) * 4
+    for x in (wide[:0], wide[:, 20:1050], wide.view(2, 3, 1070), wide.T):
+        found = gelu.implementation("cuda")(x)
+        assert_close(found, F.gelu(x))
+        assert gelu(x.to("meta")).shape == found.shape

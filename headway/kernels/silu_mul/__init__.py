@@ -1,4 +1,4 @@
-"""Gated activations: silu(gate) * up of Llama-like MLPs, gelu(gate) * up of Gemma-like ones, and sigmoid(gate) * x.
+"""Activations: silu(gate) * up of Llama-like MLPs, gelu(gate) * up of Gemma-like ones, sigmoid(gate) * x, BERT's GELU.
 
 silu_mul(x) -> y
     x  [T, 2 * I] activations (bf16, f16, f32), row = (gate [I], up [I]), last dimension contiguous
@@ -9,6 +9,10 @@ gelu_mul(x, tanh) -> y: round(gate * Phi(gate)) * up; with tanh Phi(g) is (1 + t
 sigmoid_mul(x, gate) -> y: what attention gates its results with
     x, gate  [T, I] activations, last dimension contiguous
     y        [T, I] in x's dtype:  x * round(sigmoid(gate))
+
+gelu(x) -> y: x * Phi(x), Phi of the normal distribution (Hendrycks and Gimpel 2016)
+    x  [..., I] activations, last dimension contiguous, the others as if they were one
+    y  [..., I] in x's dtype, contiguous
 """
 
 from __future__ import annotations
@@ -46,4 +50,11 @@ sigmoid_mul = Op(
     reference=reference.sigmoid_mul,
     meta=lambda x, gate: torch.empty(x.shape, dtype=x.dtype, device=x.device),
     triton="headway.kernels.silu_mul.triton:sigmoid_mul",
+)
+
+gelu = Op(
+    "gelu(Tensor x) -> Tensor",
+    reference=reference.gelu,
+    meta=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    triton="headway.kernels.silu_mul.triton:gelu",
 )

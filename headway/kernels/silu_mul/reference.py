@@ -1,4 +1,4 @@
-"""The meaning of ``silu_mul``, ``gelu_mul`` and ``sigmoid_mul``; shapes in the package docstring."""
+"""The meaning of ``silu_mul``, ``gelu_mul``, ``sigmoid_mul`` and ``gelu``; shapes in the package docstring."""
 
 from __future__ import annotations
 
@@ -22,3 +22,7 @@ def gate_mul(x: torch.Tensor, act: str) -> torch.Tensor:
 
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(gate)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)

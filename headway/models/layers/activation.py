@@ -10,7 +10,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import GATES, gelu_mul, silu_mul
+from headway.kernels.silu_mul import GATES, gelu, gelu_mul, silu_mul
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
     {
         "silu": F.silu,
         "gelu_tanh": _gelu_tanh,
-        "gelu": F.gelu,
+        "gelu": gelu,
         "quick_gelu": _quick_gelu,
         "relu": F.relu,
         "relu2": _relu2,
