@@ -181,6 +181,9 @@ class FormTable:
         self._few_limit = min((_few_limit(each, rules.few) for each in added), default=0)
         self._meeting = _common([_meeting_rows(each, rules.mid) for each in distinct])
         self._mid = _common([_mid_tokens(each, rules.mid, self._meeting) for each in added])
+        if not any(out.added for each in added for out in (each.out_of_mixer, each.out_of_ffn) if out is not None):
+            # No product has a norm to compute anew: those for few rows are the faster ones as far as they go.
+            self._mid = range(max(self._mid.start, self._few_limit + 1), max(self._mid.stop, self._few_limit + 1))
         self._known: dict[tuple[int, bool], tuple[LayerForms, ...]] = {}
         self._known_head: dict[int, In] = {}
 
