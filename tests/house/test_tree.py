@@ -9,7 +9,7 @@ from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
     "cli": 5_750, "server": 7_050, "api": 10_050, "engine": 5_050, "runner": 2_700, "speculative": 1_750, "multimodal": 950,
-    "models": 14_750, "attention": 800, "recurrent": 250, "sampling": 900, "pooling": 300, "state": 800, "parallel": 1_550,
+    "models": 14_760, "attention": 800, "recurrent": 250, "sampling": 900, "pooling": 300, "state": 800, "parallel": 1_540,
     "scheduler": 3_000, "device": 2_950, "kernels": 23_900, "weights": 1_700, "core": 2_800,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,

@@ -333,7 +333,7 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
-    for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True)):
+    for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True), (6, True, True)):
         constants = {
             "SIZE": 1024,
             "BLOCK_R": 4,

@@ -84,6 +84,14 @@ def test_norms_on_both_sides_of_the_sum(before: bool, shape: tuple[int, int], dt
     assert_close(residual, expected_residual)
     assert_close(native, expected_residual.cpu())
     assert torch.equal(x, kept)
+    parts, summed, other = (
+        make_random(3, *shape, dtype=torch.float32, device=device),
+        residual.clone(),
+        residual.clone(),
+    )
+    expected = norm_add.reference((parts[0] + parts[1] + parts[2]).to(dtype), after, summed, last, EPS)
+    assert_close(norm_add.implementation("cuda")(parts, after, other, last, EPS), expected)
+    assert_close(other, summed)
     far = [None if each is None else each.to("meta") for each in (x, after, residual, last)]
     assert norm_add(*far, EPS).shape == expected.shape
 

@@ -75,7 +75,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 def norm_add(
     x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    y = rms_norm(x, after, eps)
+    y = rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps)
     return residual.add_(y).new_empty((0, y.shape[1])) if weight is None else add_rms_norm(y, residual, weight, eps)
 
 

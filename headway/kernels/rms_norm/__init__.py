@@ -11,7 +11,7 @@ add_rms_norm(x, residual, weight, eps) -> y
 add_parts_rms_norm(parts, residual, weight, eps) -> y
     parts   f32 [S, T, C] contiguous, a product summed in S parts: add_rms_norm of their sum, rounded to residual's dtype
 
-norm_add(x, after, residual, weight, eps) -> y: where a norm stands behind a product, too
+norm_add(x, after, residual, weight, eps) -> y: where a norm stands behind a product x, or its parts [S, T, C], too
     after   [C]: residual += rms_norm(x, after);  y = rms_norm(residual, weight), or empty [0, C] with weight None
 """
 

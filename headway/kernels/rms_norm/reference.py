@@ -23,5 +23,5 @@ def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torc
 def norm_add(
     x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    residual.add_(rms_norm(x, after, eps))
+    residual.add_(rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps))
     return residual.new_empty((0, residual.shape[1])) if weight is None else rms_norm(residual, weight, eps)

@@ -85,7 +85,8 @@ def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torc
 def norm_add(
     x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    return _launch(x, residual, weight, eps, after=after)
+    assert x.dim() == 2 or (x.dtype == torch.float32 and x.is_contiguous()), "parts are as linear_parts makes them"
+    return _launch(x, residual, weight, eps, x.shape[0] if x.dim() == 3 else 0, after)
 
 
 def _launch(

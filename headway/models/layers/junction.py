@@ -147,7 +147,7 @@ class ProjectOut:
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
         added = self.after is None and self.multiplier == 1.0 and not self.replaces
         outputs, inputs = dense.shape
-        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused)
+        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused, self._one_kernel)
 
     def __call__(self, x: torch.Tensor, stream: Stream, form: Out) -> Stream:
         """Add the product of x [T, K]."""
@@ -164,6 +164,8 @@ class ProjectOut:
         if form is Out.WIDE:
             wide_add(x, linear.weight, residual)
             return Stream(residual, None if norm is None else norm.forward(residual))
+        if form is Out.PARTS and self._one_kernel:
+            return self.add(cast(torch.Tensor, linear_parts(x, linear.weight, linear.bias)), residual)
         norm = cast(RMSNorm, norm)
         if form is Out.MEET:
             return Stream(residual, *mid_add(x, linear.weight, linear.bias, residual, norm.weight))
