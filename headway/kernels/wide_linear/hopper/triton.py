@@ -110,7 +110,7 @@ def multiply_tiles(
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
         _, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        y = prepare(acc.to(sums.dtype), n, arguments, KIND)
+        y = prepare(acc, n, arguments, KIND).to(sums.dtype)
         mbarrier.wait(taken.index(HALF), (turn & 1) ^ 1)
         sums.index(HALF).store(y)
         gl.thread_barrier()
@@ -168,7 +168,8 @@ def run_tiles(
 ):  # fmt: skip
     """A whole kernel of 4 warps.
 
-    ``prepare(y, n, arguments, KIND)`` may change the product y [ROWS, WIDE] of a tile in column n while it lies in registers.
+    ``prepare(y, n, arguments, KIND)`` may change the product y, float32 [ROWS, WIDE], of a tile in column n while it lies in
+    registers.
     ``finish(m, n, first_half, last_half, phase, sums, bars, arguments, KIND, WARPS)`` takes halves of a tile from ``sums`` when
     their barriers say that they are there, by the end of this phase, and says when it has read them.
     """
