@@ -102,7 +102,7 @@ def gelu_kernel(x_ptr, out_ptr, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexp
     x = narrow.to(tl.float32)
     z = tl.minimum(tl.abs(x), 30.0)  # an infinity times no tail is no number
     # 1 - Phi(z) to a part in 8 million: half of erfc(z / sqrt(2)) as in Press et al., Numerical Recipes, 2nd edition, 6.2, to
-    # base 2. Half of erf's instructions, which bound torch's kernel.
+    # base 2. Half of erf's instructions.
     t = 1.0 / (z * 0.353553391 + 1.0)
     p = t * 0.246517298 - 1.18611495
     p = p * t + 2.14747446
