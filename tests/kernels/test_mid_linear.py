@@ -78,7 +78,10 @@ def compare_add(
     found, expected = residual.clone(), residual.clone()
     y, squares = op(*arguments, found, norm)
     assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
-    assert_close(found, expected)
+    # The product is rounded before it is added: where it and the residual cancel, one last place of either is much of the sum.
+    places = torch.finfo(residual.dtype).eps * (residual.abs() + (expected - residual).abs()).float()
+    off = (found.float() - expected.float()).abs()
+    assert bool((off <= 2e-2 * expected.float().abs() + places).all()), f"off by up to {off.max().item()}"
     follow(found, y, squares, norm, tile or tile_for("mid_add", residual.shape[0], *arguments[1].shape))
 
 
