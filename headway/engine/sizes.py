@@ -160,8 +160,9 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
         return sizes
     blocks_for = partial(_blocks_for, sizes, layout)
     wanted = blocks_for(sizes.max_model_len)
-    block_bytes = max(block_bytes, 1)  # blocks of a model that caches no token are free
-    num_blocks = min(budget // block_bytes, sizes.max_num_seqs * wanted + 1)
+    num_blocks = sizes.max_num_seqs * wanted + 1
+    if block_bytes:  # blocks of a model that caches states alone are free
+        num_blocks = min(budget // block_bytes, num_blocks)
     need = (wanted + 1) * block_bytes
     if num_blocks > wanted:
         return replace(sizes, num_blocks=num_blocks)

@@ -263,10 +263,7 @@ class DecoderModel(nn.Module):
             return self.config.stage.receive(
                 len(batch.input_ids), self.config.hidden_size, self.dtype, batch.input_ids.device
             )
-        x = self.embedding.forward(batch.input_ids)
-        if self._multiplier != 1.0:
-            x *= self._multiplier
-        return x
+        return self.embedding.forward(batch.input_ids, self._multiplier)
 
     def _own(self, want: Want) -> Sequence[int]:
         """The layers that run here, of those that are wanted."""

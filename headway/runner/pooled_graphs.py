@@ -15,6 +15,9 @@ LONGEST = (32, 128, 512, 2048)
 512 tokens, when all have 30, seven of eight have none."""
 FEW_ROWS, SMALL = 8, 512
 """Steps of up to so many tokens are there for few rows, too: one query alone waits for each microsecond."""
+LONG, FULL_ROWS = 128, 2
+"""Steps of texts of more tokens are there for as many rows as fill them if the mean is half of the longest, too: a text of 510
+tokens fills a 16th of a step, and for 256 rows attention would launch sixteen programs for one that has work."""
 
 
 def pooled_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[LaunchShape]:
@@ -27,7 +30,8 @@ def pooled_shapes(max_tokens: int, max_rows: int, max_model_len: int) -> list[La
     for below, tokens in zip([0, *tiers], tiers, strict=False):
         most = min(tokens, max_model_len)
         for longest in [each for each in LONGEST if each < most] + [most]:
-            for rows in {min(FEW_ROWS, max_rows), max_rows} if tokens <= SMALL else {max_rows}:
+            fewer = FEW_ROWS if tokens <= SMALL else FULL_ROWS * tokens // longest if longest > LONG else max_rows
+            for rows in {min(fewer, max_rows), max_rows}:
                 if rows * longest > below:
                     found.add(LaunchShape(tokens, min(rows, tokens), 0, longest))
     return sorted(found, key=lambda shape: (shape.tokens, shape.rows, shape.longest))

@@ -142,6 +142,23 @@ def test_a_wrong_prompt_far_behind_stops_the_call_and_frees_the_engine(monkeypat
         assert len(llm.embed(["w1"] * 9)) == 9
 
 
+def test_token_ids_are_checked_in_parts_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take the interpreter from the engine's loop; a wrong one far behind ends the call all the same."""
+    monkeypatch.setattr(offline, "PART_TOKENS", 8)
+    monkeypatch.setattr(offline, "PART_TEXTS", 4)
+    monkeypatch.setattr(offline, "_ahead", None)
+    lengths = [2, 9, 3, 5, 2, *[1] * 9, 20]
+    prompts: list[Any] = [[7 + place] * length for place, length in enumerate(lengths)]
+    prompts[1], prompts[4] = np.array(prompts[1]), {"prompt_token_ids": prompts[4]}
+    assert offline._ends(prompts) == [2, 4, 8, 12, 15] and not offline._ends([[1], "w1"])
+    with LLM("embed") as llm:
+        found = [output.prompt_token_ids for output in llm.embed(prompts)]
+        assert found == [[7 + place] * length for place, length in enumerate(lengths)]
+        with pytest.raises(InvalidRequestError, match="prompt 14 has no tokens"):
+            llm.embed([*prompts[:14], []])
+        assert not core(llm).has_work() and len(llm.embed([[8]])) == 1
+
+
 def test_dimensions_cut_and_make_of_length_1_again() -> None:
     with LLM("embed") as llm:
         whole = llm.embed("w1 w2", as_numpy=True)

@@ -8,9 +8,9 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_720, "server": 7_020, "api": 10_050, "engine": 5_050, "runner": 2_720, "speculative": 1_750, "multimodal": 950,
-    "models": 14_750, "attention": 800, "recurrent": 250, "sampling": 870, "pooling": 300, "state": 770, "parallel": 1_700,
-    "scheduler": 3_000, "device": 3_050, "kernels": 23_750, "weights": 1_700, "core": 2_800,
+    "cli": 5_710, "server": 7_010, "api": 10_050, "engine": 5_060, "runner": 2_710, "speculative": 1_740, "multimodal": 940,
+    "models": 14_760, "attention": 800, "recurrent": 230, "sampling": 860, "pooling": 280, "state": 770, "parallel": 1_670,
+    "scheduler": 2_990, "device": 3_040, "kernels": 23_900, "weights": 1_700, "core": 2_780,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""

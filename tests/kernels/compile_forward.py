@@ -45,7 +45,7 @@ from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
-from headway.kernels.silu_mul.triton import sigmoid_mul_kernel, silu_mul_kernel
+from headway.kernels.silu_mul.triton import gelu_kernel, sigmoid_mul_kernel, silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
@@ -254,7 +254,7 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "RING": tile.ring(inputs),
         "BIAS": False,
     }
-    ours = {"PARTS": 32 if kind == "mid_gate_up" else 0, "SILU": silu, "MORE": tile.widths()[1]}
+    ours = {"PARTS": 32 if kind == "mid_gate_up" else 0, "GATE": int(silu), "MORE": tile.widths()[1]}
     constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else ours
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
     kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
@@ -279,7 +279,7 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
     if wide == WIDE:
         compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
     types["weight_desc"] = described(2, wide // 2, BLOCK_K)
-    compile_typed(f"wide {wide} gate_up", gate_up_kernel, {**fixed, "N": 3072}, types, {"num_warps": 4})
+    compile_typed(f"wide {wide} gate_up", gate_up_kernel, {**fixed, "N": 3072, "GATE": 1}, types, {"num_warps": 4})
 
 
 def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:
@@ -293,7 +293,7 @@ def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -
     if cluster:
         compile_typed(f"thin add {wide}", thin_add_kernel, {**fixed, "CLUSTER": cluster}, types, options)
     else:
-        constants = {**fixed, "PARTS": 64, "SILU": silu}
+        constants = {**fixed, "PARTS": 64, "GATE": 2 * silu}
         compile_typed(f"thin {wide}", thin_linear_kernel, constants, types, options)
 
 
@@ -302,7 +302,7 @@ def compile_uneven() -> None:
     types |= {"right_desc": described(2, 32, BLOCK_K), "out_left": described(BLOCK_M // 2, 64)}
     types["out_right"] = f"tensordesc<bf16{[BLOCK_M // 2, 32]},{NVMMASharedLayout(64, 16, 2)!r}>"
     fixed = {"K": 1024, "STAGES": STAGES[UNEVEN], "GROUP": GROUP}
-    compile_typed("wide uneven gate_up", gate_up_pairs_kernel, fixed, types, {"num_warps": 4})
+    compile_typed("wide uneven gate_up", gate_up_pairs_kernel, {**fixed, "GATE": 2}, types, {"num_warps": 4})
 
 
 def main() -> None:
@@ -333,11 +333,21 @@ def main() -> None:
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
-    for parts, add in ((0, False), (0, True), (4, True)):
-        constants = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
+    for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True), (6, True, True)):
+        constants = {
+            "SIZE": 1024,
+            "BLOCK_R": 4,
+            "BLOCK_C": 1024,
+            "ADD": add,
+            "PARTS": parts,
+            "AFTER": after,
+            "NORM": True,
+        }
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
-    compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
+    for act in (1, 2, 3):
+        compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
+    compile_kernel("gelu", gelu_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     compile_kernel("sigmoid_mul", sigmoid_mul_kernel, {"SIZE": 2048, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}
     rope |= {"BLOCK_REST": 1, "Q_NORM": True, "K_NORM": True}

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from headway.kernels.mid_linear.hopper import triton as module
+from headway.kernels.wide_linear.hopper.triton import LOG2E
 
 HELPERS = (
     "buffers", "weight_rows", "copy_weights", "multiply", "multiply_run", "meet", "meet_all", "load_squares", "store_columns",
-    "store_sum",
+    "store_sum", "gate_mul",
 )  # fmt: skip
 WRITTEN_BEFORE = ("x_ptr", "residual_ptr", "squares_ptr")
 """By kernels that may still run."""
@@ -224,7 +225,7 @@ class Program:
             minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
             where=lambda keep, a, b: torch.where(torch.as_tensor(keep), a, b),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, reshape=torch.reshape,
-            split=lambda pairs: pairs.unbind(-1), convert_layout=lambda value, layout: value,
+            erf=torch.erf, split=lambda pairs: pairs.unbind(-1), convert_layout=lambda value, layout: value,
             load=lambda pointer, mask=None, other=0.0: self.read(pointer, mask), store=self.store, int32=torch.int32,
             rsqrt=torch.rsqrt, sum=lambda value, axis: value.sum(axis), allocate_shared_memory=self.allocate,
             thread_barrier=self.barrier, constexpr=None,
@@ -237,7 +238,7 @@ class Program:
             "warpgroup_mma_wait": self.wait_products, "gdc_wait": self.gdc_wait, "gdc_launch_dependents": lambda: None,
             "copy_layout": lambda *_: None, "store_layout": lambda *_: None, "product_layout": lambda *_: None,
             "squares_layout": lambda *_: None, "least": min,
-            "chunk_start": module.chunk_start.fn, "LOG2E": module.LOG2E.value, "ROOM_PAD": module.ROOM_PAD.value,
+            "chunk_start": module.chunk_start.fn, "LOG2E": LOG2E.value, "ROOM_PAD": module.ROOM_PAD.value,
             "cluster_buffer": self.make_room, "cluster_wait": self.meet_others, "open_mailbox": self.open_mailbox,
             "place_in": lambda rank, at: rank * Cluster.REACH + at, "send2": self.send, "wait_mailbox": self.wait_mailbox,
             "pull4": lambda at: self.room[at // 4],

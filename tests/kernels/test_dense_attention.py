@@ -89,6 +89,18 @@ def test_implementations_equal_the_reference(
         assert_close(found[: sum(lengths)], dense_attention.reference(qkv, starts, *rest)[: sum(lengths)])
 
 
+@pytest.mark.parametrize("large", [60.0, -60.0])
+def test_large_products_with_a_small_scale(large: float, device: str) -> None:
+    """What is subtracted must be the highest score as scaled, or all weights vanish, or grow beyond numbers."""
+    qkv, starts = inputs([70, 3], 2, 2, 16, torch.float32, device)
+    qkv[:, :32] = large * qkv[:, :32].abs()
+    qkv[:, 32:64] = 60.0 * qkv[:, 32:64].abs()
+    arguments = (qkv, starts, None, 2, 2, 0.002, -1, 0.0, 70)
+    with interpreter_loops():
+        found = dense_attention.implementation("cuda")(*arguments)
+    torch.testing.assert_close(found[:73], dense_attention.reference(*arguments)[:73], rtol=1e-3, atol=1e-4)
+
+
 def test_a_row_is_the_same_whoever_shares_its_step(device: str) -> None:
     qkv, _ = inputs([30, 7], 4, 4, 8, torch.float32, device)
     rest = numbers([30, 7], 4, 4, 8, device)

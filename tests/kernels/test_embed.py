@@ -21,6 +21,14 @@ def test_kernel_equals_reference(tokens: int, size: int, dtype: torch.dtype, dev
     assert torch.equal(found, weight[ids.long()]) and torch.equal(found, embed.reference(ids, weight))
 
 
+def test_rows_may_be_scaled(device: str) -> None:
+    """Rounded once."""
+    weight = make_random(9, 20, dtype=torch.float16, device=device, seed=1)
+    ids = torch.tensor([3, 8, 3], dtype=torch.int32, device=device)
+    for run in (embed.implementation("cuda"), embed.reference):
+        assert torch.equal(run(ids, weight, 33.75), weight[[3, 8, 3]] * 33.75)
+
+
 def test_ids_outside_the_table_read_its_ends(device: str) -> None:
     weight = make_random(9, 16, dtype=torch.float32, device=device, seed=1)
     ids = torch.tensor([-1, 9, 2**31 - 1, -(2**31)], dtype=torch.int32, device=device)

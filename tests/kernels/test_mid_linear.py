@@ -24,6 +24,7 @@ from headway.kernels.mid_linear.tiles import (
     row_bucket,
     tile_for,
 )
+from headway.kernels.silu_mul import GATES
 from headway.kernels.testing import assert_close, make_random
 
 SHAPES = [(17, 70, 64), (64, 96, 320), (33, 1024, 1024), (65, 34, 192), (128, 64, 768), (250, 130, 1024)]
@@ -77,7 +78,10 @@ def compare_add(
     found, expected = residual.clone(), residual.clone()
     y, squares = op(*arguments, found, norm)
     assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
-    assert_close(found, expected)
+    # The product is rounded before it is added: where it and the residual cancel, one last place of either is much of the sum.
+    places = torch.finfo(residual.dtype).eps * (residual.abs() + (expected - residual).abs()).float()
+    off = (found.float() - expected.float()).abs()
+    assert bool((off <= 2e-2 * expected.float().abs() + places).all()), f"off by up to {off.max().item()}"
     follow(found, y, squares, norm, tile or tile_for("mid_add", residual.shape[0], *arguments[1].shape))
 
 
@@ -117,6 +121,8 @@ def test_modelled_kernel_equals_reference(shape: tuple[int, int, int], bias: boo
         for squares in (None, sums(1, arguments[0]), sums(5, arguments[0])):
             more = [*arguments, squares, EPS]
             assert_close(op.implementation("cuda")(*more), op.reference(*more))
+    for act in GATES[1:]:
+        assert_close(mid_gate_up.implementation("cuda")(*more, act), mid_gate_up.reference(*more, act))
     compare_add(mid_add.implementation("cuda"), arguments, *adding(shape, "cpu", torch.float16))
     parts, expected = linear_parts.implementation("cuda")(*arguments), linear_parts.reference(*arguments)
     torch.testing.assert_close(parts, expected, atol=1e-4, rtol=1e-4)

@@ -86,14 +86,14 @@ def test_every_copying_warp(tile: MidTile, rows: int, hopper: str, monkeypatch: 
         outputs = 10_000 if silu else 20_000
         around = torch.full((2 + rows, outputs), 7.0, dtype=torch.bfloat16, device=hopper)
         out = around[1:-1]
-        launch(x, weight, bias, out, tile, squares, EPS, silu=silu)
+        launch(x, weight, bias, out, tile, squares, EPS, gate=int(silu))
         assert_close(out, meaning(x, weight, bias, squares, EPS))
         assert bool((around[0] == 7.0).all()) and bool((around[-1] == 7.0).all())
         first, fewer = out.clone(), torch.empty_like(out[:1])
         for _ in range(10):
-            launch(x, weight, bias, out, tile, squares, EPS, silu=silu)
+            launch(x, weight, bias, out, tile, squares, EPS, gate=int(silu))
             assert torch.equal(out, first), "a moving result would be a race"
-        launch(x[-1:], weight, bias, fewer, tile, squares[:, -1:].contiguous(), EPS, silu=silu)
+        launch(x[-1:], weight, bias, fewer, tile, squares[:, -1:].contiguous(), EPS, gate=int(silu))
         assert torch.equal(fewer, first[-1:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
+from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, norm_add, rms_norm
 from headway.kernels.rms_norm.triton import MANY_ROWS
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
@@ -60,6 +60,40 @@ def test_parts_are_summed_first(shape: tuple[int, int], dtype: torch.dtype, devi
     assert torch.equal(parts, before)
     assert_close(add_parts_rms_norm.reference(parts, residual.zero_(), weight, EPS),
                  rms_norm.reference(parts.sum(0).to(dtype), weight, EPS))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("before", [True, False])
+def test_norms_on_both_sides_of_the_sum(before: bool, shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    """The product's norm, the sum, and the next norm if there is one; weights may be f32."""
+    x = make_random(*shape, dtype=dtype, device=device) * 3
+    after, weight = (make_random(shape[1], dtype=torch.float32, device=device, seed=seed) for seed in (1, 3))
+    residual = make_random(*shape, dtype=dtype, device=device, seed=2)
+    native, expected_residual, kept = residual.clone(), residual.clone(), x.clone()
+    expected_residual += rms_norm.reference(x, after, EPS)
+    last = weight if before else None
+    expected = rms_norm.reference(expected_residual, weight, EPS) if before else x[:0]
+    assert_close(norm_add.implementation("cuda")(x, after, residual, last, EPS), expected)
+    assert_close(
+        norm_add.implementation("cpu")(
+            x.cpu(), after.cpu(), native := native.cpu(), None if last is None else last.cpu(), EPS
+        ),
+        expected.cpu(),
+    )
+    assert_close(residual, expected_residual)
+    assert_close(native, expected_residual.cpu())
+    assert torch.equal(x, kept)
+    parts, summed, other = (
+        make_random(3, *shape, dtype=torch.float32, device=device),
+        residual.clone(),
+        residual.clone(),
+    )
+    expected = norm_add.reference((parts[0] + parts[1] + parts[2]).to(dtype), after, summed, last, EPS)
+    assert_close(norm_add.implementation("cuda")(parts, after, other, last, EPS), expected)
+    assert_close(other, summed)
+    far = [None if each is None else each.to("meta") for each in (x, after, residual, last)]
+    assert norm_add(*far, EPS).shape == expected.shape
 
 
 def test_many_rows_share_programs(device: str) -> None:

@@ -48,6 +48,9 @@ def test_norm_linear_and_gate_up(shape: tuple[int, int, int], dtype: torch.dtype
     args = (i["x"] * 3, i["norm"], 1e-5, i["weight"], i["bias"])
     for op in (norm_linear, norm_gate_up):
         assert_close(op.implementation("cuda")(*args), op.reference(*args))
+    for norm, act in ((i["norm"].float(), "gelu_tanh"), (None, "gelu"), (None, "silu")):  # norms' weights may be f32
+        gated = (i["x"] * 3, norm, 1e-5, i["weight"], i["bias"], act)
+        assert_close(norm_gate_up.implementation("cuda")(*gated), norm_gate_up.reference(*gated))
 
 
 @dtypes

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.rope_kv_write import rope_kv_write
+from headway.kernels.silu_mul import GATES
 from headway.kernels.testing import assert_close, assert_same_cache, make_cos_sin, make_random
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import TABLE, tile_width, wide_tokens
@@ -96,7 +97,8 @@ def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 @pytest.mark.parametrize("shape", SHAPES)
 def test_modelled_gate_up_equals_reference(shape: tuple[int, int, int], wide: int) -> None:
     arguments = gate_up_inputs(shape, "cpu", torch.float16)
-    assert_close(wide_gate_up.implementation("cuda")(*arguments), wide_gate_up.reference(*arguments))
+    for act in GATES:
+        assert_close(wide_gate_up.implementation("cuda")(*arguments, act), wide_gate_up.reference(*arguments, act))
 
 
 def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -148,8 +150,10 @@ def test_gate_up_equals_reference(shape: tuple[int, int, int], dtype: torch.dtyp
     x, weight = gate_up_inputs(shape, hopper, dtype)
     guarded = torch.full((shape[0] + 64, shape[1]), 7.0, dtype=dtype, device=hopper)
     out = guarded[: shape[0]]
+    for gate, act in enumerate(GATES, 1):
+        launch_gate_up(x, weight, out, gate=gate)
+        assert_close(out, wide_gate_up.reference(x, weight, act))
     launch_gate_up(x, weight, out)
-    assert_close(out, wide_gate_up.reference(x, weight))
     assert bool((guarded[shape[0] :] == 7.0).all())
     first = out.clone()
     for _ in range(20):

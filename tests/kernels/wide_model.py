@@ -30,9 +30,9 @@ PATIENCE = 20.0
 REACH = 1 << 24
 """Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
-    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "silu_mul", "finish_gates",
-    "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads", "turn_head", "store_head",
-    "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
+    "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "gate_mul",
+    "finish_gates", "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
+    "turn_head", "store_head", "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
     "load_squares",
 )  # fmt: skip
@@ -302,7 +302,7 @@ class Program:
             float8e4nv=torch.float8_e4m3fn, float32=torch.float32, arange=lambda start, end, layout: torch.arange(start, end),
             expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
-            broadcast=torch.broadcast_tensors, join=lambda a, b: torch.stack((a, b), -1),
+            erf=torch.erf, broadcast=torch.broadcast_tensors, join=lambda a, b: torch.stack((a, b), -1),
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
             split=lambda pairs: pairs.unbind(-1), load=self.load, store=self.store,
             allocate_shared_memory=self.allocate, thread_barrier=lambda: None, warp_specialize=self.specialize,

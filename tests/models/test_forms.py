@@ -172,6 +172,34 @@ def test_the_last_layer_may_end_with_the_rows_last_tokens(name: str, way: str, u
         torch.testing.assert_close(mine, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gemma", "gemma3", "glm4", "olmo2"])
+@pytest.mark.parametrize("kind", ["few", "mid", "wide"])
+def test_norms_behind_products_and_other_gates(kind: str, name: str, used: dict[str, int]) -> None:
+    """Products that no residual follows at once, and gelu or silu between them; Gemma 1's norms have f32 weights, too."""
+    oracle = hf_model(TINY[name])
+    plain, fused = Machine(ours(oracle)), Machine(ours(oracle))
+    rules = {
+        "few": Rules(few=lambda *_: 16),
+        "mid": Rules(mid=lambda kind, *_: range(0) if kind == "mid_add" else range(1, 17)),
+        "wide": Rules(wide=lambda kind, *_: (range(2, 99),) if kind == "wide_gate_up" else ()),
+    }
+    fused.model.use_forms(rules[kind])
+    for step in STEPS:
+        for wanted, found in zip(plain.step(step), fused.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+    layers, added = fused.model.spec.num_layers, name == "gemma"
+    expected = {
+        "few": ("norm_gate_up", 2),
+        "mid": ("linear_parts", 4) if added else ("mid_gate_up", 2),
+        "wide": ("wide_gate_up", 2),
+    }
+    op, steps = expected[kind]
+    assert used[op] == steps * layers
+    if kind != "wide" and not added:
+        outs = {"few": used["skinny_linear"], "mid": used["mid_linear"] + used["linear_parts"]}
+        assert outs[kind] >= 2 * 3 * layers and (kind == "few" or used["linear_parts"] >= 2 * layers)
+
+
 HYBRID_USES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "mamba2": ({"norm_linear": 2, "linear_add": 2}, {"mid_linear": 2, "mid_add": 2}),
     "nemotron-h": ({"norm_linear": 4, "linear_add": 4}, {"mid_linear": 4, "mid_add": 4}),

@@ -48,6 +48,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
         "num_attention_heads": 32, "num_key_value_heads": 8,
     },
+    "gemma3-1b": {
+        "architectures": ["Gemma3ForCausalLM"], "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+        "sliding_window_pattern": 3, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    },
     "mamba2-780m": {
         "architectures": ["Mamba2ForCausalLM"], "vocab_size": 50288, "hidden_size": 1536, "num_heads": 48, "n_groups": 1,
         "tie_word_embeddings": True,
@@ -89,7 +94,7 @@ def batch(tokens: int, rows: int, decode_rows: int) -> StepBatch:
     return StepBatch(
         input_ids=ints(tokens), positions=ints(tokens), query_start=ints(rows + 1),
         seq_lens=ints(rows), row_slots=ints(rows), logit_indices=ints(rows),
-        groups=(GroupBatch(ints(4, 8), ints(tokens), ints(rows)),),
+        groups=(GroupBatch(ints(4, 8), ints(tokens), ints(rows)),) * 3,
         arrivals=ints(rows, 8), num_decode_rows=decode_rows, max_query_len=tokens - decode_rows or 1,
         max_seq_len_bound=4096, chunks=ints(64), max_chunks=most_chunks(tokens, rows, tokens - decode_rows or 1),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from headway.core.chunks import ring_places
 from headway.core.config import Thresholds
 from headway.core.messages import AddRequest
+from headway.engine.sizes import Sizes, fit_context
 from headway.state.cache_pool import StateStorage, bytes_per_block
 from tests.engine.harness import Answer, request, run
 from tests.recurrent.test_engine import arguments, engine
@@ -88,6 +89,15 @@ def play(
     for key, answer in answers.items():
         assert answer.token_ids == truth[key][: len(answer.token_ids) if key in aborted else None], (seed, key)
     return preemptions
+
+
+def test_blocks_of_models_that_cache_states_alone_take_no_memory() -> None:
+    """Exactly the states' bytes serve such a model; nothing is left for blocks, and nothing has to be."""
+    sizes = Sizes(max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, block_size=BLOCK, max_logprobs=5)
+    layout = pair("mamba2").model.spec.cache
+    assert bytes_per_block(layout, BLOCK, torch.float32) == 0
+    fitted = fit_context(sizes, layout, 0, 0, explicit=True)
+    assert fitted.max_model_len == 128 and fitted.num_blocks > 4 * 128 // BLOCK
 
 
 def test_right_tokens_with_tiny_pools(monkeypatch: pytest.MonkeyPatch) -> None:

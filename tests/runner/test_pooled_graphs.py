@@ -29,3 +29,10 @@ def test_every_step_finds_a_shape(sizes: tuple[int, int, int]) -> None:
         assert found is not None and found.tokens >= sum(lens) and found.rows >= len(lens) and found.longest >= longest
         smaller = [each for each in shapes if each.tokens >= sum(lens) and each.holds(len(lens), 0, longest)]
         assert found == min(smaller, key=lambda shape: (shape.tokens, shape.rows, shape.longest))
+
+
+def test_steps_of_long_texts_are_launched_for_few_rows() -> None:
+    graphs = PrefillGraphs(None, None, None, pooled_shapes(8192, 256, 512), ())  # type: ignore[arg-type]
+    for num_rows, length, most in [(16, 510, 32), (32, 512, 32), (33, 512, 256), (64, 128, 256)]:
+        found = graphs.shape_for(min(num_rows * length, 8192), num_rows, 0, length)
+        assert found is not None and (found.rows, found.longest) == (most, 512 if length > 128 else 128)

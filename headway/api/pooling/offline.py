@@ -8,7 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
 
 import numpy as np
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 PART_TEXTS: Final = 256
 """Prompts that are tokenised and submitted together."""
+PART_TOKENS: Final = 16384
+"""Prompts of token ids come in parts of so many tokens, too: checking one takes less time than the engine's steps for it."""
 PARTS_AHEAD: Final = 4
 """Parts that wait tokenised, and parts that the engine has beside those: enough to keep it busy, few enough for the memory."""
 POLL_SECONDS: Final = 0.001
@@ -83,7 +86,7 @@ class PoolingRunner:
             ids = self.door.token_ids(prompts[start:end], wanted, start if len(prompts) > 1 else None)
             return self.door.messages(ids, wanted, salts=found_salts and found_salts[start:end])
 
-        return self._run(len(prompts), messages, wanted, use_tqdm)
+        return self._run(len(prompts), messages, wanted, use_tqdm, ends=_ends(prompts))
 
     def pairs(self, job: ScoreJob, use_tqdm: bool) -> Pooled:
         """As ``prompts``, of a score job."""
@@ -96,12 +99,14 @@ class PoolingRunner:
         wanted: Wanted,
         use_tqdm: bool,
         total: int | None = None,
+        ends: Sequence[int] = (),
     ) -> Pooled:
-        """``messages(start, end)`` of all ``count`` prompts, part by part, to the engine and back."""
+        """``messages(start, end)`` of all ``count`` prompts, part by part, to the engine and back; ``ends`` see ``_ends``."""
         groups: list[OpenPooling] = []
+        between = cast(Parts, (messages(start, end) for start, end in pairwise([0, *ends])))
         with self._running, _bar(total or count, use_tqdm and sys.stderr.isatty()) as advance:
             try:
-                with contextlib.closing(_ahead(count, messages)) as parts:
+                with contextlib.closing(between if ends else _ahead(count, messages)) as parts:
                     self._feed(parts, wanted, groups, advance)
             except BaseException:
                 left = [name for group in groups for name in self._processor.drop(group)]
@@ -129,8 +134,7 @@ class PoolingRunner:
                 if part:
                     groups.append(self._processor.open(part, wanted, str(len(groups))))
                     num_open += len(part)
-                    self._client.add(part)
-                    continue
+                    self._client.add(part)  # and its first step begins, before there is more
             if not num_open:
                 continue
             updates = self._client.poll(POLL_SECONDS if more else None)
@@ -141,6 +145,22 @@ class PoolingRunner:
                 advance(before - num_open)
             if not updates and not self._client.has_work():
                 raise EngineDeadError(f"the engine lost {num_open} requests")
+
+
+def _ends(prompts: Sequence[object]) -> list[int]:
+    """Where parts of prompts end that are all token ids; [] where one is something else. Such parts are made between the
+    engine's steps: a thread that checks integers takes the interpreter's lock from them, for milliseconds each time."""
+    ends: list[int] = []
+    tokens = 0
+    for place, prompt in enumerate(prompts):
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(ids, (list, tuple)) and not (isinstance(ids, np.ndarray) and ids.ndim):
+            return []
+        tokens += len(ids)
+        if tokens >= PART_TOKENS or place + 1 - (ends[-1] if ends else 0) == PART_TEXTS:
+            ends.append(place + 1)
+            tokens = 0
+    return ends if not prompts or ends[-1:] == [len(prompts)] else [*ends, len(prompts)]
 
 
 def _ahead(count: int, messages: Callable[[int, int], list[AddRequest]]) -> Parts:

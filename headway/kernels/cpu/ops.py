@@ -72,6 +72,13 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     return out
 
 
+def norm_add(
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    y = rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps)
+    return residual.add_(y).new_empty((0, y.shape[1])) if weight is None else add_rms_norm(y, residual, weight, eps)
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     if not is_native(x) or x.dim() != 2:
         return _reference("silu_mul", x)

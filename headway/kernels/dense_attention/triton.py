@@ -53,11 +53,14 @@ def _over_keys(
             k = tl.load(at)
             v = tl.load(at + values_at)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        factor = 1.0
         apart = other[None, :] - place[:, None]
         if CAPPED:
             scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores * scale / soft_cap) + 1.0)) * LOG2E
-        else:
+        elif BIAS:
             scores *= scale * LOG2E
+        else:  # scaled as the maximum is subtracted, in one instruction
+            factor = scale * LOG2E
         if BIAS:
             seen = inside[None, :] & (place < length)[:, None]
             scores += tl.load(bias_ptr + apart, mask=seen, other=0.0) * LOG2E
@@ -66,11 +69,11 @@ def _over_keys(
             if NEAR:
                 seen = seen & (apart <= reach) & (apart >= -reach)
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         base = higher
         if MASKED:  # Nothing seen so far: exp2(-inf - -inf) would be NaN.
             base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         shrunk = tl.exp2(highest - base)
         total = total * shrunk + tl.sum(weights, axis=1)
         summed = tl.dot(weights.to(v.dtype), v, summed * shrunk[:, None], input_precision="ieee")
@@ -148,6 +151,7 @@ def dense_attention(
     max_query_len: int,
 ) -> torch.Tensor:
     assert qkv.stride(1) == 1 and (bias is None or bias.is_contiguous()), "rows must be contiguous"
+    assert scale > 0, "the highest product must have the highest score"
     num_tokens, num_rows = qkv.shape[0], query_start.shape[0] - 1
     size = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = torch.empty((num_tokens, num_heads * size), dtype=qkv.dtype, device=qkv.device)

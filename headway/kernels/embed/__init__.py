@@ -1,9 +1,9 @@
 """Token embedding: rows of a table.
 
-embed(ids, weight) -> out
+embed(ids, weight, scale) -> out
     ids     int32 [T]; an id outside [0, V) reads the nearest row
     weight  [V, C], rows contiguous
-    out     [T, C], fresh
+    out     [T, C], fresh: those rows times scale, rounded
 
 Lets the kernel after it start only behind its own wait: those that start early (``triton_early``) rely on one such kernel
 before them.
@@ -17,12 +17,12 @@ from headway.kernels.embed import reference
 from headway.kernels.registry import Op
 
 
-def _embed_meta(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _embed_meta(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return weight.new_empty((ids.shape[0], weight.shape[1]))
 
 
 embed = Op(
-    "embed(Tensor ids, Tensor weight) -> Tensor",
+    "embed(Tensor ids, Tensor weight, float scale=1.0) -> Tensor",
     reference=reference.embed,
     meta=_embed_meta,
     triton="headway.kernels.embed.triton:embed",

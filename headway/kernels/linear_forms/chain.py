@@ -137,7 +137,7 @@ def project_in(
         launch_skinny(chain.residual, chain.norm, EPS, weight, bias, out, SILU if silu else STORE, tile)
     else:
         assert tile is not None and stream.x is not None
-        launch_mid(stream.x, weight, bias, out, tile, stream.squares, EPS, silu=silu)
+        launch_mid(stream.x, weight, bias, out, tile, stream.squares, EPS, gate=int(silu))
     return out
 
 

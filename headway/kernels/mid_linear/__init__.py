@@ -7,7 +7,8 @@ every program to compute anew. These start early instead: weights are in shared 
     weight    [N, K] contiguous, x's dtype, K a multiple of 64;   bias [N] or None
 
 mid_linear(x, weight, bias, squares, eps) -> y [T, N]          x W^T + b
-mid_gate_up(x, weight, bias, squares, eps) -> y [T, N / 2]     silu_mul(mid_linear(x, ...)), weight = (gate rows, up rows)
+mid_gate_up(x, weight, bias, squares, eps, act) -> y [T, N / 2]   act(gate) * up of mid_linear(x, ...), act one of ``GATES``,
+                                                               weight = (gate rows, up rows)
 mid_add(x, weight, bias, residual, norm) -> (y, squares)       residual [T, N] += mid_linear(x, ...), in place;
                                                                y [T, N] = residual * norm, norm [N]
 linear_parts(x, weight, bias) -> p [S, T, N]     f32; their sum over S is x W^T + b. S, the number of parts of K that were
@@ -38,8 +39,9 @@ def _mid_linear_meta(
 
 
 def _mid_gate_up_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
+    act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
 
 
@@ -63,7 +65,7 @@ mid_linear = Op(
     triton="headway.kernels.mid_linear.hopper.launch:mid_linear",
 )
 mid_gate_up = Op(
-    "mid_gate_up(Tensor x, Tensor weight, Tensor? bias, Tensor? squares, float eps) -> Tensor",
+    "mid_gate_up(Tensor x, Tensor weight, Tensor? bias, Tensor? squares, float eps, str act='silu') -> Tensor",
     reference=reference.mid_gate_up,
     meta=_mid_gate_up_meta,
     triton="headway.kernels.mid_linear.hopper.launch:mid_gate_up",

@@ -10,6 +10,9 @@ add_rms_norm(x, residual, weight, eps) -> y
 
 add_parts_rms_norm(parts, residual, weight, eps) -> y
     parts   f32 [S, T, C] contiguous, a product summed in S parts: add_rms_norm of their sum, rounded to residual's dtype
+
+norm_add(x, after, residual, weight, eps) -> y: where a norm stands behind a product x, or its parts [S, T, C], too
+    after   [C]: residual += rms_norm(x, after);  y = rms_norm(residual, weight), or empty [0, C] with weight None
 """
 
 from __future__ import annotations
@@ -53,4 +56,11 @@ add_parts_rms_norm = Op(
     reference=reference.add_parts_rms_norm,
     meta=_add_parts_rms_norm_meta,
     triton="headway.kernels.rms_norm.triton:add_parts_rms_norm",
+)
+norm_add = Op(
+    "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps) -> Tensor",
+    reference=reference.norm_add,
+    meta=lambda x, after, residual, weight, eps: residual.new_empty(residual[: 0 if weight is None else None].shape),
+    triton="headway.kernels.rms_norm.triton:norm_add",
+    cpu="headway.kernels.cpu.ops:norm_add",
 )

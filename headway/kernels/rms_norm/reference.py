@@ -1,4 +1,4 @@
-"""The meaning of ``rms_norm``, ``add_rms_norm`` and ``add_parts_rms_norm``; shapes in the package docstring."""
+"""The meaning of ``rms_norm`` and the forms that add; shapes in the package docstring."""
 
 from __future__ import annotations
 
@@ -18,3 +18,10 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps)
+
+
+def norm_add(
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    residual.add_(rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps))
+    return residual.new_empty((0, residual.shape[1])) if weight is None else rms_norm(residual, weight, eps)

@@ -8,7 +8,8 @@ costs. These four are one kernel with options; each streams the weight once, and
 
 skinny_linear(x, weight, bias) -> y [T, N]                  x W^T + b
 norm_linear(x, norm, eps, weight, bias) -> y [T, N]         skinny_linear(rms_norm(x, norm, eps), ...)
-norm_gate_up(x, norm, eps, weight, bias) -> y [T, N / 2]    silu_mul(norm_linear(...)), weight = (gate rows, up rows)
+norm_gate_up(x, norm, eps, weight, bias, act) -> y [T, N / 2]   act(gate) * up of norm_linear(...), act one of ``GATES`` and
+                                                            weight = (gate rows, up rows); norm None: of skinny_linear(...)
 linear_add(x, weight, bias, residual) -> ()                 residual [T, N] += skinny_linear(x, ...), in place
 
 Rounding is that of the separate ops: the norm's result, the product, gate, silu and up are rounded to the dtype where the
@@ -39,8 +40,8 @@ def _norm_linear_meta(
 
 
 def _norm_gate_up_meta(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
+) -> torch.Tensor:  # fmt: skip
     return _empty(x, weight.shape[0] // 2)
 
 
@@ -61,7 +62,7 @@ norm_linear = Op(
     triton="headway.kernels.skinny_linear.triton:norm_linear",
 )
 norm_gate_up = Op(
-    "norm_gate_up(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias) -> Tensor",
+    "norm_gate_up(Tensor x, Tensor? norm, float eps, Tensor weight, Tensor? bias, str act='silu') -> Tensor",
     reference=reference.norm_gate_up,
     meta=_norm_gate_up_meta,
     triton="headway.kernels.skinny_linear.triton:norm_gate_up",

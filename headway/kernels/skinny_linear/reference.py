@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.rms_norm.reference import rms_norm
-from headway.kernels.silu_mul.reference import silu_mul
+from headway.kernels.silu_mul.reference import gate_mul
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -20,9 +20,9 @@ def norm_linear(
 
 
 def norm_gate_up(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    return silu_mul(norm_linear(x, norm, eps, weight, bias))
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
+) -> torch.Tensor:  # fmt: skip
+    return gate_mul(F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias), act)
 
 
 def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> None:

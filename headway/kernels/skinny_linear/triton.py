@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv
+from headway.kernels.silu_mul import GATES
+from headway.kernels.silu_mul.triton import opened
 from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
-LOG2E = tl.constexpr(1.4426950408889634)
-STORE, SILU, ADD = 0, 1, 2
-"""What becomes of a product: stored, gate and up combined, added to what the output holds."""
+STORE, SILU, ADD = 0, 1, -1
+"""What becomes of a product: stored, gate and up combined (1 and on, by activation), added to what the output holds."""
 
 
 @triton.jit
@@ -138,7 +139,7 @@ def split_lanes(SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
 def skinny_linear_kernel(
     x_ptr,  # [T, K]
     norm_ptr,  # [K] when NORM
-    weight_ptr,  # [N, K], for SILU [2 * N, K]
+    weight_ptr,  # [N, K], for gates [2 * N, K]
     bias_ptr,  # [N] or [2 * N] when BIAS
     out_ptr,  # [T, N]
     num_rows,
@@ -159,7 +160,7 @@ def skinny_linear_kernel(
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
-    PAIR: tl.constexpr = 2 if MODE == 1 else 1
+    PAIR: tl.constexpr = 2 if MODE > 0 else 1
     WIDE: tl.constexpr = PAIR * BLOCK_N
     first = tl.program_id(0) * BLOCK_N
     wide = tl.arange(0, WIDE)
@@ -182,7 +183,7 @@ def skinny_linear_kernel(
     weights = hold(weight_at, lane, keep_row, K, STEP, HELD)
     norms = hold(norm_ptr, norm_lane, norm_lane >= 0, K, STEP, HELD if NORM else 0)
     wait_for_inputs(EARLY)
-    if MODE == 2:  # on its way while the product is made
+    if MODE < 0:  # on its way while the product is made
         before = tl.load(at, mask=keep, other=0.0).to(tl.float32)
     if SPLITS == 0:
         y = multiply_add(
@@ -197,10 +198,10 @@ def skinny_linear_kernel(
     if BIAS:
         y += tl.load(bias_ptr + row, mask=unit < N, other=0.0).to(tl.float32)[None, :]
     y = y.to(dtype).to(tl.float32)
-    if MODE == 1:
+    if MODE > 0:
         gate, up = tl.split(tl.reshape(y, (ROWS, BLOCK_N, 2)))
-        y = (gate / (1.0 + tl.exp2(-gate * LOG2E))).to(dtype).to(tl.float32) * up
-    if MODE == 2:
+        y = opened(gate, MODE).to(dtype).to(tl.float32) * up
+    if MODE < 0:
         y += before
     tl.store(at, y.to(dtype), mask=keep)
 
@@ -220,10 +221,11 @@ def norm_linear(
 
 
 def norm_gate_up(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
+) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch(x, norm, eps, weight, bias, out, SILU, tile_for("norm_gate_up", x.shape[0], *weight.shape))
+    mode, tile = SILU + GATES.index(act), tile_for("norm_gate_up", x.shape[0], *weight.shape)
+    launch(x, norm, eps, weight, bias, out, mode, tile)
     return out
 
 
@@ -241,11 +243,11 @@ def launch(
     mode: int,
     tile: Tile,
 ) -> None:
-    """out [T, N] from x [T, K]; ``mode`` is STORE, SILU or ADD."""
+    """out [T, N] from x [T, K]; ``mode`` is STORE, ADD or SILU and on."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert x.stride(1) == 1 and out.stride(1) == 1 and weight.is_contiguous(), "rows must be contiguous"
-    assert weight.shape == ((2 if mode == SILU else 1) * outputs, inputs)
+    assert weight.shape == ((2 if mode > 0 else 1) * outputs, inputs)
     if rows == 0:
         return
     skinny_linear_kernel[(cdiv(outputs, tile.block_n),)](

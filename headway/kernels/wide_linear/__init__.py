@@ -6,7 +6,8 @@ Here that never leaves the SM.
     x         [T, K] activations (bf16, f16), rows contiguous and beginning at multiples of 16 bytes, K a multiple of 64
     weight    [N, K] contiguous, x's dtype
 
-wide_gate_up(x, weight) -> y [T, N / 2]     silu_mul(x W^T), weight = (gate rows, up rows), N / 2 a multiple of 8
+wide_gate_up(x, weight, act) -> y [T, N / 2]    act(gate) * up of x W^T, act one of ``GATES``, weight = (gate rows, up rows),
+                                            N / 2 a multiple of 8
 wide_add(x, weight, residual)               residual [T, N] += x W^T in place, residual contiguous, N a multiple of 8
 wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads) -> q [T, H, D]
                                             rope_kv_write(x W^T, positions, ...), which see; D = Drot = 128, H and KH are
@@ -24,7 +25,7 @@ from headway.kernels.registry import Op
 from headway.kernels.wide_linear import reference
 
 
-def _wide_gate_up_meta(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _wide_gate_up_meta(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> torch.Tensor:
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
 
 
@@ -49,7 +50,7 @@ def _wide_add_meta(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor
 
 
 wide_gate_up = Op(
-    "wide_gate_up(Tensor x, Tensor weight) -> Tensor",
+    "wide_gate_up(Tensor x, Tensor weight, str act='silu') -> Tensor",
     reference=reference.wide_gate_up,
     meta=_wide_gate_up_meta,
     triton="headway.kernels.wide_linear.hopper.launch:wide_gate_up",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.silu_mul import GATES, gelu, gelu_mul, silu_mul
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,7 +44,7 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
     {
         "silu": F.silu,
         "gelu_tanh": _gelu_tanh,
-        "gelu": F.gelu,
+        "gelu": gelu,
         "quick_gelu": _quick_gelu,
         "relu": F.relu,
         "relu2": _relu2,
@@ -50,13 +52,23 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """act(gate) * up: [T, 2 I], (gate, up), -> [T, I]; ``name`` is one of ``GATES``, which products may do as well."""
+
+    name: str
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, silu_mul(x) if self.name == "silu" else gelu_mul(x, self.name == "gelu_tanh"))
+
+
 def activation(name: str, *, gated: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     """f of one of ``ACTIVATIONS``' values: [T, I] -> [T, I]; with ``gated`` f(gate) * up: [T, 2 I], (gate, up), -> [T, I]."""
     function = _FUNCTIONS[name]
     if not gated:
         return function
-    if name == "silu":
-        return silu_mul
+    if name in GATES:
+        return Gate(name)
 
     def multiplied(x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)

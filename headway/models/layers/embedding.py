@@ -29,12 +29,13 @@ class Embedding(nn.Module):
         self.blocks: QuantizedLinear | None = None
         self.dtype = dtype
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int32 [T], each in [0, V) -> a fresh [T, C], which the caller may overwrite."""
-        if self.blocks is not None:
-            return self.blocks.rows(ids, self.dtype)
-        panels = self.panels
-        return cast(torch.Tensor, embed(ids, self.weight)) if panels is None else panel_rows(panels, ids)
+    def forward(self, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """int32 [T], each in [0, V) -> a fresh [T, C], times ``scale``, which the caller may overwrite."""
+        panels, blocks = self.panels, self.blocks
+        if panels is None and blocks is None:
+            return cast(torch.Tensor, embed(ids, self.weight, scale))
+        rows = blocks.rows(ids, self.dtype) if blocks is not None else panel_rows(cast(torch.Tensor, panels), ids)
+        return rows if scale == 1.0 else rows.mul_(scale)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -64,11 +65,11 @@ class ShardedEmbedding(Embedding):
         with torch.no_grad():
             self.weight[part.own :].zero_()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """As ``Embedding``."""
         own = ids - self.part.first
         others = (own < 0) | (own >= self.part.own)
-        rows = super().forward(own.clamp_(0, self.part.rows - 1))
+        rows = super().forward(own.clamp_(0, self.part.rows - 1), scale)
         return self.part.group.all_reduce(rows.masked_fill_(others[:, None], 0.0))
 
     def destinations(self, prefix: str) -> dict[str, Target]:

@@ -39,8 +39,9 @@ WideTokens = Callable[[WideKind, int, int], Counts]
 class In(Enum):
     """Form of a product that follows a norm.
 
-    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``;
-    ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up``, ``wide_qkv``.
+    NORM: the norm inside it (``norm_linear``, ``norm_gate_up``). SKINNY, MID: of what is normalised already (``skinny_linear``,
+    ``norm_gate_up``; ``mid_linear``, ``mid_gate_up``, which also take what ``Out.MEET`` leaves). WIDE: ``wide_gate_up`` and
+    ``wide_qkv``.
     """
 
     PLAIN = 0
@@ -73,8 +74,8 @@ class InProduct:
     Attributes:
         outputs, inputs: N, K.
         bias: whether it has one.
-        gated: what follows is silu_mul.
-        fused_norm: an RMS norm whose weight has the model's dtype stands before it.
+        gated: what follows is the activation of a gate, times what else there is (``activation.Gate``).
+        fused_norm: an RMS norm stands before it.
         whole_heads: ``wide_qkv`` can do it, with all that follows.
     """
 
@@ -95,6 +96,7 @@ class OutProduct:
         bias: whether it has one.
         added: nothing stands between it and the residual.
         fused_norm: an RMS norm whose weight has the model's dtype follows the residual.
+        behind: ``norm_add`` adds it.
     """
 
     outputs: int
@@ -102,6 +104,12 @@ class OutProduct:
     bias: bool
     added: bool
     fused_norm: bool
+    behind: bool = False
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether what follows takes parts, which products of many inputs for few outputs are faster in."""
+        return self.added or (self.behind and self.inputs > self.outputs)
 
 
 class LayerProducts(NamedTuple):
@@ -180,6 +188,9 @@ class FormTable:
         self._few_limit = min((_few_limit(each, rules.few) for each in added), default=0)
         self._meeting = _common([_meeting_rows(each, rules.mid) for each in distinct])
         self._mid = _common([_mid_tokens(each, rules.mid, self._meeting) for each in added])
+        if not any(out.added for each in added for out in (each.out_of_mixer, each.out_of_ffn) if out is not None):
+            # No product has a norm to compute anew: those for few rows are the faster ones as far as they go.
+            self._mid = range(max(self._mid.start, self._few_limit + 1), max(self._mid.stop, self._few_limit + 1))
         self._known: dict[tuple[int, bool], tuple[LayerForms, ...]] = {}
         self._known_head: dict[int, In] = {}
 
@@ -276,6 +287,8 @@ def _into_rows(product: InProduct | None, rows: MidRows) -> range:
 
 
 def _out_rows(product: OutProduct | None, kind: Literal["linear_parts", "mid_add"], rows: MidRows) -> range:
+    if product is not None and not product.added and kind == "linear_parts":
+        return rows(kind if product.in_parts else "mid_linear", product.outputs, product.inputs)
     if product is None or not product.added or not product.fused_norm:
         return range(0)
     return rows(kind, product.outputs, product.inputs)
@@ -309,11 +322,9 @@ def _mid_forms(layer: LayerProducts, tokens: int, rows: MidRows, meeting: bool) 
     def out(product: OutProduct | None) -> Out:
         if meeting:
             return Out.MEET
-        if tokens in _out_rows(product, "linear_parts", rows):
-            return Out.PARTS
-        if product is not None and not product.added:
-            return Out.MID if tokens in rows("mid_linear", product.outputs, product.inputs) else Out.PLAIN
-        return Out.PLAIN
+        if product is None or tokens not in _out_rows(product, "linear_parts", rows):
+            return Out.PLAIN
+        return Out.PARTS if product.in_parts else Out.MID
 
     return LayerForms(into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn))
 

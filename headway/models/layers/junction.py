@@ -14,10 +14,10 @@ from typing import NamedTuple, cast
 import torch
 
 from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear
-from headway.kernels.rms_norm import add_parts_rms_norm
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.rms_norm import add_parts_rms_norm, norm_add
 from headway.kernels.skinny_linear import linear_add, norm_gate_up, norm_linear, skinny_linear
 from headway.kernels.wide_linear import wide_add, wide_gate_up
+from headway.models.layers.activation import Gate
 from headway.models.layers.forms import In, InProduct, Out, OutProduct
 from headway.models.layers.linear import Linear
 from headway.models.layers.norm import Norm, RMSNorm
@@ -55,7 +55,7 @@ class ProjectIn:
     def __init__(self, norm: Norm | None, linear: Linear | None, act: Activation | None = None) -> None:
         self.norm, self.act = norm, act
         self._linear = linear
-        self._gated = act is silu_mul
+        self._gate = act.name if isinstance(act, Gate) else ""
 
     @property
     def linear(self) -> Linear:
@@ -68,9 +68,9 @@ class ProjectIn:
         dense, norm = None if self._linear is None else self._linear.dense, self.norm
         if dense is None:
             return None
-        fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
         outputs, inputs = dense.shape
-        return InProduct(outputs, inputs, self.linear.bias is not None, self._gated, fused, whole_heads)
+        fused, gated = isinstance(norm, RMSNorm), bool(self._gate)
+        return InProduct(outputs, inputs, self.linear.bias is not None, gated, fused, whole_heads)
 
     def enter(self, residual: torch.Tensor, form: In) -> Stream:
         """The stream that begins with residual [T, C] and whose first junction this is."""
@@ -85,25 +85,25 @@ class ProjectIn:
 
     def __call__(self, stream: Stream, form: In) -> torch.Tensor:
         """[T, N] of the product, or what ``act`` makes of it."""
-        linear, act = self.linear, self.act
+        linear, act, gate = self.linear, self.act, self._gate
         if form is In.PLAIN:
             y = linear.forward(self.normed(stream))
             return y if act is None else act(y)
+        product = linear.weight, linear.bias
         if form is In.NORM:
             norm = cast(RMSNorm, self.norm)
-            fused = norm_gate_up if self._gated else norm_linear
-            y = fused(stream.residual, norm.weight, norm.eps, linear.weight, linear.bias)
+            given = stream.residual, norm.weight, norm.eps, *product
+            y = norm_gate_up(*given, gate) if gate else norm_linear(*given)
         elif form is In.WIDE:
-            y = wide_gate_up(self.normed(stream), linear.weight)
+            y = wide_gate_up(self.normed(stream), linear.weight, gate)
         elif form is In.SKINNY:
-            y = skinny_linear(self.normed(stream), linear.weight, linear.bias)
+            x = self.normed(stream)
+            y = norm_gate_up(x, None, 0.0, *product, gate) if gate else skinny_linear(x, *product)
         else:
-            fused = mid_gate_up if self._gated else mid_linear
             eps = 0.0 if self.norm is None else self.norm.eps
-            y = fused(self.normed(stream), linear.weight, linear.bias, stream.squares, eps)
-        if act is None or (self._gated and form is not In.SKINNY):
-            return cast(torch.Tensor, y)
-        return act(cast(torch.Tensor, y))
+            early = self.normed(stream), *product, stream.squares, eps
+            y = mid_gate_up(*early, gate) if gate else mid_linear(*early)
+        return cast(torch.Tensor, y if act is None or gate else act(y))
 
 
 class ProjectOut:
@@ -128,6 +128,10 @@ class ProjectOut:
     ) -> None:
         self._linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
         self.replaces = replaces
+        rms = isinstance(after, RMSNorm) and (next_norm is None or isinstance(next_norm, RMSNorm))
+        self._one_kernel = (
+            rms and multiplier == 1.0 and (next_norm is None or next_norm.eps == cast(RMSNorm, after).eps)
+        )
 
     @property
     def linear(self) -> Linear:
@@ -143,7 +147,7 @@ class ProjectOut:
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
         added = self.after is None and self.multiplier == 1.0 and not self.replaces
         outputs, inputs = dense.shape
-        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused)
+        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused, self._one_kernel)
 
     def __call__(self, x: torch.Tensor, stream: Stream, form: Out) -> Stream:
         """Add the product of x [T, K]."""
@@ -160,6 +164,8 @@ class ProjectOut:
         if form is Out.WIDE:
             wide_add(x, linear.weight, residual)
             return Stream(residual, None if norm is None else norm.forward(residual))
+        if form is Out.PARTS and self._one_kernel:
+            return self.add(cast(torch.Tensor, linear_parts(x, linear.weight, linear.bias)), residual)
         norm = cast(RMSNorm, norm)
         if form is Out.MEET:
             return Stream(residual, *mid_add(x, linear.weight, linear.bias, residual, norm.weight))
@@ -168,11 +174,16 @@ class ProjectOut:
 
     def add(self, y: torch.Tensor, residual: torch.Tensor) -> Stream:
         """The plain end: y [T, C] is the product, which may be overwritten."""
-        if self.after is not None:
-            y = self.after.forward(y)
+        after, norm = self.after, self.next_norm
+        if self._one_kernel:
+            after = cast(RMSNorm, after)
+            normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps)
+            return Stream(residual, None if norm is None else cast(torch.Tensor, normed))
+        if after is not None:
+            y = after.forward(y)
         if self.multiplier != 1.0:
             y = y.mul_(self.multiplier)
-        if self.next_norm is None:
+        if norm is None:
             return Stream(residual.add_(y))
-        normed = self.next_norm.add(y, residual)
+        normed = norm.add(y, residual)
         return Stream(normed if self.replaces else residual, normed)

@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.kernels.dense_attention import dense_attention
 from headway.kernels.dense_rope import dense_rope
-from headway.kernels.rms_norm import rms_norm
+from headway.kernels.rms_norm import norm_add, rms_norm
 from headway.models.interface import Target
 from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear
@@ -99,8 +99,8 @@ class SandwichBlock(nn.Module):
         v.copy_(cast(torch.Tensor, rms_norm(v.reshape(-1, size), self.ones, eps)).view(len(v), -1))
         dense_rope(qkv, positions, table, q_norm.weight, k_norm.weight, eps, heads, heads)
         mixed = dense_attention(qkv, starts, None, heads, heads, 1.0, -1, 0.0, longest)
-        x += behind_attention.forward(self.out.forward(mixed))
-        x += behind_ffn.forward(self.down.forward(self.act(self.gate_up.forward(into_ffn.forward(x)))))
+        normed = norm_add(self.out.forward(mixed), behind_attention.weight, x, into_ffn.weight, eps)
+        norm_add(self.down.forward(self.act(self.gate_up.forward(normed))), behind_ffn.weight, x, None, eps)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes.

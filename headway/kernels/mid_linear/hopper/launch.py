@@ -13,6 +13,7 @@ from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_
 from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import MidTile, tile_for
 from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.hopper.launch import weight_descriptor
 
@@ -29,10 +30,12 @@ def mid_linear(
 
 
 def mid_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
+    act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch(x, weight, bias, out, tile_for("mid_gate_up", x.shape[0], *weight.shape), squares, eps, silu=True)
+    tile = tile_for("mid_gate_up", x.shape[0], *weight.shape)
+    launch(x, weight, bias, out, tile, squares, eps, gate=GATES.index(act) + 1)
     return out
 
 
@@ -62,25 +65,25 @@ def launch(
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
     *,
-    silu: bool = False,
+    gate: int = 0,
 ) -> None:
-    """out [T, N], or f32 [splits, T, N], from x [T, K]."""
+    """out [T, N], or f32 [splits, T, N], from x [T, K]; ``gate``: the place of an activation in ``GATES``, from 1 on."""
     rows, inputs = x.shape
     outputs = out.shape[-1]
-    _check(x, weight, out, (2 if silu else 1) * outputs, tile)
+    _check(x, weight, out, (2 if gate else 1) * outputs, tile)
     assert (out.shape[0] if out.dim() == 3 else 1) == tile.splits and tile.cluster == 1, tile
     assert squares is None or (squares.shape[1:] == (rows,) and squares.dtype == torch.float32)
     assert squares is None or squares.is_contiguous()
     if rows == 0:
         return
     if tile.producer:
-        _launch_thin(x, weight, bias, out, tile, squares, eps, silu)
+        _launch_thin(x, weight, bias, out, tile, squares, eps, gate)
         return
-    block_n = tile.wide // 2 if silu else tile.wide
+    block_n = tile.wide // 2 if gate else tile.wide
     mid_linear_kernel[(cdiv(outputs, block_n), tile.splits, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, out if squares is None else squares, out, rows,
         _number(squares), x.stride(0), eps, N=outputs, PARTS=0 if squares is None else PARTS, BIAS=bias is not None,
-        SILU=silu, MORE=tile.widths()[1], **_constants(tile, inputs), **launch_early(x.device),
+        GATE=gate, MORE=tile.widths()[1], **_constants(tile, inputs), **launch_early(x.device),
     )  # fmt: skip
 
 
@@ -129,12 +132,12 @@ def _launch_thin(
     tile: MidTile,
     squares: torch.Tensor | None,
     eps: float,
-    silu: bool,
+    gate: int,
 ) -> None:
     """``launch`` with a producer warp."""
     rows, outputs = out.shape
     assert rows <= tile.rows and outputs % 8 == 0, "rows of the output begin at 16 bytes"
-    pair = 2 if silu else 1
+    pair = 2 if gate else 1
     block = tile.wide // pair
     tiles = cdiv(outputs, block)
     out_desc = TensorDescriptor(
@@ -144,7 +147,7 @@ def _launch_thin(
     thin_linear_kernel[(min(programs, tiles),)](
         _rows_of(x), weight_descriptor(weight, pair, tile.wide), out_desc, x if bias is None else bias,
         out if squares is None else squares, rows, _number(squares), eps, tiles, N=outputs, K=x.shape[1],
-        PARTS=0 if squares is None else PARTS, STAGES=tile.w_ahead, BIAS=bias is not None, SILU=silu,
+        PARTS=0 if squares is None else PARTS, STAGES=tile.w_ahead, BIAS=bias is not None, GATE=gate,
         num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
     )  # fmt: skip
 

@@ -30,8 +30,8 @@ from headway.kernels.triton_cluster import (
     send2,
     wait_mailbox,
 )
+from headway.kernels.wide_linear.hopper.triton import gate_mul
 
-LOG2E = gl.constexpr(1.4426950408889634)
 ROOM_PAD = gl.constexpr(8)
 """Floats between two rows of sums that were pushed, so that the rows of a warp's store lie in different banks."""
 
@@ -179,7 +179,7 @@ def load_squares(squares_ptr, part, row, num_parts, num_rows):
 @gluon.jit
 def store_columns(
     total, scale, bias_ptr, out_ptr, first, place,
-    N: gl.constexpr, SCALED: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
+    N: gl.constexpr, SCALED: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Sums [ROWS, columns], with SCALED times the rows' ``scale``, become outputs ``first`` and on.
 
@@ -189,7 +189,7 @@ def store_columns(
     ROWS: gl.constexpr = total.shape[0]
     WIDE: gl.constexpr = total.shape[1]
     SUMS: gl.constexpr = product_layout(ROWS, WIDE, gl.num_warps())
-    PAIR: gl.constexpr = 2 if SILU else 1
+    PAIR: gl.constexpr = 2 if GATE else 1
     BLOCK_N: gl.constexpr = WIDE // PAIR
     if SCALED:
         total *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, SUMS)), 1)
@@ -200,10 +200,9 @@ def store_columns(
         total += gl.expand_dims(gl.where(split == 0, bias, 0.0), 0)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     y = total.to(dtype)
-    if SILU:
+    if GATE:
         gate, up = gl.split(gl.reshape(y.to(gl.float32), [ROWS, BLOCK_N, 2]))
-        silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-        y = (silu * up).to(dtype)
+        y = gate_mul(gate, up, dtype, GATE)
     STORE: gl.constexpr = store_layout(ROWS, BLOCK_N, gl.num_warps())
     y = gl.convert_layout(y, STORE)
     row = start_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
@@ -215,7 +214,7 @@ def store_columns(
 @gluon.jit(do_not_specialize=["num_rows", "num_parts"])
 def mid_linear_kernel(
     x_ptr,  # [T, K]
-    weight_ptr,  # [N, K], for SILU [2 * N, K]
+    weight_ptr,  # [N, K], for gates [2 * N, K]
     bias_ptr,  # [N] or [2 * N] when BIAS
     squares_ptr,  # f32 [num_parts, T]
     out_ptr,  # [T, N], or f32 [splits, T, N]
@@ -236,7 +235,7 @@ def mid_linear_kernel(
     RING: gl.constexpr,  # chunks that are unrolled: all of them, or a multiple of both numbers of buffers
     PARTS: gl.constexpr,  # sums of squares that are loaded together; 0 when x is used as it is
     BIAS: gl.constexpr,
-    SILU: gl.constexpr,
+    GATE: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: programs over N, splits of CHUNKS * BLOCK_K inputs each, programs over T. X_AHEAD <= W_AHEAD <= CHUNKS."""
@@ -245,7 +244,7 @@ def mid_linear_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     COPY: gl.constexpr = copy_layout(BLOCK_K, WARPS)
     ACC: gl.constexpr = product_layout(ROWS, WIDE, WARPS)
-    PAIR: gl.constexpr = 2 if SILU else 1
+    PAIR: gl.constexpr = 2 if GATE else 1
     first = gl.program_id(0) * ((WIDE + MORE) // PAIR)
     split = gl.program_id(1)
     turn = gl.program_id(0) % CHUNKS
@@ -291,9 +290,9 @@ def mid_linear_kernel(
         CHUNKS, BLOCK_K, W_AHEAD, X_AHEAD, TRAILING, RING, MORE, COPY,
     )  # fmt: skip
     place = (start_row, split, num_rows)
-    store_columns(acc, scale, bias_ptr, out_ptr, first, place, N, PARTS > 0, BIAS, SILU)
+    store_columns(acc, scale, bias_ptr, out_ptr, first, place, N, PARTS > 0, BIAS, GATE)
     if MORE > 0:
-        store_columns(more_acc, scale, bias_ptr, out_ptr, first + WIDE // PAIR, place, N, PARTS > 0, BIAS, SILU)
+        store_columns(more_acc, scale, bias_ptr, out_ptr, first + WIDE // PAIR, place, N, PARTS > 0, BIAS, GATE)
 
 
 @gluon.jit

@@ -28,7 +28,7 @@ from headway.kernels.mid_linear.hopper.triton import (
     store_sum,
 )
 from headway.kernels.triton_cluster import arrive_alone, cluster_buffer, cluster_wait, init_mailbox
-from headway.kernels.wide_linear.hopper.triton import BLOCK_K, ROWS, halves, silu_mul
+from headway.kernels.wide_linear.hopper.triton import BLOCK_K, ROWS, gate_mul, halves
 
 
 @gluon.constexpr_function
@@ -102,7 +102,7 @@ def copy_thin(
 @gluon.jit
 def thin_tiles(
     out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, num_parts, eps, tiles,
-    N: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, SILU: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that multiplies."""
@@ -129,9 +129,9 @@ def thin_tiles(
             wide = gl.arange(0, WIDE, layout=gl.SliceLayout(0, sum_layout(WIDE)))
             unit = gl.minimum(tile * BLOCK_N + wide % BLOCK_N, N - 1)
             acc += gl.expand_dims(gl.load(bias_ptr + unit + wide // BLOCK_N * N).to(gl.float32), 0)
-        if SILU:
+        if GATE:
             gate, up = halves(acc, WIDE // 2)
-            y = silu_mul(gate, up, dtype)
+            y = gate_mul(gate, up, dtype, GATE)
         else:
             y = acc.to(dtype)
         tma.store_wait(0)
@@ -161,7 +161,7 @@ def thin_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
 @gluon.jit(do_not_specialize=["num_tokens", "num_parts", "tiles"])
 def thin_linear_kernel(
     x_desc,  # [T, K]
-    weight_desc,  # [1, N, K], for SILU [2, N, K]
+    weight_desc,  # [1, N, K], for gates [2, N, K]
     out_desc,  # [T, N]
     bias_ptr,  # [N] or [2 * N] when BIAS
     squares_ptr,  # f32 [num_parts, T]
@@ -174,7 +174,7 @@ def thin_linear_kernel(
     PARTS: gl.constexpr,  # sums of squares that are loaded together; 0 when x is used as it is
     STAGES: gl.constexpr,
     BIAS: gl.constexpr,
-    SILU: gl.constexpr,
+    GATE: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: persistent programs; 4 warps, which multiply."""
@@ -186,7 +186,7 @@ def thin_linear_kernel(
     gl.warp_specialize(
         [
             (thin_tiles, (out_desc, bias_ptr, squares_ptr, x_smem, w_smem, out_smem, ready, free, num_tokens, num_parts, eps,
-                          tiles, N, K, PARTS, STAGES, BIAS, SILU, EARLY)),
+                          tiles, N, K, PARTS, STAGES, BIAS, GATE, EARLY)),
             (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, first, step, tiles, 0, K // BLOCK_K, STAGES,
                          EARLY)),
         ],

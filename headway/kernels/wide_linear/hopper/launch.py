@@ -8,6 +8,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
@@ -28,14 +29,14 @@ ROWS = BLOCK_M // 2
 FLAT, PARTED = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 16, 3)
 
 
-def wide_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch_gate_up(x, weight, out)
+    launch_gate_up(x, weight, out, gate=GATES.index(act) + 1)
     return out
 
 
 def launch_gate_up(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, group: int = GROUP, wide: int | None = None, gate: int = 1
 ) -> None:
     """out [T, N] from x [T, K] and weight [2 * N, K], in tiles of ``wide`` weight rows or as many as fit best."""
     rows, inputs = x.shape
@@ -55,12 +56,12 @@ def launch_gate_up(
         ]
         gate_up_pairs_kernel[grid](
             _activations(x), *[weight_descriptor(weight, 2, part) for part in parts], *outs, tiles_m, tiles_n, K=inputs,
-            STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
+            STAGES=STAGES[wide], GROUP=group, GATE=gate, num_warps=4, **launch_early(x.device),
         )  # fmt: skip
         return
     gate_up_kernel[grid](
         _activations(x), weight_descriptor(weight, 2, wide), out, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES[wide], GROUP=group, num_warps=4, **launch_early(x.device),
+        STAGES=STAGES[wide], GROUP=group, GATE=gate, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 

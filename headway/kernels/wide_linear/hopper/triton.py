@@ -110,7 +110,7 @@ def multiply_tiles(
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
         _, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        y = prepare(acc.to(sums.dtype), n, arguments, KIND)
+        y = prepare(acc, n, arguments, KIND).to(sums.dtype)
         mbarrier.wait(taken.index(HALF), (turn & 1) ^ 1)
         sums.index(HALF).store(y)
         gl.thread_barrier()
@@ -168,7 +168,8 @@ def run_tiles(
 ):  # fmt: skip
     """A whole kernel of 4 warps.
 
-    ``prepare(y, n, arguments, KIND)`` may change the product y [ROWS, WIDE] of a tile in column n while it lies in registers.
+    ``prepare(y, n, arguments, KIND)`` may change the product y, float32 [ROWS, WIDE], of a tile in column n while it lies in
+    registers.
     ``finish(m, n, first_half, last_half, phase, sums, bars, arguments, KIND, WARPS)`` takes halves of a tile from ``sums`` when
     their barriers say that they are there, by the end of this phase, and says when it has read them.
     """
@@ -210,17 +211,21 @@ def panels(sums, PASS: gl.constexpr):
 
 
 @gluon.jit
-def silu_mul(gate, up, dtype: gl.constexpr):
-    """silu(gate) * up, with the rounding of the separate ops."""
+def gate_mul(gate, up, dtype: gl.constexpr, GATE: gl.constexpr):
+    """act(gate) * up, with the rounding of the separate ops; activations as in ``silu_mul.triton.opened``."""
     gate = gate.to(dtype).to(gl.float32)
     up = up.to(dtype).to(gl.float32)
-    silu = (gate / (1.0 + gl.exp2(-gate * LOG2E))).to(dtype).to(gl.float32)
-    return (silu * up).to(dtype)
+    if GATE == 3:
+        y = gate * (0.5 + 0.5 * gl.erf(gate * 0.7071067811865476))
+    else:
+        slope = 1.5957691216057308 * (1.0 + 0.044715 * gate * gate) if GATE == 2 else 1.0
+        y = gate / (1.0 + gl.exp2(-gate * slope * LOG2E))
+    return (y.to(dtype).to(gl.float32) * up).to(dtype)
 
 
 @gluon.jit
 def finish_gates(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
-    """silu(gate) * up of halves of a tile."""
+    """act(gate) * up of halves of a tile."""
     _, _, done, taken = bars
     out_ptr, num_tokens = arguments
     N: gl.constexpr = KIND[0]
@@ -243,7 +248,7 @@ def finish_gates(m, n, first_half, last_half, phase, sums, bars, arguments, KIND
             col = first_col + i * PANEL
             to = out_ptr + gl.expand_dims(row.to(gl.int64) * N, 1) + gl.expand_dims(col, 0)
             keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
-            gl.store(to, silu_mul(gate, up, sums.dtype), mask=keep)
+            gl.store(to, gate_mul(gate, up, sums.dtype, KIND[1]), mask=keep)
         if part == PASSES - 1:
             gl.thread_barrier()
             mbarrier.arrive(taken.index(half))
@@ -261,11 +266,12 @@ def gate_up_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    GATE: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (out_ptr, num_tokens)
-    KIND: gl.constexpr = (N,)
+    KIND: gl.constexpr = (N, GATE)
     run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
 
 

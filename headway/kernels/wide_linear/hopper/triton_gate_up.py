@@ -1,4 +1,4 @@
-"""The Gluon kernel of gate, up and silu in tiles of 128 tokens x 192 weight rows, where others leave SMs idle.
+"""The Gluon kernel of gate, up and activation in tiles of 128 tokens x 192 weight rows, where others leave SMs idle.
 
 A tensor's sides are powers of two, so a tile is two products that share their activations: of 128 weight rows and of 64. Its
 producer warp is that of ``triton``. Those who multiply also finish: a program has a tile or two at the sizes it is used for.
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.wide_linear.hopper.triton import BLOCK_K, BLOCK_M, ROWS, halves, silu_mul, tile_place
+from headway.kernels.wide_linear.hopper.triton import BLOCK_K, BLOCK_M, ROWS, gate_mul, halves, tile_place
 
 LEFT = gl.constexpr(64)
 RIGHT = gl.constexpr(32)
@@ -77,6 +77,7 @@ def store_part(desc, smem, y, row, column):
 def pair_tiles(
     out_left, out_right, x_smem, left_smem, right_smem, y_left, y_right, ready, free, tiles_m, tiles_n,
     K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr, HALF: gl.constexpr,
+    GATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: rows HALF * ROWS to HALF * ROWS + ROWS of each tile."""
     dtype: gl.constexpr = x_smem.dtype
@@ -103,9 +104,9 @@ def pair_tiles(
         left, right = warpgroup_mma_wait(0, deps=[left, right])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
         gate, up = halves(left, LEFT)
-        left_y = silu_mul(gate, up, dtype)
+        left_y = gate_mul(gate, up, dtype, GATE)
         gate, up = halves(right, RIGHT)
-        right_y = silu_mul(gate, up, dtype)
+        right_y = gate_mul(gate, up, dtype, GATE)
         tma.store_wait(0)
         gl.thread_barrier()  # the copies out of the tile before have read it
         row = m * BLOCK_M + HALF * ROWS
@@ -126,6 +127,7 @@ def gate_up_pairs_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    GATE: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
@@ -146,9 +148,9 @@ def gate_up_pairs_kernel(
     gl.warp_specialize(
         [
             (pair_tiles, (out_left, out_right, x_smem, left_smem, right_smem, y_left.index(0), y_right.index(0), ready,
-                          free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY, 0)),
+                          free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY, 0, GATE)),
             (pair_tiles, (out_left, out_right, x_smem, left_smem, right_smem, y_left.index(1), y_right.index(1), ready,
-                          free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY, 1)),
+                          free, tiles_m, tiles_n, K, STAGES, GROUP, EARLY, 1, GATE)),
             (copy_pairs, (x_desc, left_desc, right_desc, x_smem, left_smem, right_smem, ready, free, tiles_m, tiles_n,
                           K, STAGES, GROUP, EARLY)),
         ],

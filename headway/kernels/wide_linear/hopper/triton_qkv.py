@@ -79,6 +79,7 @@ def scale_heads(y, n, arguments, KIND: gl.constexpr):
         HEADS: gl.constexpr = y.shape[1] // D
         eps = arguments[8]
         scaled = n * HEADS < KIND[0] + KIND[1]
+        y = y.to(arguments[0].dtype.element_ty)  # the separate ops round the product
         if HEADS == 1:
             return scale_head(y, eps, scaled)
         else:
