@@ -89,7 +89,8 @@ class ThreadPost:
     """Messages to a follower that is a thread of this process."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+        # No SimpleQueue: once its time is up between two looks at its lock, CPython's C code waits with no limit at all.
+        self._queue: queue.Queue[tuple[int, bytes]] = queue.Queue()
 
     def send(self, kind: int, data: bytes) -> None:
         """See ``Post``."""

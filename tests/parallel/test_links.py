@@ -14,6 +14,7 @@ import pytest
 
 from headway.core.seat import Seat
 from headway.engine import rank_messages
+from headway.engine.ranks import ThreadPost
 from headway.parallel import wire
 from headway.parallel.box import LetterBox
 from headway.parallel.dp import IDLE, Letter
@@ -265,3 +266,25 @@ def test_letters_arrive_in_order_even_where_a_box_is_full_or_late(tmp_path: Path
     first.send(letters[0])  # to one that has gone: nothing happens
     for box in (first, third):
         box.close()
+
+
+def test_a_thread_that_listens_for_a_moment_is_not_held() -> None:
+    """A follower looks after its device between two messages, and the leader may wait for just that before it sends another.
+
+    Each round leaves the queue empty by way of a message, and then listens for less time than one look takes: a wait that takes
+    what is left of its time, below zero by then, for no limit stands still (a ``SimpleQueue``: once in some 10,000 rounds).
+    """
+    post, rounds = ThreadPost(), list[int]()
+
+    def listen() -> None:
+        for each in range(100_000):
+            post.send(1, b"")
+            assert post.receive(1.0) == (1, b"")
+            assert post.receive(1e-9) is None
+            rounds.append(each)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    thread.join(60.0)  # a second, but where it stands still
+    assert not thread.is_alive(), f"listening for no time did not end in round {len(rounds)}"
+    assert len(rounds) == 100_000
