@@ -75,6 +75,7 @@ class SimulationProbe:
             raise ProbeError(f"the program met an error of the simulation and went on: {unserved[0]}")
 
     def _up(self) -> None:
+        backend.STATE.unserved.clear()  # what an earlier run left, if it ended before its check
         self._fakes.enter_context(fake_cuda(report))
 
     def _down(self) -> None:
