@@ -125,6 +125,14 @@ class PacedDevice:
         """An event."""
         return PacedEvent(self.time)
 
+    def new_stream(self) -> Stream:
+        """A further stream, as free as the others."""
+        return PacedStream(self.time)
+
+    def joined(self) -> AbstractContextManager[object]:
+        """Nothing is a thread's own."""
+        return nullcontext()
+
     def host_ints(self, num_ints: int) -> torch.Tensor:
         """Plain memory."""
         return torch.zeros(num_ints, dtype=torch.int32)
