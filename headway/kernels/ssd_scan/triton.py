@@ -188,7 +188,7 @@ def ssd_walk_kernel(
             per_token += heads
         ring = inputs_ptr + slot * places * per_token
         end = start + count
-        for t0 in range(stored, end, L):
+        for t0 in tl.range(stored, end, L, num_stages=1):
             position = t0 + i
             past, mine = position < start, (position >= start) & (position < end)
             kept = mine & (position >= store)
