@@ -115,6 +115,19 @@ def ssd_update_kernel(
 
 
 @triton.jit
+def of_state(c, h):
+    """c h^T [L, P]. Of a state in f32 and c in bf16 in two halves of 8 bits each, since the products with c are exact: as 3 TF32
+    its copies would fill the shared memory of a multiprocessor with two programs."""
+    if h.dtype == tl.float32 and c.dtype == tl.bfloat16:
+        upper = h.to(tl.bfloat16)
+        lower = (h - upper.to(tl.float32)).to(tl.bfloat16)
+        found = tl.dot(c, tl.trans(upper)) + tl.dot(c, tl.trans(lower))
+    else:
+        found = tl.dot(c.to(h.dtype), tl.trans(h), input_precision="tf32x3")
+    return found
+
+
+@triton.jit
 def state_behind(h, x, b, step, total, decays, seen):
     """The state f32 [P, N] behind the tokens of a chunk that are ``seen``, its first ones, in f32 whatever x [L, P] and b [L, N]
     are: others would round it at each token. ``total``: the running sum of ``decays``, the logs, [L]."""
@@ -219,8 +232,7 @@ def ssd_walk_kernel(
             decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
             scores = tl.dot(c, tl.trans(b), input_precision="tf32x3") * decay * step[None, :]  # [L, L]
             y = tl.dot(scores, x.to(tl.float32), input_precision="tf32x3")
-            carried = tl.dot(c.to(h.dtype), tl.trans(h), input_precision="tf32x3")  # [L, P]
-            y += tl.exp(total)[:, None] * carried
+            y += tl.exp(total)[:, None] * of_state(c, h)
             if d_ptr is not None:
                 y += d * x.to(tl.float32)
             y_at = y_ptr + (token[:, None] * heads + head) * P + p[None, :]
