@@ -1,7 +1,8 @@
 """Triton kernels of ``gated_delta``.
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
-registers, behind those that the stored state has not seen, which it takes 16 at a time: short rows. ``chunks`` takes the longer ones, 16 tokens at a
+registers, behind those that the stored state has not seen, which it takes 16 at a time: short rows.
+``chunks`` takes the longer ones, 16 tokens at a
 time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A
 is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
 whatever the keys are; of 64 they would not.

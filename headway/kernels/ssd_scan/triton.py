@@ -24,8 +24,8 @@ CHUNK = 64
 SMALL_CHUNK = 32
 """Where a state has many columns: registers hold it and a chunk's operands."""
 WALKED, WALKED_CHUNKS = 8192, (16, 32)
-"""Of ``walk``: elements of a state that a program holds, and tokens of a chunk, the fewest that a product of matrices takes where
-the ring has no more places, else the second, of which longer rings take several."""
+"""Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of matrices
+takes, where the ring has no more places; else the second, of which longer rings take several."""
 
 
 @triton.jit
@@ -116,8 +116,8 @@ def ssd_update_kernel(
 
 @triton.jit
 def of_state(c, h):
-    """c h^T [L, P]. Of a state in f32 and c in bf16 in two halves of 8 bits each, since the products with c are exact: as 3 TF32
-    its copies would fill the shared memory of a multiprocessor with two programs."""
+    """c h^T [L, P]. Of a state in f32 and c in bf16 in two halves of 8 bits each, since the products with c are exact: as
+    three TF32 its copies would fill the shared memory of a multiprocessor with two programs."""
     if h.dtype == tl.float32 and c.dtype == tl.bfloat16:
         upper = h.to(tl.bfloat16)
         lower = (h - upper.to(tl.float32)).to(tl.bfloat16)
@@ -129,8 +129,8 @@ def of_state(c, h):
 
 @triton.jit
 def state_behind(h, x, b, step, total, decays, seen):
-    """The state f32 [P, N] behind the tokens of a chunk that are ``seen``, its first ones, in f32 whatever x [L, P] and b [L, N]
-    are: others would round it at each token. ``total``: the running sum of ``decays``, the logs, [L]."""
+    """The state f32 [P, N] behind the tokens of a chunk that are ``seen``, its first ones, in f32 whatever x [L, P] and b
+    [L, N] are: others would round it at each token. ``total``: the running sum of ``decays``, the logs, [L]."""
     whole = tl.sum(tl.where(seen, decays, 0.0), 0)
     left = tl.where(seen, tl.exp(tl.where(seen, whole - total, 0.0)) * step, 0.0)
     added = tl.dot(tl.trans(x.to(tl.float32) * left[:, None]), b.to(tl.float32), input_precision="tf32x3")
