@@ -24,8 +24,8 @@ CHUNK = 64
 SMALL_CHUNK = 32
 """Where a state has many columns: registers hold it and a chunk's operands."""
 WALKED, WALKED_CHUNKS = 8192, (16, 32)
-"""Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of matrices
-takes, where the ring has no more places; else the second, of which longer rings take several."""
+"""Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of
+matrices takes, where the ring has no more places; else the second, of which longer rings take several."""
 
 
 @triton.jit
