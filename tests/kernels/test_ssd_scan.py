@@ -57,5 +57,17 @@ def test_rings_of_inputs(case: str, step: str, form: str, device: str) -> None:
 
 
 @cases
+@pytest.mark.parametrize("step", ["drafts", "beside prompts"])
+def test_rings_of_more_places_than_a_chunk(case: str, step: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.kernels.ssd_scan.triton.WALKED_CHUNKS", (4, 4))
+    check_replays(case, step, "cuda", device)
+
+
+@cases
+def test_rings_in_half_precision(case: str, device: str) -> None:
+    check_replays(case, "drafts", "cuda", device, torch.float16)
+
+
+@cases
 def test_rows_of_rejected_drafts_give_what_rows_of_one_token_give(case: str) -> None:
     check_walk(case)

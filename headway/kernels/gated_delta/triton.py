@@ -1,7 +1,8 @@
 """Triton kernels of ``gated_delta``.
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
-registers, behind those that the stored state has not seen: short rows. ``chunks`` takes the longer ones, 16 tokens at a
+registers, behind those that the stored state has not seen, which it takes 16 at a time: short rows.
+``chunks`` takes the longer ones, 16 tokens at a
 time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A
 is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
 whatever the keys are; of 64 they would not.
@@ -52,7 +53,7 @@ def delta_walk_kernel(
     num_slots, beta_scale, scale,
     most,  # rows of more tokens are not taken
     K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -79,12 +80,18 @@ def delta_walk_kernel(
             own = inputs_ptr + slot * places * per_token
         h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)  # [K, V]
         if inputs_ptr is not None:
-            for p in range(stored, start):
-                given = own + (p % places) * per_token
-                key = tl.load(given + head // share * K + k, mask=in_k, other=0.0)
-                u = tl.load(given + u_at + v, mask=in_v, other=0.0)
-                g = tl.load(given + g_at + k * BY_CHANNEL, mask=in_k, other=0.0)
-                h = h * tl.exp(g)[:, None] + key[:, None] * u[None, :]
+            for t0 in tl.range(stored, start, L, num_stages=1):
+                position = t0 + tl.arange(0, L)
+                there = position < start
+                given = own + (position % places) * per_token  # [L]
+                in_keys = there[:, None] & in_k[None, :]
+                keys = tl.load(given[:, None] + head // share * K + k[None, :], mask=in_keys, other=0.0)
+                us = tl.load(given[:, None] + u_at + v[None, :], mask=there[:, None] & in_v[None, :], other=0.0)
+                g_from = given[:, None] + g_at + k[None, :] * BY_CHANNEL
+                g = tl.load(g_from, mask=in_keys, other=0.0)
+                behind = tl.where(position[None, :] > position[:, None], 1.0, 0.0)
+                left = keys * tl.exp(tl.dot(behind, g, input_precision="tf32x3"))
+                h = h * tl.exp(tl.sum(g, 0))[:, None] + tl.dot(tl.trans(left), us, input_precision="tf32x3")
         for t in range(0, count):
             token = (first + t).to(tl.int64)
             query = tl.load(q_ptr + token * q_stride + head // share * q_head + k, mask=in_k, other=0.0).to(tl.float32)
@@ -266,12 +273,12 @@ def gated_delta(
     )  # fmt: skip
     sizes = heads, heads // k.shape[1], slots, beta_scale, scale
     rows, block_k = len(seq_lens), max(16, next_power_of_2(keys))
-    block_v = max(4, min(next_power_of_2(values), WALKED // block_k))
+    block_v = max(4 if inputs is None else 16, min(next_power_of_2(values), WALKED // block_k))
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
     delta_walk_kernel[(cdiv(values, block_v), heads, rows)](
         *tokens, *ring, *rows_of_step, places, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
-        BLOCK_K=block_k, BLOCK_V=block_v, ALONE=alone, num_warps=WALK_WARPS, **launch_early(v.device),
+        BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, ALONE=alone, num_warps=WALK_WARPS, **launch_early(v.device),
     )  # fmt: skip
     if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))

@@ -3,8 +3,9 @@
 ``update`` has a program for each row of one token, head and block of channels: state in, state out, once. ``scan`` has one for
 each longer row, head and block of channels; it walks the row in chunks, by products of matrices, and keeps the state in
 registers, so that states between chunks never reach memory. A step of decode rows alone launches ``update`` only.
-``walk`` stands in for it where there are rings: of a short row it runs again what the stored state has not seen, then the
-row's own tokens, with the state in registers, and stores it where that is due.
+``walk`` stands in for it where there are rings: of a short row it takes what the stored state has not seen and the row's own
+tokens as one chunk, by products of matrices. Its time is that of reading the state: token after token each would wait for loads
+of the one before. The state behind the chunk is made only where it is stored, in f32 (as is all that does not lie in memory).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softp
 CHUNK = 64
 SMALL_CHUNK = 32
 """Where a state has many columns: registers hold it and a chunk's operands."""
+WALKED, WALKED_CHUNKS = 8192, (16, 32)
+"""Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of
+matrices takes, where the ring has no more places; else the second, of which longer rings take several."""
 
 
 @triton.jit
@@ -111,6 +115,29 @@ def ssd_update_kernel(
 
 
 @triton.jit
+def of_state(c, h):
+    """c h^T [L, P]. Of a state in f32 and c in bf16 in two halves of 8 bits each, since the products with c are exact: as
+    three TF32 its copies would fill the shared memory of a multiprocessor with two programs."""
+    if h.dtype == tl.float32 and c.dtype == tl.bfloat16:
+        upper = h.to(tl.bfloat16)
+        lower = (h - upper.to(tl.float32)).to(tl.bfloat16)
+        found = tl.dot(c, tl.trans(upper)) + tl.dot(c, tl.trans(lower))
+    else:
+        found = tl.dot(c.to(h.dtype), tl.trans(h), input_precision="tf32x3")
+    return found
+
+
+@triton.jit
+def state_behind(h, x, b, step, total, decays, seen):
+    """The state f32 [P, N] behind the tokens of a chunk that are ``seen``, its first ones, in f32 whatever x [L, P] and b
+    [L, N] are: others would round it at each token. ``total``: the running sum of ``decays``, the logs, [L]."""
+    whole = tl.sum(tl.where(seen, decays, 0.0), 0)
+    left = tl.where(seen, tl.exp(tl.where(seen, whole - total, 0.0)) * step, 0.0)
+    added = tl.dot(tl.trans(x.to(tl.float32) * left[:, None]), b.to(tl.float32), input_precision="tf32x3")
+    return tl.exp(whole) * h.to(tl.float32) + added
+
+
+@triton.jit
 def ssd_walk_kernel(
     x_ptr,
     dt_ptr,
@@ -146,6 +173,8 @@ def ssd_walk_kernel(
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    L: tl.constexpr,  # tokens of a chunk
+    SEVERAL: tl.constexpr,  # a row may have more chunks than one
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -155,52 +184,64 @@ def ssd_walk_kernel(
     row = tl.program_id(0)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    one = tl.arange(0, 1)
+    n, i = tl.arange(0, BLOCK_N), tl.arange(0, L)
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
+    kind = x_ptr.dtype.element_ty
     if live & (count <= short):
         stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
-        h = tl.load(at, mask=both & (stored > 0), other=0.0).to(tl.float32)
+        h = tl.load(at, mask=both & (stored > 0), other=0.0)
+        if SEVERAL or h.dtype != kind:
+            h = h.to(tl.float32)
         b_at = heads * P + head // share * N
         dt_at = heads * P + heads // share * N + head
         per_token = dt_at - head
         if dt_ptr is not None:
             per_token += heads
-        own = inputs_ptr + slot * places * per_token
-        for position in range(stored, start):
-            given = own + (position % places) * per_token
-            x = tl.load(given + head * P + p, mask=in_p, other=0.0).to(tl.float32)
-            b = tl.load(given + b_at + n, mask=in_n, other=0.0).to(tl.float32)
-            step = tl.full((1,), 1.0, tl.float32)
-            if dt_ptr is not None:
-                raw = tl.load(given + dt_at + one).to(tl.float32) + bias
-                step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
-            h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
-        for t in range(0, count):
-            token = (first + t).to(tl.int64)
-            position = start + t
-            kept = position >= store
-            given = own + (position % places) * per_token
-            kind = inputs_ptr.dtype.element_ty
-            x = tl.load(x_ptr + token * x_stride + head * x_head + p, mask=in_p, other=0.0).to(tl.float32)
-            b = tl.load(b_ptr + token * b_stride + head // share * b_group + n, mask=in_n, other=0.0).to(tl.float32)
-            c = tl.load(c_ptr + token * c_stride + head // share * c_group + n, mask=in_n, other=0.0).to(tl.float32)
-            tl.store(given + head * P + p, x.to(kind), mask=in_p & kept)
+        ring = inputs_ptr + slot * places * per_token
+        end = start + count
+        for t0 in tl.range(stored, end, L, num_stages=1):
+            position = t0 + i
+            past, mine = position < start, (position >= start) & (position < end)
+            kept = mine & (position >= store)
             leads = kept & (tl.program_id(2) == 0)
-            tl.store(given + b_at + n, b.to(kind), mask=in_n & leads & (head % share == 0))
-            step = tl.full((1,), 1.0, tl.float32)
+            given = ring + (position % places) * per_token  # [L]
+            token = (first + position - start).to(tl.int64)
+            x_at = x_ptr + token[:, None] * x_stride + head * x_head + p[None, :]
+            b_from = b_ptr + token[:, None] * b_stride + head // share * b_group + n[None, :]
+            c_from = c_ptr + token[:, None] * c_stride + head // share * c_group + n[None, :]
+            ring_x, ring_b = given[:, None] + head * P + p[None, :], given[:, None] + b_at + n[None, :]
+            old_x = tl.load(ring_x, mask=past[:, None] & in_p[None, :], other=0.0)
+            old_b = tl.load(ring_b, mask=past[:, None] & in_n[None, :], other=0.0)
+            own_x = tl.load(x_at, mask=mine[:, None] & in_p[None, :], other=0.0)
+            own_b = tl.load(b_from, mask=mine[:, None] & in_n[None, :], other=0.0)
+            c = tl.load(c_from, mask=mine[:, None] & in_n[None, :], other=0.0)
+            x, b = tl.where(past[:, None], old_x, own_x), tl.where(past[:, None], old_b, own_b)
+            step = tl.where(past | mine, 1.0, 0.0)
             if dt_ptr is not None:
-                raw = tl.load(dt_ptr + token * dt_stride + head + one).to(tl.float32)
-                tl.store(given + dt_at + one, raw.to(kind), mask=(one == 0) & leads)
-                step = tl.minimum(tl.maximum(softplus(raw + bias), dt_min), dt_max)
-            h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
-            tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both & (position + 1 == store))
-            y = tl.sum(h * c[None, :], 1)
+                old = tl.load(given + dt_at, mask=past, other=0.0)
+                own = tl.load(dt_ptr + token * dt_stride + head, mask=mine, other=0.0)
+                tl.store(given + dt_at, own, mask=leads)
+                raw = tl.where(past, old, own).to(tl.float32) + bias
+                step = tl.where(past | mine, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
+            tl.store(ring_x, own_x, mask=kept[:, None] & in_p[None, :])
+            tl.store(ring_b, own_b, mask=leads[:, None] & in_n[None, :] & (head % share == 0))
+            total = tl.cumsum(step * a, 0)  # [L]
+            causal = i[:, None] >= i[None, :]
+            decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
+            scores = tl.dot(c, tl.trans(b), input_precision="tf32x3") * decay * step[None, :]  # [L, L]
+            y = tl.dot(scores, x.to(tl.float32), input_precision="tf32x3")
+            y += tl.exp(total)[:, None] * of_state(c, h)
             if d_ptr is not None:
-                y += d * x
-            tl.store(y_ptr + (token * heads + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
+                y += d * x.to(tl.float32)
+            y_at = y_ptr + (token[:, None] * heads + head) * P + p[None, :]
+            tl.store(y_at, y.to(kind), mask=mine[:, None] & in_p[None, :])
+            if (store > tl.maximum(t0, start)) & (store <= tl.minimum(t0 + L, end)):
+                seen = state_behind(h, x, b, step, total, step * a, position < store)
+                tl.store(at, seen.to(state_ptr.dtype.element_ty), mask=both)
+            if SEVERAL:
+                h = state_behind(h, x, b, step, total, step * a, past | mine)
 
 
 @triton.jit
@@ -324,9 +365,11 @@ def ssd_scan(
         )
     else:
         assert inputs.is_contiguous(), "rings lie in memory of their own"
+        block, places = max(16, min(next_power_of_2(width), WALKED // block_n)), inputs.shape[1]
+        tokens = WALKED_CHUNKS[places > WALKED_CHUNKS[0]]
         ssd_walk_kernel[(rows, heads, cdiv(width, block))](
-            *args, inputs, stored_at, store_at, inputs.shape[1], short,
-            P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, num_warps=4, **early,
+            *args, inputs, stored_at, store_at, places, short, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n,
+            L=tokens, SEVERAL=places > tokens, num_warps=4, **early,
         )  # fmt: skip
     if max_query_len > short:
         block = max(16, min(next_power_of_2(width), 8192 // block_n))
