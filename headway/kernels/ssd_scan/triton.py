@@ -56,30 +56,14 @@ def ssd_update_kernel(
     c_ptr,  # [T, G, N]
     d_ptr,  # [H], or None
     state_ptr,  # [S, H, P, N]
-    query_start_ptr,
-    row_slots_ptr,
-    seq_lens_ptr,
+    query_start_ptr, row_slots_ptr, seq_lens_ptr,
     y_ptr,  # [T, H, P] contiguous
-    x_stride,
-    x_head,
-    dt_stride,
-    b_stride,
-    b_group,
-    c_stride,
-    c_group,
-    state_stride,
-    heads,
+    x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads,
     share,  # heads of a group
-    num_slots,
-    dt_min,
-    dt_max,
-    P: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALONE: tl.constexpr,
+    num_slots, dt_min, dt_max,
+    P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ALONE: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     start_next(EARLY)
     head = tl.program_id(1)
     a, dt_bias, d = head_weights(a_ptr, dt_bias_ptr, d_ptr, head)
@@ -139,44 +123,16 @@ def state_behind(h, x, b, step, total, decays, seen):
 
 @triton.jit
 def ssd_walk_kernel(
-    x_ptr,
-    dt_ptr,
-    dt_bias_ptr,
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    d_ptr,
-    state_ptr,
-    query_start_ptr,
-    row_slots_ptr,
-    seq_lens_ptr,
-    y_ptr,
-    x_stride,
-    x_head,
-    dt_stride,
-    b_stride,
-    b_group,
-    c_stride,
-    c_group,
-    state_stride,
-    heads,
-    share,
-    num_slots,
-    dt_min,
-    dt_max,
+    x_ptr, dt_ptr, dt_bias_ptr, a_ptr, b_ptr, c_ptr, d_ptr, state_ptr, query_start_ptr, row_slots_ptr, seq_lens_ptr,
+    y_ptr, x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads, share, num_slots,
+    dt_min, dt_max,
     inputs_ptr,  # [S', places, H P + G N + H]
-    stored_at_ptr,
-    store_at_ptr,
-    places,
-    short,
-    P: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    stored_at_ptr, store_at_ptr, places, short,
+    P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
     L: tl.constexpr,  # tokens of a chunk
     SEVERAL: tl.constexpr,  # a row may have more chunks than one
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     start_next(EARLY)
     head = tl.program_id(1)
     a, bias, d = head_weights(a_ptr, dt_bias_ptr, d_ptr, head)
@@ -246,38 +202,12 @@ def ssd_walk_kernel(
 
 @triton.jit
 def ssd_scan_kernel(
-    x_ptr,
-    dt_ptr,
-    dt_bias_ptr,
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    d_ptr,
-    state_ptr,
-    query_start_ptr,
-    row_slots_ptr,
-    seq_lens_ptr,
-    y_ptr,
-    x_stride,
-    x_head,
-    dt_stride,
-    b_stride,
-    b_group,
-    c_stride,
-    c_group,
-    state_stride,
-    heads,
-    share,
-    num_slots,
-    dt_min,
-    dt_max,
+    x_ptr, dt_ptr, dt_bias_ptr, a_ptr, b_ptr, c_ptr, d_ptr, state_ptr, query_start_ptr, row_slots_ptr, seq_lens_ptr,
+    y_ptr, x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads, share, num_slots,
+    dt_min, dt_max,
     short,  # rows of so many tokens or fewer are not taken
-    P: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
