@@ -120,7 +120,7 @@ class FlexAttention:
             )  # memory behind may hold anything
             scores = torch.einsum("rnkgd,rmkd->rkgnm", q, k).flatten(1, 2) * self.rule.scale
             scores = self._modified(scores, tile, key)
-            name = (self.flex, self.group, self.rule.window, self.rule.chunk, begin)
+            name = (self.flex, self.group, self.rule.window, self.rule.chunk, heads, begin)
             seen = batch.masks.get(name) if shared else None
             if seen is None:
                 seen = self._seen(tile, key, there, heads)

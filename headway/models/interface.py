@@ -295,8 +295,9 @@ class WeightMap:
 
     def leaves_out(self, name: str) -> bool:
         """Whether a tensor that has no target is none that is missed."""
+        spelled = self._spellings(name)
         name = self._begun(name)
-        owns = (name, *(name.removeprefix(prefix) for prefix in self.prefixes))
+        owns = (name, *(name.removeprefix(prefix) for prefix in self.prefixes), *spelled)
         return name.endswith(self.computed) or any(own.startswith(self.unused) for own in owns if self.unused)
 
 

@@ -126,3 +126,22 @@ def test_layers_with_one_rule_ask_it_once_a_step_for_decode_rows() -> None:
     batch.masks.clear()
     layers[0](made.q, batch, (made.k_cache, made.v_cache))
     assert sum(shape[0] == 2 for shape in asked) == 2
+
+
+def test_slices_and_narrowed_steps_ask_anew() -> None:
+    """They have other rows than the step they are of; and layers with other numbers of heads know other heads."""
+    borders = torch.arange(20) * 3
+
+    def documents(slot: Any, head: Any, q: Any, kv: Any) -> torch.Tensor:
+        return ((kv >= borders[slot]) | (q < borders[slot])) & ((head % 2 == 0) | (kv % 2 == 0))
+
+    made = inputs([(1, 70), (1, 9), (5, 40)])
+    batch, flex = batch_of(made), FlexAttention(ScoreRule(0.3), FlexRule(mask_mod=documents), 0)
+    cache = made.k_cache, made.v_cache
+    whole = flex(made.q, batch, cache)
+    last = batch.logit_indices
+    assert_close(flex(made.q[last], batch.of_last_tokens(), cache)[:3], whole[last][:3])
+    assert_close(flex(made.q[1:4], batch.slice(1, 4), cache), whole[1:4])
+    half = (each[:, :, : each.shape[2] // 2] for each in cache)
+    k, v = half
+    assert_close(flex(made.q[:, : H // 2], batch, (k, v)), whole[:, : H // 2])

@@ -9,14 +9,20 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.models import registry
+from headway.models.decoder import DecoderModel
+from headway.models.interface import ALL_TOKENS
+from headway.models.load import load_model
+from headway.weights import open_checkpoint
 from tests.attention.kinds import KINDS, OWN, VOCAB, folder_of, greedy
 from tests.engine.harness import request, run
+from tests.models.harness import DEVICE, Machine, Row
 from tests.sim.harness import simulated
 
 CPU: dict[str, Any] = {"device": "cpu", "run_ahead": 0, "enable_prefix_caching": False}
@@ -148,6 +154,34 @@ def test_prompt_log_probabilities(name: str) -> None:
         assert mine[1] == pytest.approx(theirs[1], abs=1e-4)
     for each in some:
         assert found[each.request_id].token_ids == truth(name)[each.request_id]
+
+
+def test_a_step_that_is_run_again_asks_its_rules_again() -> None:
+    """As graphs do, whose tensors are written anew: from position 11 on odd heads see a new document."""
+    model = load_model(
+        open_checkpoint(str(folder_of("flex"))),
+        dtype=torch.float32,
+        device=DEVICE,
+        max_model_len=64,
+        progress=False,
+        seed=0,
+    )
+    assert isinstance(model, DecoderModel)
+    tokens = prompts()[3][:14]
+    wanted = Machine(model).in_chunks(tokens, [14])
+    machine = Machine(model)
+    machine.step([Row(1, tokens[:10])])
+    again = machine.batch([Row(1, tokens[10:11], 10)])
+    for position in range(10, 14):
+        fresh = machine.batch([Row(1, tokens[position : position + 1], position)])
+        for mine, theirs in (
+            (again.input_ids, fresh.input_ids), (again.positions, fresh.positions), (again.seq_lens, fresh.seq_lens),
+            (again.groups[0].kv_slots, fresh.groups[0].kv_slots),
+        ):  # fmt: skip
+            mine.copy_(theirs)
+        with torch.inference_mode():
+            found = model.logits(model.forward(again, machine.caches, ALL_TOKENS).hidden).cpu()
+        torch.testing.assert_close(found, wanted[position : position + 1], atol=1e-4, rtol=1e-4)
 
 
 def test_own_architectures_are_covered() -> None:

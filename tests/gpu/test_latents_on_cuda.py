@@ -1,5 +1,10 @@
 """Whole steps of models with latent attention on a GPU: graphs against the synchronous engine, and log-probabilities against
-transformers, the same random weights in bfloat16 here and in float32 there."""
+transformers, the same random weights in bfloat16 here and in float32 there.
+
+Where an indexer chooses 256 of 3,000 keys, rounding chooses some others: no fixed limit is right for short prompts and for long
+ones. So the engine may be as far from float32 as transformers is itself in bfloat16, and half of that more, at the same tokens.
+On a CPU with 1,400 tokens it is .174 where transformers is .192, and .021 beside .025 with 40.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +36,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"q_lora_rank": 256, "num_attention_heads": 64, "num_key_value_heads": 64},
     "DeepseekV32": INDEX,
 }
-TOKENS = 16
+TOKENS = 64
 CASES = [(1, 40), (1, 3000), (4, 700), (16, 300), (40, 60), (100, 20)]
 """(rows, longest prompt)."""
-MEAN_ERROR, WORST_ERROR = 0.12, 0.6  # rounding can change which experts are chosen, where two are nearly alike
+LOOKED_AT = 6
+LOOKED_FOR = list(range(3, 2000, 67))
+"""Of the tokens that the engine chooses its own errors would be the larger half."""
+OWN_ERRORS = 1.5
+"""Of transformers' own mean error."""
 
 
-def make(family: str, folder: Path) -> Any:
-    """A checkpoint, and its model in float32."""
+def make(family: str, folder: Path) -> None:
+    """A checkpoint in bfloat16."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
-    config._attn_implementation = "eager"
     with torch.device("cuda"):
         model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
     with torch.no_grad():
@@ -52,23 +60,31 @@ def make(family: str, folder: Path) -> Any:
             else:
                 weight.normal_(0.0, 0.06 if "embed" in name else 1.2 / weight.shape[-1] ** 0.5)
     model.save_pretrained(folder)
-    return model.to(torch.float32).eval()
 
 
-def errors(model: Any, prompt: list[int], output: Any) -> list[float]:
-    """Of each chosen token's log-probability."""
-    tokens = list(output.token_ids)
+def loaded(family: str, folder: Path, dtype: torch.dtype) -> Any:
+    """The checkpoint by transformers. Read anew: ``model.to(bfloat16)`` rounds the frequencies of rotations, too, which turns
+    positions in the thousands by radians."""
+    kind = getattr(pytest.importorskip("transformers"), f"{family}ForCausalLM")
+    model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager").to("cuda").eval()
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    return model
+
+
+def log_probabilities(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """float32 [len(tokens), len(LOOKED_FOR)], of ``LOOKED_FOR`` where ``tokens`` follow ``prompt``."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens], device="cuda"), use_cache=False).logits[0].float()
-    expected = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
-    ours = [step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)]
-    return [abs(float(expected[i, token]) - value) for i, (token, value) in enumerate(zip(tokens, ours, strict=True))]
+        logits = model(torch.tensor([prompt + tokens], device="cuda"), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.float(), dim=-1).cpu()[:, LOOKED_FOR]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    model = make(family, tmp_path)
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
+    make(family, tmp_path)
+    exact, rounded = (loaded(family, tmp_path, dtype) for dtype in (torch.float32, torch.bfloat16))
+    params = SamplingParams(
+        temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprob_token_ids=LOOKED_FOR, detokenize=False
+    )
     with LLM(
         str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=1024,
         kv_cache_memory_bytes=2**32,
@@ -79,9 +95,15 @@ def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path
                 [rng.randrange(3, 2000) for _ in range(rng.randrange(longest // 2, longest))] for _ in range(rows)
             ]
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            looked_at = range(min(rows, 6))
-            found = [each for i in looked_at for each in errors(model, prompts[i], outputs[i].outputs[0])]
-            assert sum(found) / len(found) < MEAN_ERROR and max(found) < WORST_ERROR, (rows, longest)
+            ours, theirs = [], []
+            for prompt, output in list(zip(prompts, outputs, strict=True))[:LOOKED_AT]:
+                tokens, steps = list(output.outputs[0].token_ids), output.outputs[0].logprobs or []
+                found = torch.tensor([[step[token].logprob for token in LOOKED_FOR] for step in steps])
+                wanted = log_probabilities(exact, prompt, tokens)
+                ours.append((found - wanted).abs())
+                theirs.append((log_probabilities(rounded, prompt, tokens) - wanted).abs())
+            mine, own = float(torch.cat(ours).mean()), float(torch.cat(theirs).mean())
+            assert mine < OWN_ERRORS * own, (rows, longest, mine, own)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,84 @@
+"""What upper layers that cache nothing leave out of prompts changes no answer: engines with and without it, over chunks, beside
+rows that decode, that draft, and that ask for the log-probabilities of their prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.messages import AddRequest
+from headway.state.batch import StepBatch
+from tests.attention.test_kinds import NGRAM, arguments, engine, prompts
+from tests.engine.harness import Answer, request, run
+from tests.sim.harness import simulated
+
+KINDS = ("gemma3n", "gemma4")
+
+
+def asked() -> list[AddRequest]:
+    """Every third asks for its prompt's log-probabilities, all for their tokens'."""
+    return [
+        request(
+            f"r{n}", prompt, seed=n, temperature=1.1 if n % 4 == 3 else 0.0, max_tokens=5 + n, ignore_eos=True, logprobs=3,
+            **({"prompt_logprobs": 2} if n % 3 == 1 else {}),
+        )
+        for n, prompt in enumerate(prompts())
+    ]  # fmt: skip
+
+
+def off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in KINDS:
+        monkeypatch.setattr(f"headway.models.{module}.narrow_layer", lambda first, layers: layers)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each step that was narrowed."""
+    found: list[int] = []
+    own = StepBatch.of_last_tokens
+
+    def of_last_tokens(batch: StepBatch) -> StepBatch:
+        found.append(len(batch.row_slots))
+        return own(batch)
+
+    monkeypatch.setattr(StepBatch, "of_last_tokens", of_last_tokens)
+    return found
+
+
+def same(found: dict[str, Answer], wanted: dict[str, Answer]) -> None:
+    for key, answer in wanted.items():
+        assert found[key].token_ids == answer.token_ids, key
+        for mine, theirs in (
+            (found[key].logprobs, answer.logprobs),
+            (found[key].prompt_logprobs, answer.prompt_logprobs),
+        ):
+            assert len(mine) == len(theirs)
+            for (ids, values, rank), (wanted_ids, wanted_values, wanted_rank) in zip(mine, theirs, strict=True):
+                assert (ids, rank) == (wanted_ids, wanted_rank), key
+                assert values == pytest.approx(wanted_values, abs=1e-4), key
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole prompts without it; then with it steps of 40 and 23 tokens, drafts, and the simulated device two steps ahead."""
+    narrowed = counted(monkeypatch)
+    with monkeypatch.context() as without:
+        off(without)
+        core = engine(name, max_num_batched_tokens=128)
+        wanted = run(core, asked())
+        core.shutdown()
+    assert not narrowed
+    assert [len(answer.prompt_logprobs) for answer in wanted.values()] == [
+        len(prompt) - 1 if n % 3 == 1 else 0 for n, prompt in enumerate(prompts())
+    ]
+    others: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 23}, {"speculative_config": NGRAM}]
+    for changes in others:
+        core = engine(name, **changes)
+        same(run(core, asked()), wanted)
+        core.shutdown()
+        assert bool(narrowed) == ("speculative_config" not in changes), "steps whose rows draft run whole"
+        narrowed.clear()
+    with simulated(4, **arguments(name, run_ahead=2, max_num_batched_tokens=23)) as (core, _, _):
+        for _ in range(2):  # the second time prompts are cached, where nothing is asked of them
+            same(run(core, asked()), wanted)
+    assert narrowed
