@@ -53,7 +53,8 @@ def test_two_parts_of_the_others(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", [Mesh(4, 1), Mesh(1, 2), Mesh(2, 2)], ids=str)
 def test_other_meshes_of_all(name: str, mesh: Mesh, tmp_path: Path) -> None:
     if mesh.pipeline == 1 or not name.startswith(BETWEEN):
-        return check(name, mesh, tmp_path)
+        check(name, mesh, tmp_path)
+        return
     with pytest.raises(UnsupportedModelError, match="stages do not hand on; leave out pipeline_parallel_size"):
         check(name, mesh, tmp_path)
 
