@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
+from headway.device.base import Stream
 from headway.device.select import select_device
 from headway.device.sim import SimDevice, SimError
 from headway.device.sim.tensor import SimTensor
@@ -225,8 +227,48 @@ def test_a_graph_that_reads_memory_that_was_replaced(lazy: SimDevice) -> None:
         lazy.wait_idle()
 
 
-def test_captures_refuse_events_and_waits(lazy: SimDevice) -> None:
-    with pytest.raises(SimError, match="capture"):
-        lazy.capture(lambda: lazy.new_event().record(lazy.main))
-    with pytest.raises(SimError):
-        lazy.capture(lambda: lazy.wait_idle())
+@pytest.mark.parametrize(
+    ("queued", "why"),
+    [
+        (lambda device: device.new_event().record(device.copies), "event.record inside a graph capture"),
+        (lambda device: device.main.wait_event(device.new_event()), "wait_event inside a graph capture"),
+        (lambda device: work_on(device, device.copies), "does not follow the capture"),
+        (lambda device: forked(device, joins=False), "nothing waits for"),
+        (lambda device: device.wait_idle(), "blocks the host"),
+    ],
+    ids=[
+        "a-foreign-stream-records",
+        "an-event-of-elsewhere",
+        "work-on-a-foreign-stream",
+        "never-joined",
+        "a-host-wait",
+    ],
+)
+def test_what_captures_refuse(lazy: SimDevice, queued: Callable[[SimDevice], object], why: str) -> None:
+    with pytest.raises(SimError, match=why):
+        lazy.capture(lambda: queued(lazy))
+
+
+def test_a_capture_that_forks_and_joins(lazy: SimDevice) -> None:
+    graph = lazy.capture(lambda: forked(lazy, joins=True))
+    with lazy.main.active():
+        graph.replay()
+    lazy.wait_idle()
+    lazy.check()
+
+
+def work_on(device: SimDevice, stream: Stream) -> torch.Tensor:
+    """An operation on a stream."""
+    with stream.active():
+        return torch.zeros(3, device=device.torch_device)
+
+
+def forked(device: SimDevice, joins: bool) -> None:
+    """Work on a side stream that follows the main one, which waits for it only if told to."""
+    fork, join = device.new_event(), device.new_event()
+    fork.record(device.main)
+    device.copies.wait_event(fork)
+    work_on(device, device.copies)
+    join.record(device.copies)
+    if joins:
+        device.main.wait_event(join)
