@@ -23,19 +23,10 @@ that is compiled for a cluster is launched as one whatever the launch says. PTX 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any
-
-from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-MARK = re.compile(r"// cluster of (\d+) programs")
-ROOM = re.compile(r"\broom_(?:own|shared)_(\d+)\b")
-ENTRY_END = re.compile(r"^\.(?:reqntid|maxntid)\b", re.MULTILINE)
-OTHERS = re.compile(r"// threads from (\d+) on have arrived")
-BODY = re.compile(r"^\{\n(?:[ \t]*\.reg [^\n]*\n)*", re.MULTILINE)
+from headway.kernels import triton_stages as triton_stages  # the size is written into what it compiles
 
 
 @gluon.constexpr_function
@@ -172,63 +163,3 @@ def pull4(at):
     return gl.inline_asm_elementwise(
         "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4
     )
-
-
-def clustered(ptx: str) -> str:
-    """``ptx`` with the size of the cluster that its kernel names; as it was when it names none.
-
-    Raises:
-        ValueError: it names several.
-    """
-    sizes = set(MARK.findall(ptx))
-    if not sizes:
-        return ptx
-    if len(sizes) > 1:
-        raise ValueError(f"one kernel for clusters of {', '.join(sorted(sizes))} programs: name one size")
-    ptx = ENTRY_END.sub(rf".explicitcluster\n.reqnctapercluster {sizes.pop()}, 1, 1\n\g<0>", ptx, count=1)
-    others = OTHERS.search(ptx)
-    if others:
-        arrive = (
-            "{ .reg .pred other; .reg .b32 id; mov.u32 id, %tid.x; "
-            f"setp.ge.u32 other, id, {others[1]}; @other barrier.cluster.arrive.relaxed.aligned; }}\n"
-        )
-        ptx = BODY.sub(rf"\g<0>{arrive}", ptx, count=1)
-    return ptx
-
-
-def with_rooms(ptx: str, shared: int) -> tuple[str, int]:
-    """``ptx`` with a place for each of its rooms behind ``shared`` bytes, and the bytes of both.
-
-    Triton names a compiled kernel by its source, of which this is no part: whoever changes it changes ``room_asm``, too.
-    Static shared memory would lie in front of Triton's, whose buffers then were no longer aligned, and Triton does not
-    count it when it asks for more than 48 KB.
-    """
-    places = {}
-    for found in ROOM.finditer(ptx):
-        if found[0] not in places:
-            places[found[0]] = shared = (shared + 15) // 16 * 16
-            shared += int(found[1])
-    return ROOM.sub(lambda found: str(places[found[0]]), ptx), shared
-
-
-def _finish_ptx(before: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A hook for Triton's list of stages: what ``before`` does, then clusters and rooms."""
-
-    def hook(backend: Any, stages: dict[str, Any], *others: Any) -> None:
-        if before is not None:
-            before(backend, stages, *others)
-        make_ptx = stages.get("ptx")
-        if make_ptx is None:
-            return
-
-        def make(source: Any, metadata: dict[str, Any]) -> str:
-            ptx, metadata["shared"] = with_rooms(clustered(make_ptx(source, metadata)), metadata["shared"])
-            return ptx
-
-        stages["ptx"] = make
-
-    return hook
-
-
-# Every kernel for clusters imports this module, so none is compiled without it.
-knobs.runtime.add_stages_inspection_hook = _finish_ptx(knobs.runtime.add_stages_inspection_hook)

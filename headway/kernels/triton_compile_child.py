@@ -23,6 +23,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from headway.kernels import triton_stages as triton_stages  # part of kernels' names from Triton 3.7 on
 from headway.kernels.triton_keys import settle_key
 
 READ_BYTES, COMPLAINT_CHARACTERS = 1 << 20, 2000

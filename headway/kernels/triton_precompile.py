@@ -25,6 +25,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from headway.core.log import logger
+from headway.kernels import triton_stages as triton_stages  # part of kernels' names from Triton 3.7 on
 from headway.kernels.compiler_process import Compiled, CompilerProcess, Job
 from headway.kernels.triton_keys import settle_key
 

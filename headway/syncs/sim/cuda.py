@@ -373,7 +373,8 @@ def fake_cuda(report: Report) -> Iterator[None]:
             {name: calls.handed_over(getattr(torch.utils.dlpack, name)) for name in ("from_dlpack", "to_dlpack")},
         ),
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
-        (torch.backends.cudnn, {"version": _constant(91900)}),
+        # Builds for CUDA would flatten the weights of recurrent networks by an operation that only cuDNN has; it never waits.
+        (torch.backends.cudnn, {"version": _constant(91900), "is_acceptable": _constant(False)}),
         *distributed.places(report),
     ]
     with contextlib.ExitStack() as undo:
