@@ -23,7 +23,9 @@ from headway.kernels.add_layer_norm import add_layer_norm
 from headway.kernels.dense_attention import reference
 from headway.kernels.dense_attention.triton import dense_kernel
 from headway.kernels.silu_mul import gelu
-from tests.kernels.wide_gelu import wide_gelu
+from headway.kernels.wide_linear import wide_gelu
+from headway.kernels.wide_linear.hopper.launch import launch_sums
+from headway.kernels.wide_linear.tiles import wide_tokens
 
 HIDDEN, INNER, HEADS, SIZE = 768, 3072, 12, 64
 TILES = [
@@ -70,7 +72,7 @@ def products(tokens: int) -> None:
     inner, down = made(tokens, INNER), made(HIDDEN, INNER) * INNER**-0.5
     qkv, short = made(3 * HIDDEN, HIDDEN) * HIDDEN**-0.5, made(HIDDEN)
     flops = 2.0 * tokens * HIDDEN * INNER
-    expected = F.gelu(F.linear(x, up, bias))
+    before = F.linear(x, up, bias)
     near("gelu", gelu(inner), F.gelu(inner))
     say("gelu of torch", lambda: F.gelu(inner))
     say("gelu", lambda: gelu(inner))
@@ -85,15 +87,16 @@ def products(tokens: int) -> None:
 
         say(f"up, gelu in {parts} parts", in_parts, flops)
     say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # noqa: SLF001
-    for wide in (256, 128):
-        for group in (16, 8):
-            try:
-                near(f"wide {wide} group {group}", wide_gelu(x, up, bias, wide=wide, group=group), expected)
-            except Exception as error:
-                print("wide", wide, group, type(error).__name__, str(error)[:100])
-                continue
-            say(f"wide {wide} group {group}, bias, gelu", partial(wide_gelu, x, up, bias, True, wide, group), flops)
-            say(f"wide {wide} group {group}, bias", partial(wide_gelu, x, up, bias, False, wide, group), flops)
+    for form, tanh in enumerate((True, False), 2):
+        near(f"wide_gelu tanh={tanh}", wide_gelu(x, up, bias, tanh), F.gelu(before, approximate=("none", "tanh")[tanh]))
+        for wide in (256, 128):
+            say(f"wide_gelu {wide} tanh={tanh}", partial(launch_sums, x, up, inner, bias, form, wide), flops)
+    for fewer in (2048, 4096, 6144, 16384):
+        x = made(fewer, HIDDEN)
+        used = any(fewer in each for each in wide_tokens("wide_gelu", INNER, HIDDEN))
+        say(f"{fewer}: wide_gelu, {'used' if used else 'not used'}", partial(wide_gelu, x, up, bias, False))
+        say(f"{fewer}: up, gelu", partial(lambda x: gelu(F.linear(x, up, bias)), x))
+    x = made(tokens, HIDDEN)
     say("down", lambda: F.linear(inner, down, short), flops)
     wide_bias = made(3 * HIDDEN)
     say("qkv", lambda: F.linear(x, qkv, wide_bias), flops * 0.75)

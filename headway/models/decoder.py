@@ -14,6 +14,8 @@ from torch import nn
 from headway.core.cache import CacheLayout
 from headway.core.errors import UnsupportedModelError
 from headway.core.switches import FUSED_LAYERS, is_on
+from headway.kernels.cap_logits import cap_logits
+from headway.kernels.linear_forms.shapes import HEAD_MULTIPLE
 from headway.models.blocks import Block, BlockSpec
 from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Stack, Target, Want, WeightMap
@@ -143,13 +145,16 @@ class DecoderModel(nn.Module):
                 tables[key] = rotation(*key, max_model_len, device)
             return tables[key]
 
-        part, stage = config.vocabulary, config.stage
+        part, stage, tie = config.vocabulary, config.stage, config.tie_word_embeddings
         self._enters, self._ends = stage is None or stage.is_first, stage is None or stage.is_last
+        generates = config.outputs is None and self._ends
+        self._padding = -vocab % HEAD_MULTIPLE if generates and part is None else 0
         if part is not None:
             self.embedding: Embedding = ShardedEmbedding(part, hidden, dtype=dtype, device=device)
         else:
-            reads = self._enters or (self._ends and config.tie_word_embeddings)
-            self.embedding = Embedding(vocab if reads else 0, hidden, dtype=dtype, device=device)
+            reads = vocab if self._enters or (self._ends and tie) else 0
+            behind = self._padding if tie else 0
+            self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
         self.blocks = nn.ModuleList(
             config.blocks[i].make(
                 config.norm, hidden, table(config.blocks[i]), layout.group_of_layer[i], dtype=dtype, device=device
@@ -158,13 +163,21 @@ class DecoderModel(nn.Module):
         )
         made = config.norm.make(hidden, dtype=dtype, device=device) if config.names.norm else None
         self.norm: Norm | None = made
-        tied = self.embedding.weight if config.tie_word_embeddings else None
+        tied = self.embedding.weight if tie else None
         name, _, head = config.names.head.rpartition(".")
         self._head_prefix = f"{name}." if name else ""
         self.head, self.outputs, self.head_width = None, None, vocab
-        if config.outputs is None and self._ends:
+        if generates:
             rows = vocab if part is None else part.rows
-            self.head = Linear(hidden, {head: rows}, bias=config.head_bias, dtype=dtype, device=device, tied=tied)
+            self.head = Linear(
+                hidden,
+                {head: rows},
+                bias=config.head_bias,
+                dtype=dtype,
+                device=device,
+                tied=tied,
+                padding=self._padding,
+            )
             if part is not None:
                 self.head.taken = {head: part.taken}
                 with torch.no_grad():
@@ -288,17 +301,16 @@ class DecoderModel(nn.Module):
         return self.norm.forward(stream.residual) if normed is None or stream.squares is not None else normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, C] hidden states -> [N, V] in the model's dtype; of a model that pools f32 [N, width], what its head gives."""
+        """[N, C] hidden states -> [N, V] in the model's dtype, rows perhaps farther apart; of a model that pools f32
+        [N, width], what its head gives."""
         if self.outputs is not None:
             return self.outputs.forward(hidden)
         assert self._project_head is not None
         logits = self._project_head(Stream(hidden, hidden), self._forms.of_head(hidden.shape[0]))
         config = self.config
-        if config.logit_multiplier != 1.0:
-            logits *= config.logit_multiplier
-        if config.logit_soft_cap:
-            logits = logits.div_(config.logit_soft_cap).tanh_().mul_(config.logit_soft_cap)
-        return logits
+        if config.logit_multiplier != 1.0 or config.logit_soft_cap:
+            cap_logits(logits, config.logit_multiplier, config.logit_soft_cap)
+        return logits[:, : config.vocab_size] if self._padding else logits
 
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from headway.core.cache import CacheLayout
+from headway.core.switches import FUSED_LAYERS, is_on
 from headway.kernels.embed import embed
 from headway.models.heads import Head, Outputs
 from headway.models.interface import Forward, ModelSpec, Target, Want, WeightMap
 from headway.models.layers.adapters import ORIGINAL, AdapterSpec, LinearAdapters, TableAdapters, adapter_mask
 from headway.models.layers.attention import Attention, AttentionSpec
+from headway.models.layers.forms import Rules, rules_for
 from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
@@ -145,6 +147,10 @@ class EncoderBlock(nn.Module):
         y = linear.forward(x)
         return y if mask is None else self._added[place].forward(y, x, mask)
 
+    def _inner(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        ffn = self.ffn
+        return ffn.inner(x) if mask is None else ffn.act(self._product(2, ffn.gate_up, x, mask))
+
     def forward(
         self,
         x: torch.Tensor,
@@ -173,11 +179,11 @@ class EncoderBlock(nn.Module):
         mixed = self._product(1, mixer.out, attended, mask)
         if self.spec.before:
             normed = second.add(mixed, x) if second is not None else x.add_(mixed)
-            passed = self._product(3, ffn.down, ffn.act(self._product(2, ffn.gate_up, normed, mask)), mask)
+            passed = self._product(3, ffn.down, self._inner(normed, mask), mask)
             return x, following.add(passed, x) if following is not None else x.add_(passed)
         assert first is not None and second is not None
         x = first.add(mixed, x)
-        x = second.add(self._product(3, ffn.down, ffn.act(self._product(2, ffn.gate_up, x, mask)), mask), x)
+        x = second.add(self._product(3, ffn.down, self._inner(x, mask), mask), x)
         return x, x
 
     def destinations(self, prefix: str) -> dict[str, Target]:
@@ -327,9 +333,13 @@ class EncoderModel(nn.Module):
                 module.finalize()
             vars(module).update(module.named_parameters(recurse=False))  # as in ``DecoderModel.finalize``
             vars(module).update(module.named_children())
-        for block in self._own:
-            if self.config.adapters is None:  # those add to the product before it is activated
-                block.ffn.fuse()
+        self.use_forms(rules_for(self.device, self.dtype) if is_on(FUSED_LAYERS) else Rules())
         if self.bias is not None:
             self.bias.finalize()
         self.head.finalize()
+
+    def use_forms(self, rules: Rules) -> None:
+        """Run products in the forms that ``rules`` say are the fastest for a step's number of tokens."""
+        for block in self._own:
+            if self.config.adapters is None:  # those add to the product before it is activated
+                block.ffn.fuse(rules)

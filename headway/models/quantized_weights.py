@@ -27,7 +27,7 @@ class Parts:
         while row in self.found:
             parts.append(self.found[row])
             row += parts[-1].shape[0]
-        return parts if row == self.layer.weight.shape[0] else None
+        return parts if row == self.layer.rows else None
 
 
 class BlockKeeper:

@@ -74,8 +74,8 @@ class SpareLogits:
     def like(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, V] for a copy of ``logits``."""
         if self._logits is None or len(self._logits) < len(logits):
-            self._logits = torch.empty_like(logits)
-        return self._logits[: logits.shape[0]]
+            self._logits = logits.new_empty(len(logits), logits.stride(0))  # what is compiled for one fits the other
+        return self._logits[: logits.shape[0], : logits.shape[1]]
 
 
 class SplitStep:

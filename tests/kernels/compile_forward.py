@@ -22,6 +22,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from headway.core.ints import next_power_of_2
+from headway.kernels.cap_logits.triton import BLOCK as CAP_BLOCK
+from headway.kernels.cap_logits.triton import cap_logits_kernel
 from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import Kind as MidKind
@@ -48,7 +50,7 @@ from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
 from headway.kernels.silu_mul.triton import gelu_kernel, sigmoid_mul_kernel, silu_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
-from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
 from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, NARROW, STAGES, UNEVEN, WIDE
@@ -89,6 +91,7 @@ def compile_typed(
 ) -> None:
     """Compile with arguments of these types, bf16 pointers and integers else; pointers and strides are 16-aligned."""
     signature, constexprs, attributes = {}, {}, {}
+    constants = {each.name: each.default for each in kernel.params if each.has_default} | dict(constants)
     if "EARLY" in kernel.arg_names:
         constants = {**constants, "EARLY": True}
         options["launch_pdl"] = True
@@ -228,10 +231,10 @@ def compile_early_decode(
     compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
 
 
-def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
+def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int, factor: float = 1.0) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
-    constants = {
+    constants: dict[str, Any] = {
         "N": outputs // 2 if mode == SILU else outputs,
         "K": inputs,
         "ROWS": row_bucket(rows),
@@ -239,14 +242,18 @@ def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int) -> None:
     }
     constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
     constants |= {"NORM": kind.startswith("norm"), "BIAS": False, "HELD": min(tile.held, -(-inputs // tile.step))}
+    constants |= {"FACTOR": factor}
     way = "add" if tile.splits == 0 else "dot"
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
 
-def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile: MidTile | None = None) -> None:
+def compile_mid_linear(
+    kind: MidKind, rows: int, outputs: int, inputs: int, tile: MidTile | None = None, factor: float = 1.0
+) -> None:
     tile = tile or mid_tile_for(kind, rows, outputs, inputs)
     silu = kind == "mid_gate_up"
-    constants = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows, "WIDE": tile.widths()[0]}
+    constants: dict[str, Any] = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows}
+    constants |= {"WIDE": tile.widths()[0]}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
     constants |= {
         "X_AHEAD": tile.x_ahead,
@@ -255,7 +262,7 @@ def compile_mid_linear(kind: MidKind, rows: int, outputs: int, inputs: int, tile
         "BIAS": False,
     }
     ours = {"PARTS": 32 if kind == "mid_gate_up" else 0, "GATE": int(silu), "MORE": tile.widths()[1]}
-    constants |= {"CLUSTER": tile.cluster} if kind == "mid_add" else ours
+    constants |= {"CLUSTER": tile.cluster, "FACTOR": factor} if kind == "mid_add" else ours
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
     kernel = mid_add_kernel if kind == "mid_add" else mid_linear_kernel
     copies = tile.w_ahead * tile.wide * tile.block_k // 8 // (32 * tile.num_warps)  # of 16 bytes, by each thread
@@ -267,6 +274,12 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
+def compile_wide_sums(wide: int, gelu: int, factor: float = 1.0) -> None:
+    types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
+    constants = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "N": 1024, "GELU": gelu, "FACTOR": factor}
+    compile_typed(f"wide {wide} sums gelu={gelu} factor={factor}", sums_kernel, constants, types, {"num_warps": 4})
+
+
 def compile_wide(wide: int, fp8: bool = False) -> None:
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= FP8 if fp8 else {}
@@ -276,13 +289,13 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
         compile_typed(f"wide {wide} qkv norm={norm} fp8={fp8}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
     if fp8:
         return
-    if wide == WIDE:
-        compile_typed("wide add", add_kernel, {**fixed, "N": 1024}, types, {"num_warps": 4})
+    for gelu in (0, 2, 3) if wide == WIDE else (3,):
+        compile_wide_sums(wide, gelu)
     types["weight_desc"] = described(2, wide // 2, BLOCK_K)
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, {**fixed, "N": 3072, "GATE": 1}, types, {"num_warps": 4})
 
 
-def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -> None:
+def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False, factor: float = 1.0) -> None:
     """Decode products with a copying warp; ``cluster``: programs that sum parts of K, 0 for products that are stored."""
     tile = MidTile(wide, 64, 1, stages, stages, 4, cluster=max(cluster, 1), producer=True)
     options, parts = {"num_warps": 4, "maxnreg": 128 if wide <= 128 else 255}, 2 if silu else 1
@@ -291,7 +304,8 @@ def compile_thin(wide: int, stages: int, cluster: int = 0, silu: bool = False) -
     types |= {"out_desc": described(64, wide // parts), "squares_ptr": "*fp32"}
     fixed = {"N": 4096, "K": 4096, "STAGES": stages, "BIAS": False}
     if cluster:
-        compile_typed(f"thin add {wide}", thin_add_kernel, {**fixed, "CLUSTER": cluster}, types, options)
+        constants = {**fixed, "CLUSTER": cluster, "FACTOR": factor}
+        compile_typed(f"thin add {wide}", thin_add_kernel, constants, types, options)
     else:
         constants = {**fixed, "PARTS": 64, "GATE": 2 * silu}
         compile_typed(f"thin {wide}", thin_linear_kernel, constants, types, options)
@@ -308,18 +322,19 @@ def compile_uneven() -> None:
 def main() -> None:
     compile_linear("norm_linear", 2, 4096, 1024)
     compile_linear("norm_gate_up", 2, 6144, 1024)
-    compile_linear("linear_add", 1, 1024, 2048)
+    compile_linear("linear_add", 1, 1024, 2048, factor=0.22)
     compile_linear("linear_add", 16, 4096, 14336)
     compile_linear("skinny_linear", 16, 151936, 1024)
     compile_mid_linear("mid_gate_up", 256, 6144, 1024)
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
-    compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4))
+    compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4), factor=0.22)
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
+    compile_wide_sums(WIDE, 0, 0.22)
     compile_wide(WIDE)
     compile_wide(WIDE, fp8=True)
     compile_uneven()
     compile_thin(128, 4, silu=True)
-    compile_thin(32, 16, cluster=1)
+    compile_thin(32, 16, cluster=1, factor=0.22)
     compile_attention(128, 16, 8)
     compile_attention(128, 16, 8, fp8=True)
     compile_attention(64, 64, 8, reach=1, capped=True, sinks=True, biased=True)
@@ -342,11 +357,14 @@ def main() -> None:
             "PARTS": parts,
             "AFTER": after,
             "NORM": True,
+            "FACTOR": 0.22 if parts else 1.0,
         }
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     for act in (1, 2, 3):
         compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
+    capped = {"SIZE": 262144, "BLOCK": CAP_BLOCK, "CAPPED": True}
+    compile_typed("cap_logits", cap_logits_kernel, capped, {"factor": "fp32", "cap": "fp32"}, {"num_warps": 8})
     compile_kernel("gelu", gelu_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)
     compile_kernel("sigmoid_mul", sigmoid_mul_kernel, {"SIZE": 2048, "BLOCK": 1024}, num_warps=4)
     rope = {"H": 16, "KH": 8, "D": 128, "BS": 16, "HALF": 64, "BLOCK_H": 8, "BLOCK_D": 128, "BLOCK_HALF": 64}

@@ -74,10 +74,13 @@ def adding(
 def compare_add(
     op: Any, arguments: list[Any], residual: torch.Tensor, norm: torch.Tensor, tile: MidTile | None = None
 ) -> None:
-    """Against the reference; ``tile``: the op's, if not the table's."""
+    """Against the reference, with a factor beside a bias; ``tile``: the op's, if not the table's."""
+    factor = 1.0 if arguments[2] is None else 0.22
     found, expected = residual.clone(), residual.clone()
-    y, squares = op(*arguments, found, norm)
-    assert squares.shape == mid_add.reference(*arguments, expected, norm)[1].shape and squares.dtype == torch.float32
+    y, squares = op(*arguments, found, norm, factor)
+    assert squares.shape == mid_add.reference(*arguments, expected, norm, factor)[1].shape
+    assert squares.dtype == torch.float32
+    assert_close(expected, residual + F.linear(*arguments) * factor)
     # The product is rounded before it is added: where it and the residual cancel, one last place of either is much of the sum.
     places = torch.finfo(residual.dtype).eps * (residual.abs() + (expected - residual).abs()).float()
     off = (found.float() - expected.float()).abs()

@@ -96,6 +96,32 @@ def test_norms_on_both_sides_of_the_sum(before: bool, shape: tuple[int, int], dt
     assert norm_add(*far, EPS).shape == expected.shape
 
 
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+def test_a_factor_of_what_is_added(dtype: torch.dtype, device: str) -> None:
+    """Rounded on its own before the sum, as a multiplication that is a kernel rounds it."""
+    x, first = (make_random(5, 63, dtype=dtype, device=device, seed=seed) for seed in (0, 2))
+    after, weight = (make_random(63, dtype=dtype, device=device, seed=seed) for seed in (1, 3))
+    parts = make_random(3, 5, 63, dtype=torch.float32, device=device, seed=4)
+    products = {
+        add_rms_norm: (x, (x,)), norm_add: (rms_norm.reference(x, after, EPS), (x, after)),
+        add_parts_rms_norm: ((parts[0] + parts[1] + parts[2]).to(dtype), (parts,)),
+    }  # fmt: skip
+    for op, (product, given) in products.items():
+        wanted = first + (product * 0.22)
+        places = (
+            [op.implementation("cuda"), op.reference]
+            if op is add_parts_rms_norm
+            else [op.implementation("cuda"), op.reference, op.implementation("cpu")]
+        )
+        for run in places:
+            if run is not places[0] and device != "cpu":
+                continue
+            (before, *more), residual = given, first.clone()
+            y = run(before, *more, residual, weight, EPS, 0.22)
+            assert_close(residual, wanted)
+            assert_close(y, rms_norm.reference(residual, weight, EPS))
+
+
 def test_many_rows_share_programs(device: str) -> None:
     x, weight = make_random(MANY_ROWS + 3, 20, dtype=torch.float32, device=device), torch.ones(20, device=device)
     assert_close(rms_norm.implementation("cuda")(x, weight, EPS), rms_norm.reference(x, weight, EPS))

@@ -57,14 +57,15 @@ def test_norm_linear_and_gate_up(shape: tuple[int, int, int], dtype: torch.dtype
 @shapes
 @biased
 def test_linear_add_is_in_place(shape: tuple[int, int, int], dtype: torch.dtype, bias: bool, device: str) -> None:
-    """Rows of x and of the residual may be strided; what lies beside them stays."""
+    """Rows of x and of the residual may be strided; what lies beside them stays. A factor is of the product and its bias."""
+    factor = 0.22 if bias else 1.0
     i = inputs(shape, dtype, device, bias)
     rows, outputs, size = shape
     x = make_random(rows, size + 5, dtype=dtype, device=device)[:, 3 : 3 + size]
     wide = make_random(rows, outputs + 9, dtype=dtype, device=device, seed=4)
     expected = wide.clone()
-    linear_add.reference(x, i["weight"], i["bias"], expected[:, 4 : 4 + outputs])
-    assert linear_add.implementation("cuda")(x, i["weight"], i["bias"], wide[:, 4 : 4 + outputs]) is None
+    expected[:, 4 : 4 + outputs] += skinny_linear.reference(x, i["weight"], i["bias"]) * factor
+    assert linear_add.implementation("cuda")(x, i["weight"], i["bias"], wide[:, 4 : 4 + outputs], factor) is None
     assert_close(wide, expected)
     assert torch.equal(wide[:, :4], expected[:, :4]) and torch.equal(wide[:, 4 + outputs :], expected[:, 4 + outputs :])
 

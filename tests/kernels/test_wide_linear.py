@@ -12,7 +12,7 @@ from headway.kernels.hopper import runs_gluon
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import GATES
 from headway.kernels.testing import assert_close, assert_same_cache, make_cos_sin, make_random
-from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
+from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_gelu, wide_qkv
 from headway.kernels.wide_linear.tiles import TABLE, tile_width, wide_tokens
 
 EPS, BLOCK_SIZE, CONTEXT = 1e-6, 16, 40
@@ -80,7 +80,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.kernels.wide_linear.hopper import launch
     from tests.kernels.wide_model import ModelKernel
 
-    for name in ("gate_up_kernel", "gate_up_pairs_kernel", "qkv_kernel", "add_kernel"):
+    for name in ("gate_up_kernel", "gate_up_pairs_kernel", "qkv_kernel", "sums_kernel"):
         monkeypatch.setattr(launch, name, ModelKernel(getattr(launch, name), 3))
 
 
@@ -102,9 +102,10 @@ def test_modelled_gate_up_equals_reference(shape: tuple[int, int, int], wide: in
 
 
 def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What ``wide_add`` makes of a residual."""
+    """What ``wide_add`` makes of a residual, with a factor for an odd number of rows."""
     residual = make_random(x.shape[0], weight.shape[0], dtype=x.dtype, device=str(x.device), seed=8)
-    function(x, weight, residual)
+    factor = 0.22 if x.shape[0] % 2 else 1.0
+    function(x, weight, residual, factor)
     return residual
 
 
@@ -113,6 +114,48 @@ def added(function: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_modelled_add_equals_reference(shape: tuple[int, int, int]) -> None:
     arguments = gate_up_inputs(shape, "cpu", torch.float16)
     assert_close(added(wide_add.implementation("cuda"), *arguments), added(wide_add.reference, *arguments))
+
+
+def activated(shape: tuple[int, int, int], device: str) -> list[torch.Tensor]:
+    """Arguments of ``wide_gelu``; sums from -12 to 12."""
+    x, weight = gate_up_inputs(shape, device, torch.bfloat16)
+    weight = weight[: shape[1]].contiguous()
+    return [x, weight, make_random(shape[1], dtype=torch.bfloat16, device=device, seed=9) * 3.0]
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("wide_rows", [256, 128])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_modelled_gelu_equals_reference(shape: tuple[int, int, int], wide_rows: int, tanh: bool) -> None:
+    from headway.kernels.wide_linear.hopper.launch import launch_sums
+
+    x, weight, bias = activated(shape, "cpu")
+    guarded = torch.full((shape[0] + 64, shape[1]), torch.nan, dtype=x.dtype)
+    gelu = GATES.index("gelu_tanh" if tanh else "gelu") + 1
+    launch_sums(x, weight, guarded[: shape[0]], wide_rows, bias=bias, gelu=gelu)
+    assert_close(guarded[: shape[0]], wide_gelu.reference(x, weight, bias, tanh))
+    assert bool(guarded[shape[0] :].isnan().all())
+
+
+@pytest.mark.usefixtures("modelled")
+@pytest.mark.parametrize("tanh", [False, True])
+def test_modelled_gelu_is_right_in_the_tails(tanh: bool) -> None:
+    """Every bfloat16 from -9 to 9, and some far out: within one last place of the exact value, or of 2e-7 next to zero."""
+    x, weight = torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8192, 64, dtype=torch.bfloat16)
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    inside = bits[(bits.abs() <= 9) & (bits.abs() >= 2.0**-20)]
+    values = torch.cat([inside, torch.tensor([0.0, 1e4, -1e4, 1e30, -1e30], dtype=torch.bfloat16)])
+    values = torch.nn.functional.pad(values, (0, 8192 - len(values)))
+    found = wide_gelu.implementation("cuda")(x, weight, values, tanh).double()
+    exact = F.gelu(values.double(), approximate="tanh" if tanh else "none")
+    assert bool(((found - exact).abs() <= exact.abs() * 2.0**-7 + 2e-7).all())
+
+
+def test_gelu_is_for_bfloat16() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(AssertionError, match="bfloat16"):
+        wide_gelu.implementation("cuda")(*(each.half() for each in activated((1, 8, 64), "cpu")), False)
 
 
 @pytest.mark.usefixtures("modelled")
@@ -173,6 +216,18 @@ def test_add_equals_reference(shape: tuple[int, int, int], dtype: torch.dtype, h
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (8192, 3072, 768), (4100, 4096, 1024)])
+def test_gelu_equals_reference(shape: tuple[int, int, int], tanh: bool, wide: int, hopper: str) -> None:
+    if wide == 192:
+        pytest.skip("only gate and up lie in uneven tiles")
+    arguments = activated(shape, hopper)
+    found = wide_gelu(*arguments, tanh)
+    assert_close(found, wide_gelu.reference(*arguments, tanh))
+    assert all(torch.equal(wide_gelu(*arguments, tanh), found) for _ in range(20)), "a moving result would be a race"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", [*PROJECTIONS, (1000, 16, 8, 1024, True)])
 def test_qkv_writes_8_bits(case: tuple[int, int, int, int, bool], wide: int, hopper: str) -> None:
     arguments = qkv_inputs(case, hopper, torch.bfloat16, torch.float8_e4m3fn)
@@ -211,6 +266,10 @@ def test_what_was_measured_decides_and_a_rule_for_the_rest() -> None:
     assert used == {500: False, 2048: False, 8192: True}, "160 tiles of 132 SMs leave a third idle, 640 few"
     assert any(2048 in each for each in wide_tokens("wide_add", 2048, 8192)), "128 tiles"
     assert not any(8192 in each for each in wide_tokens("wide_add", 1152, 6912)), "a tenth of the columns is padding"
+    large = {
+        tokens: any(tokens in each for each in wide_tokens("wide_gelu", 4096, 1024)) for tokens in (4095, 4096, 8192)
+    }
+    assert large == {4095: False, 4096: True, 8192: True}
 
 
 def test_tiles_leave_few_processors_idle() -> None:

@@ -31,10 +31,10 @@ REACH = 1 << 24
 """Bytes from one program's shared memory to the next one's in its cluster."""
 NAMES = (
     "tile_place", "copy_tiles", "multiply_tiles", "finish_tiles", "make_buffers", "run_tiles", "gate_mul",
-    "finish_gates", "residual_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
+    "finish_gates", "out_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
     "turn_head", "store_head", "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
-    "load_squares",
+    "load_squares", "gelu", "prepare_sums",
 )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ class Program:
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
-            "widen": torch.Tensor.float,
+            "widen": torch.Tensor.float, "reciprocal": torch.reciprocal,
         }  # fmt: skip
         known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}

@@ -25,6 +25,7 @@ from headway.kernels.wide_linear.tiles import Kind as WideKind
 from headway.models.decoder import DecoderModel
 from headway.models.layers import attention
 from headway.models.layers.forms import Rules, rules_for
+from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.load import load_model
 from headway.weights import open_checkpoint
 from tests.kernels.test_mid_linear import SHIPPED
@@ -297,3 +298,23 @@ def test_forms_can_be_switched_off(on: bool, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HEADWAY_FUSED_LAYERS", str(int(on)))
     ours(hf_model(TINY["llama-biases"]))
     assert bool(asked) is on
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gelu_stands_in_the_product_of_many_tokens(act: str, bias: bool) -> None:
+    """Where the rule says, with a bias, and by the formula that the model has."""
+    spec = MLPSpec(size=24, activation=act, gated=False, bias=bias, names=(("up",), "down"))
+    mlp, generator = MLP(spec, 64, dtype=torch.bfloat16, device=torch.device("cpu")), torch.Generator().manual_seed(1)
+    for parameter in mlp.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    mlp.fuse(Rules(wide=lambda kind, outputs, inputs: (range(4, 9),) if (outputs, inputs) == (24, 64) else ()))
+    assert [bool(each) for each in mlp.wide] == [True] * bias
+    x = torch.randn(8, 64, generator=generator).bfloat16()
+    linear = mlp.gate_up
+    added = None if linear.bias is None else linear.bias.float()
+    y = torch.nn.functional.linear(x.float(), linear.weight.float(), added)
+    exact = torch.nn.functional.gelu(y, approximate="tanh" if act == "gelu_tanh" else "none").bfloat16()
+    assert torch.equal(mlp.inner(x), exact) == bias, "one rounding in the product, two outside of it"
+    torch.testing.assert_close(mlp.inner(x), exact, atol=2e-2, rtol=2e-2)
+    assert torch.equal(mlp.inner(x[:3]), mlp.act(mlp.gate_up.forward(x[:3]))), "too few tokens"

@@ -18,6 +18,7 @@ from headway.kernels.mid_linear.tiles import mid_rows
 from headway.kernels.skinny_linear.tiles import fused_rows
 from headway.kernels.wide_linear.tiles import wide_tokens
 from headway.models.decoder import DecoderModel
+from headway.models.encoder import EncoderModel
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS
 from headway.models.layers.forms import Rules
 from headway.models.registry import model_class, read_config
@@ -53,6 +54,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
         "sliding_window_pattern": 3, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
     },
+    "granite-2b": {
+        "architectures": ["GraniteForCausalLM"], "vocab_size": 49159, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625, "logits_scaling": 8.0, "tie_word_embeddings": True,
+    },
+    "bert-base": {
+        "architectures": ["BertModel"], "vocab_size": 30522, "hidden_size": 768, "intermediate_size": 3072,
+        "num_attention_heads": 12, "type_vocab_size": 2,
+    },
     "mamba2-780m": {
         "architectures": ["Mamba2ForCausalLM"], "vocab_size": 50288, "hidden_size": 1536, "num_heads": 48, "n_groups": 1,
         "tie_word_embeddings": True,
@@ -74,11 +84,11 @@ class Noted(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def whole_model(fields: dict[str, Any]) -> tuple[DecoderModel, CachePool]:
+def whole_model(fields: dict[str, Any]) -> tuple[DecoderModel | EncoderModel, CachePool]:
     """A model of three layers without memory, with the rules of an H200."""
     config = read_config({"num_hidden_layers": 3, "max_position_embeddings": 4096, **fields})
     model = model_class(config.architecture)(config, dtype=torch.bfloat16, device=NOWHERE, max_model_len=4096)
-    assert isinstance(model, DecoderModel)
+    assert isinstance(model, DecoderModel | EncoderModel)
     model.finalize()
     model.use_forms(Rules(fused_rows, mid_rows, wide_tokens))
     states = StateStorage(9, torch.bfloat16)
@@ -104,7 +114,7 @@ def launches() -> Iterator[str]:
     """Per shape and kind of step, ranges of tokens with the same launches."""
     for name, fields in SHAPES.items():
         model, caches = whole_model(fields)
-        for kind in ("decode", "prompt", "prompt-all-logits"):
+        for kind in ("decode", "prompt", "prompt-all-logits") if isinstance(model, DecoderModel) else ("text",):
             before, start = "", 0
             for i, tokens in enumerate(TOKENS):
                 step = batch(tokens, tokens, tokens) if kind == "decode" else batch(tokens, 1, 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.core.errors import UnsupportedModelError, WeightsError
+from headway.kernels.linear_forms.shapes import HEAD_MULTIPLE
 from headway.models.decoder import DecoderModel
 from headway.models.layers.attention import Attention
 from headway.models.load import load_model, parameter_bytes
@@ -65,7 +66,20 @@ def test_parameters_are_allocated_once_in_the_given_dtype(saved: dict[str, Path]
     assert model.head is not None
     assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr(), "tied weights are one tensor"
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert parameter_bytes(model.config, torch.float16) == 2 * total
+    padding = model.head.weight.shape[0] - model.config.vocab_size  # no checkpoint fills it
+    assert 0 < padding < HEAD_MULTIPLE
+    assert parameter_bytes(model.config, torch.float16) == 2 * (total - padding * model.config.hidden_size)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_rows_of_the_output_layer_are_padded(saved: dict[str, Path], name: str) -> None:
+    """Tied or not, to a multiple of 8 with zeros; the logits are the vocabulary's, their rows as far apart as those of the
+    product."""
+    model = load(open_checkpoint(str(saved[name])), dtype=torch.float16)
+    assert model.head is not None and model.config.vocab_size == 97
+    assert model.head.weight.shape == (104, 40) and not model.head.weight[97:].any() and model.head.weight[:97].any()
+    logits = model.logits(torch.ones(3, 40, dtype=torch.float16, device=DEVICE))
+    assert logits.shape == (3, 97) and logits.stride() == (104, 1)
 
 
 def test_missing_and_unexpected_tensors_are_named(saved: dict[str, Path]) -> None:

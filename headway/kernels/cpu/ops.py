@@ -61,7 +61,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
+) -> torch.Tensor:
+    if factor != 1.0:
+        x = x * factor
     if not is_native(x, residual, weight) or x.shape != residual.shape:
         return _reference("add_rms_norm", x, residual, weight, eps)
     out, size, dtype = torch.empty_like(x), x.shape[-1], x.dtype
@@ -73,9 +77,10 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def norm_add(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0
+) -> torch.Tensor:  # fmt: skip
     y = rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps)
+    y = y if factor == 1.0 else y * factor
     return residual.add_(y).new_empty((0, y.shape[1])) if weight is None else add_rms_norm(y, residual, weight, eps)
 
 

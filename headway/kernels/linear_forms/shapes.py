@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headway.core.ints import round_up
+
+HEAD_MULTIPLE = 8
+"""The output layer's rows are padded to a multiple: then logits' rows begin at 16 bytes, which cuBLAS' fast kernels need."""
+
 JUNCTIONS = ("qkv", "o", "gate_up", "down")
 """A layer's linear layers, in the order in which they run."""
 
@@ -38,7 +43,7 @@ class DecoderShape:
             "o": (self.hidden, attended),
             "gate_up": (2 * self.inner, self.hidden),
             "down": (self.hidden, self.inner),
-            "head": (self.vocab, self.hidden),
+            "head": (round_up(self.vocab, HEAD_MULTIPLE), self.hidden),
         }[junction]
 
     def layer_bytes(self) -> int:

@@ -9,7 +9,7 @@ every program to compute anew. These start early instead: weights are in shared 
 mid_linear(x, weight, bias, squares, eps) -> y [T, N]          x W^T + b
 mid_gate_up(x, weight, bias, squares, eps, act) -> y [T, N / 2]   act(gate) * up of mid_linear(x, ...), act one of ``GATES``,
                                                                weight = (gate rows, up rows)
-mid_add(x, weight, bias, residual, norm) -> (y, squares)       residual [T, N] += mid_linear(x, ...), in place;
+mid_add(x, weight, bias, residual, norm, factor=1) -> (y, squares)   residual [T, N] += factor * mid_linear(x, ...), in place;
                                                                y [T, N] = residual * norm, norm [N]
 linear_parts(x, weight, bias) -> p [S, T, N]     f32; their sum over S is x W^T + b. S, the number of parts of K that were
                                                  summed apart, follows from the shape
@@ -46,8 +46,9 @@ def _mid_gate_up_meta(
 
 
 def _mid_add_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     programs = tile_for("mid_add", x.shape[0], *weight.shape).programs(weight.shape[0])
     squares = torch.empty((programs, x.shape[0]), dtype=torch.float32, device=x.device)
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device), squares
@@ -71,7 +72,7 @@ mid_gate_up = Op(
     triton="headway.kernels.mid_linear.hopper.launch:mid_gate_up",
 )
 mid_add = Op(
-    "mid_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual, Tensor norm) -> (Tensor, Tensor)",
+    "mid_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual, Tensor norm, float factor=1.0) -> (Tensor, Tensor)",
     reference=reference.mid_add,
     meta=_mid_add_meta,
     triton="headway.kernels.mid_linear.hopper.launch:mid_add",

@@ -27,10 +27,11 @@ def mid_gate_up(
 
 
 def mid_add(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Sums of squares over as many columns as the kernel's programs have."""
-    residual.add_(F.linear(x, weight, bias))
+    residual.add_(F.linear(x, weight, bias) * factor)
     tile = tile_for("mid_add", x.shape[0], *weight.shape)
     sums = [columns.float().square().sum(1) for columns in residual.split(tile.wide, dim=1)]
     return residual * norm, torch.stack(sums)

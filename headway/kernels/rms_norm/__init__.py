@@ -5,14 +5,14 @@ rms_norm(x, weight, eps) -> y
     weight  [C]
     y       [T, C] in x's dtype:  round(x / sqrt(mean(x^2) + eps)) * weight, statistics in f32
 
-add_rms_norm(x, residual, weight, eps) -> y
-    residual [T, C] in x's dtype, updated in place:  residual += x (rounded to the dtype);  y = rms_norm(residual)
+add_rms_norm(x, residual, weight, eps, factor=1) -> y
+    residual [T, C] in x's dtype, updated in place:  residual += factor * x (each rounded to the dtype);  y = rms_norm(residual)
 
-add_parts_rms_norm(parts, residual, weight, eps) -> y
+add_parts_rms_norm(parts, residual, weight, eps, factor=1) -> y
     parts   f32 [S, T, C] contiguous, a product summed in S parts: add_rms_norm of their sum, rounded to residual's dtype
 
-norm_add(x, after, residual, weight, eps) -> y: where a norm stands behind a product x, or its parts [S, T, C], too
-    after   [C]: residual += rms_norm(x, after);  y = rms_norm(residual, weight), or empty [0, C] with weight None
+norm_add(x, after, residual, weight, eps, factor=1) -> y: where a norm stands behind a product x, or its parts [S, T, C], too
+    after   [C]: residual += factor * rms_norm(x, after);  y = rms_norm(residual, weight), or empty [0, C] with weight None
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ def _rms_norm_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _add_rms_norm_meta(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _add_rms_norm_meta(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
+) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _add_parts_rms_norm_meta(
-    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
 ) -> torch.Tensor:
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
 
@@ -45,22 +47,24 @@ rms_norm = Op(
     cpu="headway.kernels.cpu.ops:rms_norm",
 )
 add_rms_norm = Op(
-    "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
+    "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps, float factor=1.0) -> Tensor",
     reference=reference.add_rms_norm,
     meta=_add_rms_norm_meta,
     triton="headway.kernels.rms_norm.triton:add_rms_norm",
     cpu="headway.kernels.cpu.ops:add_rms_norm",
 )
 add_parts_rms_norm = Op(
-    "add_parts_rms_norm(Tensor parts, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
+    "add_parts_rms_norm(Tensor parts, Tensor(a!) residual, Tensor weight, float eps, float factor=1.0) -> Tensor",
     reference=reference.add_parts_rms_norm,
     meta=_add_parts_rms_norm_meta,
     triton="headway.kernels.rms_norm.triton:add_parts_rms_norm",
 )
 norm_add = Op(
-    "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps) -> Tensor",
+    "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps, float factor=1.0) -> Tensor",
     reference=reference.norm_add,
-    meta=lambda x, after, residual, weight, eps: residual.new_empty(residual[: 0 if weight is None else None].shape),
+    meta=lambda x, after, residual, weight, eps, factor=1.0: residual.new_empty(
+        residual[: 0 if weight is None else None].shape
+    ),
     triton="headway.kernels.rms_norm.triton:norm_add",
     cpu="headway.kernels.cpu.ops:norm_add",
 )

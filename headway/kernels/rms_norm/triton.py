@@ -39,6 +39,7 @@ def rms_norm_kernel(
     AFTER: tl.constexpr,
     NORM: tl.constexpr,
     EARLY: tl.constexpr,
+    FACTOR: tl.constexpr = 1.0,  # of what is added
 ):
     start_next(EARLY)
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
@@ -61,6 +62,8 @@ def rms_norm_kernel(
         residual_at = residual_ptr + row * residual_stride + col
         if AFTER:
             x = normed(x, after, eps, SIZE, narrow.dtype).to(tl.float32)
+        if FACTOR != 1.0:
+            x = (x * FACTOR).to(narrow.dtype).to(tl.float32)
         x += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
         narrow = x.to(narrow.dtype)
         tl.store(residual_at, narrow, mask=mask)
@@ -73,25 +76,29 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return _launch(x, None, weight, eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, residual, weight, eps)
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
+) -> torch.Tensor:
+    return _launch(x, residual, weight, eps, factor=factor)
 
 
-def add_parts_rms_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_parts_rms_norm(
+    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
+) -> torch.Tensor:
     assert parts.dtype == torch.float32 and parts.is_contiguous() and parts.shape[1:] == residual.shape
-    return _launch(parts, residual, weight, eps, parts.shape[0])
+    return _launch(parts, residual, weight, eps, parts.shape[0], factor=factor)
 
 
 def norm_add(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0
+) -> torch.Tensor:  # fmt: skip
     assert x.dim() == 2 or (x.dtype == torch.float32 and x.is_contiguous()), "parts are as linear_parts makes them"
-    return _launch(x, residual, weight, eps, x.shape[0] if x.dim() == 3 else 0, after)
+    return _launch(x, residual, weight, eps, x.shape[0] if x.dim() == 3 else 0, after, factor)
 
 
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, parts: int = 0,
-    after: torch.Tensor | None = None,
+    after: torch.Tensor | None = None, factor: float = 1.0,
 ) -> torch.Tensor:  # fmt: skip
     num_rows, size = x.shape[-2:]
     assert x.stride(-1) == 1 and (weight is None or weight.is_contiguous()), "rows must be contiguous"
@@ -105,6 +112,6 @@ def _launch(
     rms_norm_kernel[(cdiv(num_rows, block_r),)](
         x, other, *weights, out, num_rows, x.stride(-2), other.stride(0), eps,
         SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, PARTS=parts, AFTER=after is not None,
-        NORM=weight is not None, num_warps=warps, **launch_early(x.device),
+        NORM=weight is not None, FACTOR=factor, num_warps=warps, **launch_early(x.device),
     )  # fmt: skip
     return out

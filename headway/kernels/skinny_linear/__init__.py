@@ -10,7 +10,7 @@ skinny_linear(x, weight, bias) -> y [T, N]                  x W^T + b
 norm_linear(x, norm, eps, weight, bias) -> y [T, N]         skinny_linear(rms_norm(x, norm, eps), ...)
 norm_gate_up(x, norm, eps, weight, bias, act) -> y [T, N / 2]   act(gate) * up of norm_linear(...), act one of ``GATES`` and
                                                             weight = (gate rows, up rows); norm None: of skinny_linear(...)
-linear_add(x, weight, bias, residual) -> ()                 residual [T, N] += skinny_linear(x, ...), in place
+linear_add(x, weight, bias, residual, factor=1) -> ()       residual [T, N] += factor * skinny_linear(x, ...), in place
 
 Rounding is that of the separate ops: the norm's result, the product, gate, silu and up are rounded to the dtype where the
 separate kernels would store them. Sums are in float32, in an order that depends on T's power-of-two bucket and the
@@ -45,7 +45,9 @@ def _norm_gate_up_meta(
     return _empty(x, weight.shape[0] // 2)
 
 
-def _linear_add_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
+def _linear_add_meta(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, factor: float = 1.0
+) -> None:
     return None
 
 
@@ -68,7 +70,7 @@ norm_gate_up = Op(
     triton="headway.kernels.skinny_linear.triton:norm_gate_up",
 )
 linear_add = Op(
-    "linear_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual) -> ()",
+    "linear_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual, float factor=1.0) -> ()",
     reference=reference.linear_add,
     meta=_linear_add_meta,
     triton="headway.kernels.skinny_linear.triton:linear_add",

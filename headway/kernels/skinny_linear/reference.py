@@ -25,5 +25,7 @@ def norm_gate_up(
     return gate_mul(F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias), act)
 
 
-def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
-    residual.add_(F.linear(x, weight, bias))
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, factor: float = 1.0
+) -> None:
+    residual.add_(F.linear(x, weight, bias) * factor)

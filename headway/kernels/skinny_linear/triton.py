@@ -158,6 +158,7 @@ def skinny_linear_kernel(
     BIAS: tl.constexpr,
     MODE: tl.constexpr,
     EARLY: tl.constexpr,
+    FACTOR: tl.constexpr = 1.0,  # of what is added
 ):
     start_next(EARLY)
     PAIR: tl.constexpr = 2 if MODE > 0 else 1
@@ -202,6 +203,8 @@ def skinny_linear_kernel(
         gate, up = tl.split(tl.reshape(y, (ROWS, BLOCK_N, 2)))
         y = opened(gate, MODE).to(dtype).to(tl.float32) * up
     if MODE < 0:
+        if FACTOR != 1.0:
+            y = (y * FACTOR).to(dtype).to(tl.float32)
         y += before
     tl.store(at, y.to(dtype), mask=keep)
 
@@ -229,8 +232,10 @@ def norm_gate_up(
     return out
 
 
-def linear_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
-    launch(x, None, 0.0, weight, bias, residual, ADD, tile_for("linear_add", x.shape[0], *weight.shape))
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, factor: float = 1.0
+) -> None:
+    launch(x, None, 0.0, weight, bias, residual, ADD, tile_for("linear_add", x.shape[0], *weight.shape), factor)
 
 
 def launch(
@@ -242,8 +247,9 @@ def launch(
     out: torch.Tensor,
     mode: int,
     tile: Tile,
+    factor: float = 1.0,
 ) -> None:
-    """out [T, N] from x [T, K]; ``mode`` is STORE, ADD or SILU and on."""
+    """out [T, N] from x [T, K]; ``mode`` is STORE, ADD (``factor`` times the product) or SILU and on."""
     rows, inputs = x.shape
     outputs = out.shape[1]
     assert x.stride(1) == 1 and out.stride(1) == 1 and weight.is_contiguous(), "rows must be contiguous"
@@ -255,6 +261,6 @@ def launch(
         rows, x.stride(0), out.stride(0), eps,
         N=outputs, K=inputs, ROWS=row_bucket(rows), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
         HELD=min(tile.held, cdiv(inputs, tile.step)), STAGES=tile.num_stages,
-        NORM=norm is not None, BIAS=bias is not None, MODE=mode,
+        NORM=norm is not None, BIAS=bias is not None, MODE=mode, FACTOR=factor,
         num_warps=tile.num_warps, **launch_early(x.device),
     )  # fmt: skip

@@ -13,8 +13,13 @@ def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> to
     return gate_mul(F.linear(x, weight), act)
 
 
-def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
-    residual += F.linear(x, weight)
+def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> None:
+    residual += F.linear(x, weight) * factor
+
+
+def wide_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tanh: bool) -> torch.Tensor:
+    y = F.linear(x.float(), weight.float(), bias.float())
+    return F.gelu(y, approximate="tanh" if tanh else "none").to(x.dtype)
 
 
 def wide_qkv(

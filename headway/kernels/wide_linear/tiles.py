@@ -19,7 +19,7 @@ from typing import Literal
 
 from headway.core.ints import cdiv
 
-Kind = Literal["wide_gate_up", "wide_qkv", "wide_add"]
+Kind = Literal["wide_gate_up", "wide_qkv", "wide_add", "wide_gelu"]
 """The op's name."""
 
 BLOCK_M, BLOCK_K = 128, 64
@@ -53,6 +53,8 @@ TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
         ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 14336): (),
+        # BERT-base; outside of layers (``bench/ops/texts.py``)
+        ("wide_gelu", 3072, 768): (range(8192, MOST_TOKENS),),
     }
 )
 """(op, N, K) -> the numbers of tokens it is used for; () where it lost."""
@@ -76,7 +78,10 @@ def _tokens_by_rule(kind: Kind, outputs: int, inputs: int) -> Counts:
         return (range(257 if inputs <= 1024 else 512, MOST_TOKENS),)
     if kind == "wide_qkv":
         return (range(1024, MOST_TOKENS),)
-    return _balanced_tokens(outputs) if inputs <= 8192 else ()
+    found = _balanced_tokens(outputs) if inputs <= 8192 else ()
+    if kind == "wide_gelu":  # measured with 8192 tokens alone
+        return tuple(range(max(each.start, 4096), each.stop) for each in found if each.stop > 4096)
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -17,14 +17,23 @@ from headway.parallel.shard import VocabularyPart
 class Embedding(nn.Module):
     """Rows of a table by token id.
 
+    Args:
+        padding: rows of zeros behind those of tokens, for the output layer that is tied to it.
+
     Attributes:
-        weight: [V, C]; gone once a tied output layer has packed it, or when blocks are kept.
+        weight: [V + padding, C]; gone once a tied output layer has packed it, or when blocks are kept.
+        rows: V.
         blocks: the table in its GGUF blocks, or None.
     """
 
-    def __init__(self, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, size: int, *, dtype: torch.dtype, device: torch.device, padding: int = 0
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, size, dtype=dtype, device=device), requires_grad=False)
+        weight = torch.empty(vocab_size + padding, size, dtype=dtype, device=device)
+        self.weight, self.rows = nn.Parameter(weight, requires_grad=False), vocab_size
+        if padding:
+            weight[vocab_size:].zero_()
         self.panels: torch.Tensor | None = None
         self.blocks: QuantizedLinear | None = None
         self.dtype = dtype
@@ -39,7 +48,7 @@ class Embedding(nn.Module):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        return {f"{prefix}weight": Target(self.weight)}
+        return {f"{prefix}weight": Target(self.weight[: self.rows])}
 
     def share(self, packed: PackedLinear | QuantizedLinear | None) -> None:
         """Read rows from the tied output layer's packed weight from now on, so that memory holds the table once."""

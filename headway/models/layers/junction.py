@@ -129,9 +129,7 @@ class ProjectOut:
         self._linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
         self.replaces = replaces
         rms = isinstance(after, RMSNorm) and (next_norm is None or isinstance(next_norm, RMSNorm))
-        self._one_kernel = (
-            rms and multiplier == 1.0 and (next_norm is None or next_norm.eps == cast(RMSNorm, after).eps)
-        )
+        self._one_kernel = rms and (next_norm is None or next_norm.eps == cast(RMSNorm, after).eps)
 
     @property
     def linear(self) -> Linear:
@@ -145,45 +143,43 @@ class ProjectOut:
         if dense is None:
             return None
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
-        added = self.after is None and self.multiplier == 1.0 and not self.replaces
+        added = self.after is None and not self.replaces
         outputs, inputs = dense.shape
         return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused, self._one_kernel)
 
     def __call__(self, x: torch.Tensor, stream: Stream, form: Out) -> Stream:
         """Add the product of x [T, K]."""
-        linear, residual, norm = self.linear, stream.residual, self.next_norm
+        linear, residual, norm, factor = self.linear, stream.residual, self.next_norm, self.multiplier
         if form is Out.PLAIN:
             return self.add(linear.forward(x), residual)
         if form is Out.ADD:
-            linear_add(x, linear.weight, linear.bias, residual)
+            linear_add(x, linear.weight, linear.bias, residual, factor)
             return Stream(residual)
         if form is Out.SKINNY:
             return self.add(cast(torch.Tensor, skinny_linear(x, linear.weight, linear.bias)), residual)
         if form is Out.MID:
             return self.add(cast(torch.Tensor, mid_linear(x, linear.weight, linear.bias, None, 0.0)), residual)
         if form is Out.WIDE:
-            wide_add(x, linear.weight, residual)
+            wide_add(x, linear.weight, residual, factor)
             return Stream(residual, None if norm is None else norm.forward(residual))
         if form is Out.PARTS and self._one_kernel:
             return self.add(cast(torch.Tensor, linear_parts(x, linear.weight, linear.bias)), residual)
         norm = cast(RMSNorm, norm)
         if form is Out.MEET:
-            return Stream(residual, *mid_add(x, linear.weight, linear.bias, residual, norm.weight))
+            return Stream(residual, *mid_add(x, linear.weight, linear.bias, residual, norm.weight, factor))
         parts = linear_parts(x, linear.weight, linear.bias)
-        return Stream(residual, cast(torch.Tensor, add_parts_rms_norm(parts, residual, norm.weight, norm.eps)))
+        return Stream(residual, cast(torch.Tensor, add_parts_rms_norm(parts, residual, norm.weight, norm.eps, factor)))
 
     def add(self, y: torch.Tensor, residual: torch.Tensor) -> Stream:
         """The plain end: y [T, C] is the product, which may be overwritten."""
-        after, norm = self.after, self.next_norm
+        after, norm, factor = self.after, self.next_norm, self.multiplier
         if self._one_kernel:
             after = cast(RMSNorm, after)
-            normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps)
+            normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps, factor)
             return Stream(residual, None if norm is None else cast(torch.Tensor, normed))
         if after is not None:
             y = after.forward(y)
-        if self.multiplier != 1.0:
-            y = y.mul_(self.multiplier)
         if norm is None:
-            return Stream(residual.add_(y))
-        normed = norm.add(y, residual)
+            return Stream(residual.add_(y if factor == 1.0 else y * factor))
+        normed = norm.add(y, residual, factor)
         return Stream(normed if self.replaces else residual, normed)

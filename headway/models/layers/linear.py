@@ -25,10 +25,12 @@ class Linear(nn.Module):
         parts: projection name in the checkpoint -> its output rows, in the order they are stacked; N is their sum.
         bias: whether every part has one.
         tied: use this [N, K] weight, owned (and loaded) by another layer.
+        padding: outputs behind those of the parts, which are 0.
 
     Attributes:
         weight: [N, K]; gone once it is packed.
         bias: [N] or None.
+        rows: those of the weight that a checkpoint fills.
         taken: of projections that other ranks have a part of: int64 [rows], which rows are ours, and of how many.
         packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``; or its weights in GGUF
             blocks.
@@ -43,16 +45,22 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         tied: nn.Parameter | None = None,
+        padding: int = 0,
     ) -> None:
         super().__init__()
         self.parts = dict(parts)
-        rows = sum(self.parts.values())
+        self.rows = sum(self.parts.values())
+        rows = self.rows + padding
         self.tied = tied is not None
         if tied is None:
             tied = nn.Parameter(torch.empty(rows, in_features, dtype=dtype, device=device), requires_grad=False)
         assert tied.shape == (rows, in_features)
         self.weight = tied
+        if padding and not self.tied:
+            self.weight[self.rows :].zero_()
         empty_bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+        if padding and empty_bias is not None:
+            empty_bias[self.rows :].zero_()
         self.bias = nn.Parameter(empty_bias, requires_grad=False) if empty_bias is not None else None
         self.packed: PackedLinear | QuantizedLinear | None = None
         self.taken: Mapping[str, Taken] = {}

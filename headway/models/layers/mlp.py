@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from headway.kernels.linear import PackedLinear
+from headway.kernels.wide_linear import wide_gelu
+from headway.kernels.wide_linear.tiles import Counts
 from headway.models.interface import Target
 from headway.models.layers.activation import activation
+from headway.models.layers.forms import Rules
 from headway.models.layers.linear import Linear, SummedLinear
 from headway.parallel.group import Group
 from headway.parallel.shard import Part
@@ -57,6 +60,7 @@ class MLP(nn.Module):
     Attributes:
         gate_up, down: the products in and out.
         act: what stands between them.
+        wide: for which numbers of tokens ``wide_gelu`` is the product in and what follows.
     """
 
     def __init__(self, spec: MLPSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -83,6 +87,7 @@ class MLP(nn.Module):
                 device=device,
             )
         self.act = activation(spec.activation, gated=spec.gated)
+        self.wide: Counts = ()
 
     def finalize(self) -> None:
         """Called once, after loading and before the products are packed."""
@@ -92,11 +97,23 @@ class MLP(nn.Module):
         if result != 1.0:
             self.down.multiply_rows({0: (self.down.weight.shape[0], result)})
 
-    def fuse(self) -> None:
+    def fuse(self, rules: Rules) -> None:
         """Called once, when products are packed: the activation becomes part of the product before it where that knows it."""
-        packed = self.gate_up.packed
-        if isinstance(packed, PackedLinear) and self.spec.activation == "gelu" and not self.spec.gated:
+        linear, gelu, dense = self.gate_up, self.spec.activation, self.gate_up.dense
+        packed = linear.packed
+        if isinstance(packed, PackedLinear) and gelu == "gelu" and not self.spec.gated:
             packed.gelu, self.act = True, _as_it_is
+        gelus = gelu in ("gelu", "gelu_tanh") and not self.spec.gated and linear.bias is not None
+        if gelus and dense is not None and dense.dtype is torch.bfloat16 and rules.wide is not None:
+            self.wide = rules.wide("wide_gelu", *dense.shape)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """act(gate_up(x)), x [T, C] -> [T, I], in the form that suits the number of tokens."""
+        linear = self.gate_up
+        if any(x.shape[0] in each for each in self.wide):
+            y: torch.Tensor = wide_gelu(x, linear.weight, linear.bias, self.spec.activation == "gelu_tanh")
+            return y
+        return self.act(linear.forward(x))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""

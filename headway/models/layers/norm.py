@@ -46,8 +46,8 @@ class Norm(Protocol):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C], fresh."""
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the norm of the new residual. Both [T, C]."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """residual += factor * x in place; returns the norm of the new residual. Both [T, C]."""
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -72,9 +72,9 @@ class RMSNorm(nn.Module):
         """[T, C] -> [T, C]."""
         return cast(torch.Tensor, rms_norm(x, self.weight, self.eps))
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the norm of the new residual. Both [T, C]."""
-        return cast(torch.Tensor, add_rms_norm(x, residual, self.weight, self.eps))
+    def add(self, x: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """residual += factor * x in place; returns the norm of the new residual. Both [T, C]."""
+        return cast(torch.Tensor, add_rms_norm(x, residual, self.weight, self.eps, factor))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
@@ -105,8 +105,9 @@ class LayerNorm(nn.Module):
         """[T, C] -> [T, C]."""
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the norm of the new residual. Both [T, C]."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """residual += factor * x in place; returns the norm of the new residual. Both [T, C]."""
+        x = x if factor == 1.0 else x * factor
         return cast(torch.Tensor, add_layer_norm(x, residual, self.weight, self.bias, self.eps))
 
     def destinations(self, prefix: str) -> dict[str, Target]:

@@ -40,12 +40,13 @@ def mid_gate_up(
 
 
 def mid_add(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tile = tile_for("mid_add", x.shape[0], *weight.shape)
     out = torch.empty(residual.shape, dtype=x.dtype, device=x.device)
     squares = torch.empty((tile.programs(weight.shape[0]), x.shape[0]), dtype=torch.float32, device=x.device)
-    launch_add(x, weight, bias, residual, norm, out, squares, tile)
+    launch_add(x, weight, bias, residual, norm, out, squares, tile, factor)
     return out, squares
 
 
@@ -96,6 +97,7 @@ def launch_add(
     out: torch.Tensor,
     squares: torch.Tensor,
     tile: MidTile,
+    factor: float = 1.0,
 ) -> None:
     """residual [T, N] in place, out [T, N] and squares f32 [programs, T] from x [T, K]."""
     rows, inputs = x.shape
@@ -114,13 +116,14 @@ def launch_add(
         assert rows <= tile.rows
         thin_add_kernel[(tile.programs(outputs) * tile.cluster,)](
             _rows_of(x), weight_descriptor(weight, 1, tile.wide), x if bias is None else bias, residual, norm, out, squares,
-            rows, N=outputs, K=inputs, STAGES=tile.w_ahead, CLUSTER=tile.cluster, BIAS=bias is not None,
+            rows, N=outputs, K=inputs, STAGES=tile.w_ahead, CLUSTER=tile.cluster, BIAS=bias is not None, FACTOR=factor,
             num_warps=tile.num_warps, **registers(tile), **launch_early(x.device),
         )  # fmt: skip
         return
     mid_add_kernel[(tile.programs(outputs) * tile.cluster, 1, cdiv(rows, tile.rows))](
         x, weight, x if bias is None else bias, residual, norm, out, squares, rows, x.stride(0),
-        N=outputs, CLUSTER=tile.cluster, BIAS=bias is not None, **_constants(tile, inputs), **launch_early(x.device),
+        N=outputs, CLUSTER=tile.cluster, BIAS=bias is not None, FACTOR=factor, **_constants(tile, inputs),
+        **launch_early(x.device),
     )  # fmt: skip
 
 

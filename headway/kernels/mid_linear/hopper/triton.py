@@ -340,10 +340,13 @@ def meet_all(
 
 
 @gluon.jit
-def store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr, at, keep, row, num_rows):
+def store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr, at, keep, row, num_rows, FACTOR: gl.constexpr):
     """What is left of ``mid_add`` once total [rows, WIDE] is known; ``squares_ptr``: of this program, [T]."""
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    narrow = (residual.to(gl.float32) + total.to(dtype).to(gl.float32)).to(dtype)
+    total = total.to(dtype).to(gl.float32)
+    if FACTOR != 1.0:
+        total = (total * FACTOR).to(dtype).to(gl.float32)
+    narrow = (residual.to(gl.float32) + total).to(dtype)
     gl.store(residual_ptr + at, narrow, mask=keep)
     sums = gl.where(keep, narrow.to(gl.float32), 0.0)  # what the residual holds now, rounding included
     gl.store(out_ptr + at, (sums * gl.expand_dims(norm, 0)).to(dtype), mask=keep)
@@ -374,6 +377,7 @@ def mid_add_kernel(
     CLUSTER: gl.constexpr,
     BIAS: gl.constexpr,
     EARLY: gl.constexpr,
+    FACTOR: gl.constexpr = 1.0,  # of the product
 ):
     """Grid: programs over N times CLUSTER parts of CHUNKS * BLOCK_K inputs each, 1, programs over T."""
     if EARLY:
@@ -422,4 +426,5 @@ def mid_add_kernel(
     total = meet_all(acc, box, rank, num_rows - start_row, ROWS, WIDE, CLUSTER, ACC, SHARE)
     if BIAS:
         total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)
-    store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr + tile * num_rows, at, keep, row, num_rows)
+    at_squares = squares_ptr + tile * num_rows
+    store_sum(total, residual, norm, residual_ptr, out_ptr, at_squares, at, keep, row, num_rows, FACTOR)

@@ -199,7 +199,7 @@ def thin_linear_kernel(
 def thin_sum(
     bias_ptr, residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows,
     N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr, BIAS: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY: gl.constexpr, FACTOR: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that multiplies."""
     WIDE: gl.constexpr = w_smem.shape[2]
@@ -220,7 +220,8 @@ def thin_sum(
     total = meet_all(acc, box, rank, num_rows, ROWS, WIDE, CLUSTER, sum_layout(WIDE), SHARE)
     if BIAS:
         total += gl.expand_dims(gl.load(bias_ptr + col, mask=col < N, other=0.0).to(gl.float32), 0)
-    store_sum(total, residual, norm, residual_ptr, out_ptr, squares_ptr + tile * num_rows, at, keep, row, num_rows)
+    at_squares = squares_ptr + tile * num_rows
+    store_sum(total, residual, norm, residual_ptr, out_ptr, at_squares, at, keep, row, num_rows, FACTOR)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -239,6 +240,7 @@ def thin_add_kernel(
     CLUSTER: gl.constexpr,
     BIAS: gl.constexpr,
     EARLY: gl.constexpr,
+    FACTOR: gl.constexpr = 1.0,  # of the product
 ):
     """Grid: programs over N times CLUSTER parts of K; 4 warps, which multiply."""
     if EARLY:
@@ -256,7 +258,7 @@ def thin_add_kernel(
     gl.warp_specialize(
         [
             (thin_sum, (bias_ptr, residual_ptr, norm_ptr, out_ptr, squares_ptr, x_smem, w_smem, ready, free, box, num_rows,
-                        N, K, STAGES, CLUSTER, BIAS, EARLY)),
+                        N, K, STAGES, CLUSTER, BIAS, EARLY, FACTOR)),
             (copy_thin, (x_desc, weight_desc, x_smem, w_smem, ready, free, tile, 1, tile + 1, rank * (K // CLUSTER),
                          K // CLUSTER // BLOCK_K, STAGES, EARLY)),
         ],

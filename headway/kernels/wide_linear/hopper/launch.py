@@ -10,7 +10,7 @@ from headway.core.ints import cdiv
 from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
-from headway.kernels.wide_linear.hopper.triton import add_kernel, gate_up_kernel
+from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
 from headway.kernels.wide_linear.tiles import (
@@ -65,17 +65,41 @@ def launch_gate_up(
     )  # fmt: skip
 
 
-def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> None:
+    launch_sums(x, weight, residual, WIDE, factor=factor)
+
+
+def wide_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tanh: bool) -> torch.Tensor:
+    rows, outputs = x.shape[0], weight.shape[0]
+    assert x.dtype == torch.bfloat16 and bias.dtype == x.dtype, "GELU is fitted to bfloat16's last place"
+    assert bias.shape == (outputs,) and bias.is_contiguous()
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    launch_sums(x, weight, out, tile_width(rows, outputs, num_sms(x.device)), bias=bias, gelu=2 if tanh else 3)
+    return out
+
+
+def launch_sums(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    wide: int,
+    *,
+    bias: torch.Tensor | None = None,
+    gelu: int = 0,
+    factor: float = 1.0,
+) -> None:
+    """out [T, N], in tiles of ``wide`` weight rows; ``gelu`` as in ``sums_kernel``, ``factor`` for sums without it."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    assert residual.shape == (rows, outputs) and residual.dtype == x.dtype and residual.is_contiguous()
+    assert out.shape == (rows, outputs) and out.dtype == x.dtype and out.is_contiguous()
     assert outputs % 8 == 0 and rows * outputs < 2**31
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
-    add_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), weight_descriptor(weight, 1, WIDE), residual, rows, tiles_m, tiles_n, N=outputs, K=inputs,
-        STAGES=STAGES[WIDE], GROUP=GROUP, num_warps=4, **launch_early(x.device),
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, wide)
+    sums_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), weight_descriptor(weight, 1, wide), out, out if bias is None else bias, rows, tiles_m, tiles_n,
+        N=outputs, K=inputs, STAGES=STAGES[wide], GROUP=GROUP, GELU=gelu, FACTOR=factor, num_warps=4,
+        **launch_early(x.device),
     )  # fmt: skip
 
 

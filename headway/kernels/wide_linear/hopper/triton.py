@@ -276,18 +276,56 @@ def gate_up_kernel(
 
 
 @gluon.jit
-def residual_part(residual_ptr, row, col, num_tokens, N: gl.constexpr):
-    """(where PASS tokens' part of a tile lies in the residual, which of it exists, its values)."""
-    at = residual_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
+def reciprocal(x):
+    """1 / x, off by a last place of float32 at most; 0 of an infinity."""
+    code: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return gl.inline_asm_elementwise(code, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def gelu(x, GELU: gl.constexpr):
+    """x * Phi(x) as x / (1 + 2^(x q(x^2))): no difference of near numbers, so small results keep their digits.
+
+    By tanh (GELU is 2) q is a line. Else it is fitted to log2((1 - Phi(x)) / Phi(x)) / x up to 5: off by a third of bfloat16's
+    last place at most, from -5 on by 2e-9.
+    """
+    s = x * x
+    if GELU == 2:
+        q = s * -0.10294324 - 2.3022082
+    else:
+        q = s * -1.3032075e-05 + 0.0014235622
+        q = q * s - 0.10939683
+        q = q * s - 2.2976465
+    return x * reciprocal(1.0 + gl.exp2(x * q))
+
+
+@gluon.jit
+def prepare_sums(y, n, arguments, KIND: gl.constexpr):
+    """GELU of the product and its bias, while it lies in registers: the warps that finish are too few for it."""
+    _, bias_ptr, _ = arguments
+    N: gl.constexpr = KIND[0]
+    if KIND[1]:
+        COLUMNS: gl.constexpr = y.shape[1]
+        ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+        column = n * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, ACC))
+        bias = gl.load(bias_ptr + column, mask=column < N, other=0.0)
+        y = gelu(y + gl.expand_dims(bias.to(gl.float32), 0), KIND[1])
+    return y
+
+
+@gluon.jit
+def out_part(out_ptr, row, col, num_tokens, N: gl.constexpr, GELU: gl.constexpr):
+    """(where PASS tokens' part of a tile lies, which of it exists, what was there, if that counts)."""
+    at = out_ptr + gl.expand_dims(row * N, 1) + gl.expand_dims(col, 0)
     keep = gl.expand_dims(row < num_tokens, 1) & gl.expand_dims(col < N, 0)
-    return at, keep, gl.load(at, mask=keep, other=0.0)
+    return at, keep, keep if GELU else gl.load(at, mask=keep, other=0.0)
 
 
 @gluon.jit
 def finish_sums(m, n, first_half, last_half, phase, sums, bars, arguments, KIND: gl.constexpr, WARPS: gl.constexpr):
-    """Add halves of a tile to the residual."""
+    """Add halves of a tile to the residual; activated ones are stored."""
     _, _, done, taken = bars
-    residual_ptr, num_tokens = arguments
+    out_ptr, _, num_tokens = arguments
     N: gl.constexpr = KIND[0]
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     PASS: gl.constexpr = SHARE * WARPS
@@ -296,25 +334,30 @@ def finish_sums(m, n, first_half, last_half, phase, sums, bars, arguments, KIND:
     col = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, COPY))
     for half in range(first_half, last_half):
         row = m * BLOCK_M + half * ROWS + gl.arange(0, PASS, layout=gl.SliceLayout(1, COPY))
-        at, keep, before = residual_part(residual_ptr, row, col, num_tokens, N)
+        at, keep, before = out_part(out_ptr, row, col, num_tokens, N, KIND[1])
         mbarrier.wait(done.index(half), phase)
         for part in gl.static_range(PASSES):
             at_now = at
             keep_now = keep
             before_now = before
             if part < PASSES - 1:
-                at, keep, before = residual_part(residual_ptr, row + (part + 1) * PASS, col, num_tokens, N)
-            y = sums.index(half).slice(part * PASS, PASS).load(COPY).to(gl.float32) + before_now.to(gl.float32)
-            gl.store(at_now, y.to(sums.dtype), mask=keep_now)
+                at, keep, before = out_part(out_ptr, row + (part + 1) * PASS, col, num_tokens, N, KIND[1])
+            y = sums.index(half).slice(part * PASS, PASS).load(COPY)
+            if not KIND[1]:
+                if KIND[2] != 1.0:  # rounded before the sum, as a product by itself would be
+                    y = (y.to(gl.float32) * KIND[2]).to(sums.dtype)
+                y = (y.to(gl.float32) + before_now.to(gl.float32)).to(sums.dtype)
+            gl.store(at_now, y, mask=keep_now)
         gl.thread_barrier()
         mbarrier.arrive(taken.index(half))
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "tiles_m", "tiles_n"])
-def add_kernel(
+def sums_kernel(
     x_desc,  # [T, K]
     weight_desc,  # [1, N, K]
-    residual_ptr,  # [T, N]
+    out_ptr,  # [T, N]; without GELU the residual
+    bias_ptr,  # [N]; without GELU not read
     num_tokens,
     tiles_m,
     tiles_n,
@@ -322,9 +365,13 @@ def add_kernel(
     K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    GELU: gl.constexpr,
     EARLY: gl.constexpr,
+    FACTOR: gl.constexpr = 1.0,  # of the product; without GELU
 ):
-    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
-    arguments = (residual_ptr, num_tokens)
-    KIND: gl.constexpr = (N,)
-    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY)
+    """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply. GELU: 0, or as in ``GATES``."""
+    arguments = (out_ptr, bias_ptr, num_tokens)
+    KIND: gl.constexpr = (N, GELU, FACTOR)
+    run_tiles(
+        x_desc, weight_desc, tiles_m, tiles_n, prepare_sums, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY
+    )
