@@ -199,12 +199,14 @@ def check_kernel(case: str, step: str, dtype: torch.dtype, device: str) -> None:
         compare(op, op.implementation("cuda"), state_at, chosen, make(chosen, dtype), device)
 
 
-def check_replays(case: str, step: str, form: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+def check_replays(
+    case: str, step: str, form: str, device: str = "cpu", dtype: torch.dtype = torch.float32, places: int = PLACES
+) -> None:
     """As ``compare``, with rings: also these are the same, and places that no row writes untouched. What may not be read is not
     a number."""
     op, state_at, make = CASES[case]
     chosen = REPLAYS[step]
-    args, inputs = list(make(chosen, dtype)), rings_of(case, chosen).to(dtype)
+    args, inputs = list(make(chosen, dtype)), rings_of(case, chosen, places).to(dtype)
     for slot in {*range(S)} - {*chosen.written}:
         args[state_at][slot] = float("nan")
 
@@ -225,18 +227,18 @@ def check_replays(case: str, step: str, form: str, device: str = "cpu", dtype: t
     torch.testing.assert_close(states_found[rest], args[state_at][rest], rtol=0, atol=0, equal_nan=True)
 
 
-def rings_of(case: str, step: Step) -> torch.Tensor:
-    """Inputs [S, PLACES, E] of the tokens that rows run again, all else not a number."""
+def rings_of(case: str, step: Step, places: int = PLACES) -> torch.Tensor:
+    """Inputs [S, places, E] of the tokens that rows run again, all else not a number."""
     size = {"selective": 2 * 11 + 5, "ssd": 4 * 6 + 2 * 5 + 4, "lightning": 2 * 20 + 2 * 18}.get(case)
     if size is None:
         size = 2 * 9 + 4 * 7 + 4 * (9 if case == "delta-by-channel" else 1)
-    found = torch.full((S, PLACES, size), float("nan"))
+    found = torch.full((S, places, size), float("nan"))
     assert step.stored is not None
     starts, lens = step.args[0].tolist(), step.args[2].tolist()
     for row, (slot, (stored, _)) in enumerate(zip(step.slots, step.stored, strict=True)):
         for position in range(stored, lens[row] - starts[row + 1] + starts[row]):
             values = rand(size, position + 1)[:, 0] * 0.3
-            found[slot, position % PLACES] = -values.abs() if case.startswith("delta") else values
+            found[slot, position % places] = -values.abs() if case.startswith("delta") else values
     return found
 
 

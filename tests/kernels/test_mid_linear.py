@@ -80,12 +80,18 @@ def compare_add(
     y, squares = op(*arguments, found, norm, factor)
     assert squares.shape == mid_add.reference(*arguments, expected, norm, factor)[1].shape
     assert squares.dtype == torch.float32
-    assert_close(expected, residual + F.linear(*arguments) * factor)
-    # The product is rounded before it is added: where it and the residual cancel, one last place of either is much of the sum.
-    places = torch.finfo(residual.dtype).eps * (residual.abs() + (expected - residual).abs()).float()
-    off = (found.float() - expected.float()).abs()
-    assert bool((off <= 2e-2 * expected.float().abs() + places).all()), f"off by up to {off.max().item()}"
+    assert_added(expected, residual + F.linear(*arguments) * factor, residual)
+    assert_added(found, expected, residual)
     follow(found, y, squares, norm, tile or tile_for("mid_add", residual.shape[0], *arguments[1].shape))
+
+
+def assert_added(found: torch.Tensor, expected: torch.Tensor, residual: torch.Tensor) -> None:
+    """Both are ``residual`` and a product. It is rounded before it is added, and by cuBLAS its parts, too: where it and the
+    residual cancel, two last places of either are much of the sum."""
+    before, after = residual.float(), expected.float()
+    places = 2 * torch.finfo(residual.dtype).eps * (before.abs() + (after - before).abs())
+    off = (found.float() - after).abs()
+    assert bool((off <= 2e-2 * after.abs() + places).all()), f"off by up to {off.max().item()}"
 
 
 def follow(residual: torch.Tensor, y: torch.Tensor, squares: torch.Tensor, norm: torch.Tensor, tile: MidTile) -> None:
@@ -277,7 +283,7 @@ def check_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.Mon
     from headway.kernels.mid_linear.hopper.launch import launch_add
 
     monkeypatch.setattr(reference, "tile_for", lambda *_: tile)
-    size = next(size for size in (3072, 14336, 4096) if tile.fits(size))
+    size = next(size for size in (3072, 14336, 4096, *range(1024, 16384, 64)) if tile.fits(size))
     wide, weight, bias = (
         make_random(rows, size + 64, dtype=torch.bfloat16, device=hopper),
         *inputs((1, 70, size), hopper, True)[1:],
@@ -300,9 +306,9 @@ def check_cluster(tile: MidTile, rows: int, hopper: str, monkeypatch: pytest.Mon
     whole = run(0, rows)
     for one, other in zip(whole, run(0, rows), strict=True):
         assert torch.equal(one, other), "a moving result would be a race"
-    expected = adding((rows, 70, 0), hopper)[0]
+    expected = (residual := adding((rows, 70, 0), hopper)[0]).clone()
     mid_add.reference(x, weight, bias, expected, norm)
-    assert_close(whole[0], expected)
+    assert_added(whole[0], expected, residual)
     follow(whole[0], whole[1], whole[2], norm, tile)
     if rows >= 9:
         for first in (2, rows - 5):

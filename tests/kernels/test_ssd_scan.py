@@ -8,6 +8,7 @@ import torch
 from headway.kernels.ssd_scan import ssd_scan
 from tests.kernels.state_cases import (
     CASES,
+    PLACES,
     REPLAYS,
     STEPS,
     check_cpu,
@@ -59,8 +60,9 @@ def test_rings_of_inputs(case: str, step: str, form: str, device: str) -> None:
 @cases
 @pytest.mark.parametrize("step", ["drafts", "beside prompts"])
 def test_rings_of_more_places_than_a_chunk(case: str, step: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.kernels.ssd_scan.triton.WALKED_CHUNKS", (4, 4))
-    check_replays(case, step, "cuda", device)
+    chunk, places = (4, PLACES) if device == "cpu" else (16, 40)  # a card's products take 16 and more
+    monkeypatch.setattr("headway.kernels.ssd_scan.triton.WALKED_CHUNKS", (chunk, chunk))
+    check_replays(case, step, "cuda", device, places=places)
 
 
 @cases
