@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, spec_of
 from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def more_bytes(spec: ModelSpec, rows: int, counted: float | None = None) -> floa
 
 def announce(bench: Bench) -> list[str]:
     """The figures of this module; none for models without mixtures."""
-    if not mixtures(_spec(bench)):
+    if not mixtures(spec_of(bench)):
         return []
     counts, floors = ([name(rows) for rows in bench.scale.rows] for name in (count_name, floor_name))
     bench.table.announce(counts, "experts a layer", "higher")
@@ -83,7 +83,7 @@ def measure(bench: Bench, card: str) -> None:
     names = announce(bench)
     if not names or not bench.table.wants(*names):
         return
-    speed, spec, scale = bandwidth(card), _spec(bench), bench.scale
+    speed, spec, scale = bandwidth(card), spec_of(bench), bench.scale
     if speed is None:
         bench.table.mark([floor_name(rows) for rows in scale.rows], NOT_SERVED, "this card's bandwidth is not known")
     with _recorded() as found, bench.open(enforce_eager=True) as llm:
@@ -100,13 +100,6 @@ def measure(bench: Bench, card: str) -> None:
                     length = scale.row_prompt + (scale.variant_short + scale.variant_long) // 2
                     read = 2.0 * num_weights(spec) + more_bytes(spec, rows, counted)
                     bench.table.add(floor_name(rows), (read + rows * length * kv_bytes_per_token(spec)) / speed * 1e3)
-
-
-def _spec(bench: Bench) -> ModelSpec:
-    from headway.models.load import describe
-    from headway.weights import open_checkpoint
-
-    return describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from headway.cli.bench.anchors.context import Bench, free_memory, plain, random_prompts
+from headway.cli.bench.anchors.context import Bench, free_memory, plain, random_prompts, spec_of
 from headway.cli.bench.anchors.experts import more_bytes
 from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
 from headway.core.config import EngineArgs
@@ -256,10 +256,7 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
 def step_bytes(bench: Bench, rows: int, length: int) -> float:
     """Bytes a decode step must read: all weights, of experts as many as equally likely ones would be, and keys and values of
     ``rows`` sequences of ``length``, in 16 bits."""
-    from headway.models.load import describe
-    from headway.weights import open_checkpoint
-
-    spec = describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
+    spec = spec_of(bench)
     return 2.0 * num_weights(spec) + more_bytes(spec, rows) + rows * length * kv_bytes_per_token(spec)
 
 
