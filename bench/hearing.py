@@ -97,7 +97,7 @@ def first_token(core: EngineCore, items: list[EncoderItem]) -> dict[str, float]:
 
 def pace(core: EngineCore, items: list[EncoderItem], rows: int) -> dict[str, float]:
     """Gaps between the tokens of ``rows`` transcripts, alone and beside arriving windows."""
-    told = {}
+    told: dict[str, float] = {}
     for name, arrivals in (("alone", 0), ("beside_arrivals", 24)):
         for i in range(rows):
             core.add(request(f"{name}{i}", items[i], 300))

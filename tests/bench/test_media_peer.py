@@ -28,9 +28,12 @@ def test_pictures_are_those_that_headway_reads(name: str, monkeypatch: pytest.Mo
     prompt = sight.prompt_of(info, rows)
     given: list[dict[str, torch.Tensor]] = []
     taken = media_peer.seconds
-    monkeypatch.setattr(
-        media_peer, "seconds", lambda model, inputs, tokens: given.append(inputs) or taken(model, inputs, tokens)
-    )
+
+    def seconds(model: Any, inputs: dict[str, torch.Tensor], tokens: int) -> float:
+        given.append(inputs)
+        return taken(model, inputs, tokens)
+
+    monkeypatch.setattr(media_peer, "seconds", seconds)
     found = media_peer.sight(one.folder, lambda number: sight.noise(number, side), prompt, 3, 2, 4)
     assert found["requests_per_second"] > 0 and found["first_token_ms"] > 0 and found["batch"] == 2
     assert [len(each["input_ids"]) for each in given[:3]] == [2, 2, 1], (
