@@ -3,6 +3,7 @@
     python -m bench.hearing [--windows 256] [--tokens 64] [--folder DIR]
 
 Weights are dummies of the public shapes, so each window writes exactly ``--tokens`` tokens. Prints a line of JSON.
+``--transformers 16`` measures transformers on the same windows afterwards, in batches of 16.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from bench import media_peer
+from headway.cli.bench.anchors.context import free_memory
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
 from headway.core.messages import AddRequest
@@ -31,11 +35,17 @@ TURBO = {
     "max_source_positions": OUTPUTS, "max_target_positions": 448, "activation_function": "gelu",
     "scale_embedding": False, "eos_token_id": 50257, "decoder_start_token_id": 50258, "dtype": "float16",
 }  # fmt: skip
+PROMPT = [50258, 50259, 50360, 50364]
+
+
+def spectrogram(seed: int) -> npt.NDArray[np.float32]:
+    """[mels, frames] of noise."""
+    return np.random.default_rng(seed).standard_normal((MELS, FRAMES), np.float32)
 
 
 def window(seed: int) -> EncoderItem:
     """A spectrogram of noise."""
-    data = np.random.default_rng(seed).standard_normal((MELS, FRAMES), np.float32)
+    data = spectrogram(seed)
     return EncoderItem(kind="audio", key=b"%16d" % seed, rows=OUTPUTS, sizes=(MELS, FRAMES), data=data.tobytes())
 
 
@@ -43,7 +53,7 @@ def request(name: str, item: EncoderItem, tokens: int) -> AddRequest:
     """A transcript of exactly so many tokens."""
     return AddRequest(
         request_id=name,
-        prompt_token_ids=[50258, 50259, 50360, 50364],
+        prompt_token_ids=PROMPT,
         params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
         seed=0,
         eos_token_ids=[],
@@ -87,7 +97,7 @@ def first_token(core: EngineCore, items: list[EncoderItem]) -> dict[str, float]:
 
 def pace(core: EngineCore, items: list[EncoderItem], rows: int) -> dict[str, float]:
     """Gaps between the tokens of ``rows`` transcripts, alone and beside arriving windows."""
-    told = {}
+    told: dict[str, float] = {}
     for name, arrivals in (("alone", 0), ("beside_arrivals", 24)):
         for i in range(rows):
             core.add(request(f"{name}{i}", items[i], 300))
@@ -112,7 +122,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--folder", default=None, help="a checkpoint in place of dummy weights")
+    parser.add_argument("--transformers", type=int, default=0, metavar="BATCH", help="measure it, too, in such batches")
     asked = parser.parse_args()
+    if asked.transformers and asked.folder:
+        parser.error("--transformers measures dummy weights; leave --folder out")
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "config.json").write_text(json.dumps(TURBO))
         args = EngineArgs(
@@ -127,6 +140,15 @@ def main() -> None:
     stats = core.stats()
     found |= {"host_waits": stats.host_waits, "graph_steps": stats.num_graph_steps, "steps": stats.num_steps}
     core.shutdown()
+    if asked.transformers:
+        del core
+        free_memory()
+        peer = media_peer.hearing(TURBO, spectrogram, PROMPT, asked.windows, asked.transformers, asked.tokens)
+        rate = peer["requests_per_second"]
+        found["transformers"] = peer | {
+            "audio_seconds_per_second": rate * SECONDS,
+            "tokens_per_second": rate * asked.tokens,
+        }
     print(json.dumps(found))
 
 

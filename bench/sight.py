@@ -3,6 +3,7 @@
     python -m bench.sight FOLDER --side 896 --requests 64 --decoding 64
 
 FOLDER: config.json of a model with sight (weights are dummies). Pictures are noise, so none is found in a cache. Prints JSON.
+``--transformers 16`` measures transformers on the same pictures afterwards, in batches of 16.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from bench import media_peer
+from headway.cli.bench.anchors.context import free_memory
 from headway.core.config import EngineArgs
+from headway.core.media import VisionInfo
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
@@ -30,12 +35,25 @@ def pictured(core: EngineCore, number: int, side: int, tokens: int) -> AddReques
     """A request with one picture of ``side`` pixels (or of the model's one size) and 32 tokens of text."""
     info = core.info.vision
     assert info is not None, "a model without sight"
-    step = info.patch * info.group
-    side = info.one_size or max(side // step, 1) * step
-    noise = np.random.default_rng(number).integers(0, 256, (1, side, side, 3), np.uint8)
-    item = make_item(info, noise, SCALE, SHIFT)
-    ids = [5] * 8 + [info.token] * item.rows + [7] * 24
+    item = make_item(info, noise(number, side_of(info, side))[None], SCALE, SHIFT)
+    ids = prompt_of(info, item.rows)
     return request(f"picture-{number}", ids, tokens, media=[item], runs=find_runs(info, ids, [item]))
+
+
+def side_of(info: VisionInfo, side: int) -> int:
+    """The side that the model takes in place of ``side`` pixels."""
+    step = info.patch * info.group
+    return info.one_size or max(side // step, 1) * step
+
+
+def noise(number: int, side: int) -> npt.NDArray[np.uint8]:
+    """The picture of that number, [side, side, 3]."""
+    return np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+
+
+def prompt_of(info: VisionInfo, rows: int) -> list[int]:
+    """32 tokens of text around a picture of so many rows."""
+    return [5] * 8 + [info.token] * rows + [7] * 24
 
 
 def request(name: str, ids: list[int], tokens: int, **more: Any) -> AddRequest:
@@ -69,6 +87,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=1500, help="of each text that decodes")
     parser.add_argument("--ratio", type=float, default=0.75, help="encoder_step_ratio")
+    parser.add_argument("--transformers", type=int, default=0, metavar="BATCH", help="measure it, too, in such batches")
     options = parser.parse_args()
     import torch
 
@@ -101,8 +120,16 @@ def main() -> None:
     stats = core.stats()
     found["graph_steps"], found["steps"] = stats.num_graph_steps, stats.num_steps
     found["host_waits"] = core.stats().host_waits
-    print(json.dumps(found, indent=1))
+    info, rows = core.info.vision, pictured(core, 0, options.side, 1).media[0].rows
     core.shutdown()
+    del core
+    if options.transformers and info is not None:
+        free_memory()
+        side, count = side_of(info, options.side), options.requests
+        found["transformers"] = media_peer.sight(
+            options.folder, lambda number: noise(number, side), prompt_of(info, rows), count, options.transformers, 64
+        )
+    print(json.dumps(found, indent=1))
 
 
 def run_beside(

@@ -31,7 +31,8 @@ from bench.kernel_kinds import kind_of, short
 from bench.profile_decode import start, stop
 from bench.profile_prefill import Load, call, report_samples, sampled
 from headway import LLM
-from headway.cli.bench.anchors.profiled import Event, Recorder, gained_us, kv_bytes_per_token, num_weights
+from headway.cli.bench.anchors.floors import kv_bytes_per_token, num_weights
+from headway.cli.bench.anchors.profiled import Event, Recorder, gained_us
 from headway.cli.bench.offline import nano_workload
 from headway.core.messages import StepTrace
 from headway.engine.core import EngineCore

@@ -14,6 +14,8 @@ FUSED_LAYERS: Final = "HEADWAY_FUSED_LAYERS"
 """Layers whose products, norms, attention and epilogues share kernels; off: one kernel each, ``F.linear`` for products."""
 PREFILL_GRAPHS: Final = "HEADWAY_PREFILL_GRAPHS"
 """Graphs of steps with prompts; off: their kernels are launched one by one."""
+FAST_PREFILL: Final = "HEADWAY_FAST_PREFILL"
+"""Layers behind the last that caches run for the rows' last tokens alone; off: all but the very last run for all tokens."""
 NATIVE: Final = "HEADWAY_NATIVE"
 """C kernels on a CPU; off: torch serves."""
 

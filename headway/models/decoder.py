@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.core.cache import CacheLayout
 from headway.core.errors import UnsupportedModelError
-from headway.core.switches import FUSED_LAYERS, is_on
+from headway.core.switches import FAST_PREFILL, FUSED_LAYERS, is_on
 from headway.kernels.cap_logits import cap_logits
 from headway.kernels.linear_forms.shapes import HEAD_MULTIPLE
 from headway.models.blocks import Block, BlockSpec
@@ -192,7 +192,7 @@ class DecoderModel(nn.Module):
         if config.round_multiplier:
             multiplier = float(torch.tensor(multiplier, dtype=dtype))
         self._multiplier = multiplier
-        narrow = config.narrow_from
+        narrow = config.narrow_from if is_on(FAST_PREFILL) else None
         self._narrow_from = len(config.blocks) - 1 if narrow is None else narrow
         attentions = [block.mixer.rotated for block in config.blocks if block.mixer is not None]
         if not all(each.causal for each in attentions if each is not None):

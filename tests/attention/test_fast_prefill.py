@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.messages import AddRequest
+from headway.core.switches import FAST_PREFILL
 from headway.state.batch import StepBatch
 from tests.attention.test_kinds import NGRAM, arguments, engine, prompts
 from tests.engine.harness import Answer, request, run
@@ -25,11 +26,6 @@ def asked() -> list[AddRequest]:
         )
         for n, prompt in enumerate(prompts())
     ]  # fmt: skip
-
-
-def off(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in KINDS:
-        monkeypatch.setattr(f"headway.models.{module}.narrow_layer", lambda first, layers: layers)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -63,7 +59,7 @@ def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Whole prompts without it; then with it steps of 40 and 23 tokens, drafts, and the simulated device two steps ahead."""
     narrowed = counted(monkeypatch)
     with monkeypatch.context() as without:
-        off(without)
+        without.setenv(FAST_PREFILL, "0")
         core = engine(name, max_num_batched_tokens=128)
         wanted = run(core, asked())
         core.shutdown()

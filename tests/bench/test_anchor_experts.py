@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.bench.anchors import profiled
-from headway.cli.bench.anchors.table import bandwidth, known_figures
+from headway.cli.bench.anchors import floors
+from headway.cli.bench.anchors.floors import bandwidth
+from headway.cli.bench.anchors.table import known_figures
 from tests.bench.test_anchors import by_name, full_bench, measure
 from tests.engine.tiny_llama import CONFIG
 
@@ -36,7 +37,5 @@ def test_floors_of_mixtures_count_distinct_experts(tmp_path: Path) -> None:
     assert speed is not None
     for rows in (1, 64, 256):
         floor = known_figures("qwen3_30b_a3b", "NVIDIA H200")[f"itl_ms_short_bs{rows}"]["floor"]
-        assert profiled.step_bytes(bench, rows, 128 + 160) / speed * 1e3 == pytest.approx(floor, rel=0.08)
-    assert profiled.step_bytes(full_bench("gpt_oss_20b", tmp_path), 1, 288) / speed * 1e3 == pytest.approx(
-        0.83, rel=0.08
-    )
+        assert floors.step_bytes(bench, rows, 128 + 160) / speed * 1e3 == pytest.approx(floor, rel=0.08)
+    assert floors.step_bytes(full_bench("gpt_oss_20b", tmp_path), 1, 288) / speed * 1e3 == pytest.approx(0.83, rel=0.08)

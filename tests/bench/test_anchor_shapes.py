@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
+from headway.cli.bench.anchors import ablations
+from headway.cli.bench.anchors.context import TINY, Bench, find_model, spec_of
+from headway.cli.bench.anchors.table import Table
 from headway.cli.main import app
+from tests.attention.kinds import folder_of
 from tests.bench.test_anchors import by_name, measure
 from tests.engine.tiny_llama import CONFIG
 
@@ -57,3 +64,39 @@ def test_drafts_are_measured_as_milliseconds_a_token(tmp_path: Path) -> None:
     result, report = measure(folder, tmp_path, "--only", "itl_ms_short_bs2")
     assert result.exit_code == 0, result.output
     assert by_name(report)["drafting.itl_ms_short_bs2"]["status"] == "measured"
+
+
+def test_fast_prefill_on_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose upper layers cache nothing; others have no such row. What a variant runs is what it says."""
+    narrowed: dict[str, int] = {}
+    measured = ablations._variant
+
+    def watched(bench: Bench, names: list[str], *given: Any) -> None:
+        narrowed[names[0]] = spec_of(bench).narrow_layers
+        measured(bench, names, *given)
+
+    monkeypatch.setattr(ablations, "_variant", watched)
+    only = [word for name in ("*default_ttft*", "*default_prefill*", "*fast_prefill_*") for word in ("--only", name)]
+    folder = tmp_path / "shared"
+    shutil.copytree(folder_of("gemma4"), folder)
+    result, report = measure(folder, tmp_path, "--ablations", *only)
+    assert result.exit_code == 0, result.output
+    rows = by_name(report)
+    for variant in ("default", "no_fast_prefill"):
+        for figure, unit in (("ttft_ms", "ms"), ("prefill_tok_s", "tok/s")):
+            row = rows[f"shared.ablation_{variant}_{figure}"]
+            assert (row["status"], row["unit"]) == ("measured", unit), row
+    assert narrowed == {"ablation_default_itl_ms_bs1": 3, "ablation_no_fast_prefill_itl_ms_bs1": 0}
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 300}))
+    bench = Bench(Table("plain"), TINY, plain, "t", tmp_path, 1, {}, True)
+    assert not any("fast_prefill" in name for name in ablations.announce(bench))
+
+
+def test_the_shape_with_shared_keys_is_gemma_4_e2b() -> None:
+    """Twenty of 35 layers cache nothing: a prompt's tokens run through 15."""
+    bench = Bench(Table("gemma4_e2b"), TINY, find_model("gemma4_e2b"), "t", Path(), 1, {}, False)
+    spec = spec_of(bench)
+    assert (spec.narrow_layers, len(spec.layer_kinds)) == (20, 35)
+    assert spec.layer_weights == pytest.approx(1.863e9, rel=1e-3)

@@ -19,6 +19,7 @@ from headway.cli.bench.anchors import (
     ablations,
     command,
     context,
+    floors,
     gate,
     generation,
     kv_fp8,
@@ -29,7 +30,8 @@ from headway.cli.bench.anchors import (
     structured,
 )
 from headway.cli.bench.anchors.context import MODELS, TINY, Bench, Scale, engine_of, find_model
-from headway.cli.bench.anchors.table import KNOWN, Table, bandwidth, known_figures, markdown
+from headway.cli.bench.anchors.floors import bandwidth
+from headway.cli.bench.anchors.table import KNOWN, Table, known_figures, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.main import app
 from headway.core.errors import ConfigError, InvalidRequestError, RequestFailedError
@@ -276,8 +278,12 @@ def test_every_known_figure_is_measured_by_somebody(tmp_path: Path) -> None:
 
 def test_known_figures_are_of_one_card_only() -> None:
     assert known_figures("qwen3_06b", "NVIDIA H200")["itl_ms_greedy_bs1"] == {"floor": 0.27, "anchor": 1.6, "goal": 0.6}
-    assert known_figures("qwen3_06b", "NVIDIA L4") == {}
-    assert bandwidth("NVIDIA L4") is None
+    for card in ("NVIDIA L4", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"):
+        assert known_figures("qwen3_06b", card) == {} and bandwidth(card) is None
+        assert command.compared(card) == "bandwidth for floors not known; no goals: those there are are another card's"
+    assert command.compared("NVIDIA H200") == (
+        "bandwidth for floors 4.44 TB/s, written down; goals and vLLM's figures are this card's"
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_06b", "llama_8b"])
@@ -288,7 +294,7 @@ def test_floors_follow_from_the_shape(name: str, tmp_path: Path) -> None:
     bench = full_bench(name, tmp_path)
     for rows in (1, 8, 64, 256):
         floor = known_figures(name, "NVIDIA H200")[f"itl_ms_greedy_bs{rows}"]["floor"]
-        assert profiled.step_bytes(bench, rows, 128 + 320) / speed * 1e3 == pytest.approx(floor, rel=0.05)
+        assert floors.step_bytes(bench, rows, 128 + 320) / speed * 1e3 == pytest.approx(floor, rel=0.05)
 
 
 def test_a_made_up_tokenizer(tmp_path: Path) -> None:

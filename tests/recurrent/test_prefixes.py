@@ -80,6 +80,29 @@ def test_the_third_of_many_that_share_a_prefix_hits_it() -> None:
     assert hits[0] == 0 and hits[1] == 0 and hits[2:] == [88] * 3
 
 
+@pytest.mark.parametrize("name", ["mamba2", "falcon-h1"])
+def test_a_shared_prefix_of_300_tokens_is_hit_for_more_than_nine_tenths(name: str) -> None:
+    """States alone, and beside attention; questions of other lengths behind the prefix.
+
+    The first request finds nothing. The second finds keys and values, or blocks that stand for them, but no states: the first
+    left these at the end of its own prompt alone, since where others will part with it is known only when one does. There the
+    second leaves a checkpoint, so the third is the first that can hit. It and all others hit every whole block: 296 tokens.
+    """
+    rng = random.Random(10)
+    stem = [rng.randrange(3, VOCAB) for _ in range(300)]
+    longer = {"hf_overrides": {"max_position_embeddings": 400}} if name == "falcon-h1" else {}
+    core = engine(name, enable_prefix_caching=True, max_model_len=400, **longer)
+    hits = []
+    for number in range(7):
+        prompt = stem + [rng.randrange(3, VOCAB) for _ in range(5 + 9 * number)]
+        hits.append(run(core, [request(str(number), prompt, temperature=0.0, max_tokens=3)])[str(number)])
+    core.check_integrity()
+    core.shutdown()
+    found = [answer.num_cached_tokens for answer in hits]
+    assert found[:2] == [0, 0] and all(each > 0.9 * len(stem) for each in found[2:]), found
+    assert found[2:] == [296] * 5
+
+
 def test_prompt_logprobs_hit_nothing_and_save_nothing() -> None:
     core = engine("mamba2", enable_prefix_caching=True)
     prompt = list(range(3, 80))

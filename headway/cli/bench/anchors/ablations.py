@@ -11,34 +11,52 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from headway.cli.bench.anchors import gate
-from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, step_ms
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, spec_of, step_ms
+from headway.cli.bench.anchors.generation import prefill_rate
 from headway.cli.bench.anchors.table import REFUSED
-from headway.core.switches import EARLY_LAUNCH, FUSED_LAYERS, PREFILL_GRAPHS
+from headway.core.switches import EARLY_LAUNCH, FAST_PREFILL, FUSED_LAYERS, PREFILL_GRAPHS
 
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "no_early_launch": {},
     "no_fused_layers": {},
     "eager_prefill": {},
+    "no_fast_prefill": {},
     "no_graphs": {"enforce_eager": True},
     "depth0": {"run_ahead": 0},
     "depth1": {"run_ahead": 1},
     "depth2": {"run_ahead": 2},
     "depth4": {"run_ahead": 4},
 }
-SWITCHES: Final = {"no_early_launch": EARLY_LAUNCH, "no_fused_layers": FUSED_LAYERS, "eager_prefill": PREFILL_GRAPHS}
+SWITCHES: Final = {
+    "no_early_launch": EARLY_LAUNCH,
+    "no_fused_layers": FUSED_LAYERS,
+    "eager_prefill": PREFILL_GRAPHS,
+    "no_fast_prefill": FAST_PREFILL,
+}
 ALONE_REPEATS: Final = 5
 
 
 def names_of(bench: Bench, variant: str) -> list[str]:
-    """The figures of one variant; the last is the time to first token."""
-    return [f"ablation_{variant}_itl_ms_bs{rows}" for rows in bench.scale.rows] + [f"ablation_{variant}_ttft_ms"]
+    """The figures of one variant; the last two are the time to first token, and prompts' tokens a second."""
+    steps = [f"itl_ms_bs{rows}" for rows in bench.scale.rows]
+    return [f"ablation_{variant}_{name}" for name in (*steps, "ttft_ms", "prefill_tok_s")]
+
+
+def variants_of(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Those that change anything: of fast prefill where upper layers of the model cache nothing."""
+    shares = spec_of(bench).narrow_layers > 0
+    return {name: given for name, given in VARIANTS.items() if shares or name != "no_fast_prefill"}
 
 
 def announce(bench: Bench) -> list[str]:
     """The figures of this module."""
-    names = [name for variant in VARIANTS for name in names_of(bench, variant)]
-    bench.table.announce(names, "ms")
+    names = []
+    for variant in variants_of(bench):
+        found = names_of(bench, variant)
+        bench.table.announce(found[:-1], "ms")
+        bench.table.announce(found[-1:], "tok/s", "higher")
+        names += found
     return names
 
 
@@ -46,7 +64,7 @@ def measure(bench: Bench) -> None:
     """One engine per variant, each checked against the synchronous oracle with the same kernels."""
     announce(bench)
     expected: dict[tuple[bool, str | None], list[list[int]]] = {}
-    for variant, given in VARIANTS.items():
+    for variant, given in variants_of(bench).items():
         names = names_of(bench, variant)
         if not bench.table.wants(*names):
             continue
@@ -88,8 +106,11 @@ def _variant(bench: Bench, names: list[str], given: dict[str, Any], expected: li
                     lengths = (scale.variant_short, scale.variant_long)
                     table.add(name, step_ms(llm, rows, scale.row_prompt, lengths, [{}], rows + run))
             rng = random.Random(run)
-            if table.wants(names[-1]):
+            alone, prefill = names[-2:]
+            if table.wants(alone):
                 each = [
                     seconds(llm, random_prompts(rng, 1, scale.alone, vocab), plain(1)) for _ in range(ALONE_REPEATS)
                 ]
-                table.add(names[-1], min(each) * 1e3)
+                table.add(alone, min(each) * 1e3)
+            if table.wants(prefill):
+                table.add(prefill, prefill_rate(bench, llm, rng))

@@ -19,6 +19,7 @@ from headway import __version__
 from headway.cli.bench.anchors import (
     ablations,
     experts,
+    floors,
     gate,
     generation,
     kv_fp8,
@@ -29,7 +30,7 @@ from headway.cli.bench.anchors import (
     structured,
 )
 from headway.cli.bench.anchors.context import TINY, Bench, Scale, engine_of, find_model, longest_context
-from headway.cli.bench.anchors.table import FAILED, NOT_SERVED, REFUSED, Table, known_figures, markdown
+from headway.cli.bench.anchors.table import FAILED, NOT_SERVED, REFUSED, Table, known_figures, known_of, markdown
 from headway.cli.bench.anchors.vocabulary import choose_tokenizer
 from headway.cli.bench.flags import takes
 from headway.cli.errors import clean_errors
@@ -76,6 +77,7 @@ class AnchorArgs:
 def anchors(args: AnchorArgs) -> None:
     """Measure this engine by the workloads of its goals and write a report: JSON, and Markdown beside it."""
     card, tables, timeline = card_name(args.device), [], None
+    typer.echo(f"{card}: {compared(card)}", err=True)
     for name in args.model or DEFAULT_MODELS:
         known = {} if args.tiny else known_figures(Path(name).name, card)
         table = Table(Path(name).name, args.only, known)
@@ -127,7 +129,11 @@ def make_bench(args: AnchorArgs, name: str, table: Table, card: str, work: Path)
     folder = find_model(name)
     own = engine_of(folder)
     full = (args.tiny and not own) or table.model == FULL_MODEL
-    return Bench(table, scale, folder, tokenizer, work, args.runs, engine | own, full)
+    bench = Bench(table, scale, folder, tokenizer, work, args.runs, engine | own, full)
+    speed = floors.bandwidth(card)
+    if speed is not None and not pools(bench):
+        table.set_floors(floors.of_steps(bench, speed))
+    return bench
 
 
 def pools(bench: Bench) -> bool:
@@ -140,6 +146,7 @@ def pools(bench: Bench) -> bool:
 def measure(bench: Bench, card: str) -> dict[str, Any] | None:
     """All groups of one model, most of them with one engine each; gives a timeline, if there is one."""
     table, timeline = bench.table, None
+    floors.measure(bench, card)
     wrong = generation.measure(bench)
     others = [
         *profiled.announce(bench),
@@ -183,6 +190,16 @@ def card_name(device: str) -> str:
     return f"{CPU}, {platform.machine()}"
 
 
+def compared(card: str) -> str:
+    """What the figures stand beside, in words: goals and the other engine's figures are one card's."""
+    speed, known = floors.bandwidth(card), bool(known_of(card))
+    beside = "goals and vLLM's figures are this card's" if known else "no goals: those there are are another card's"
+    said = (
+        "not known" if speed is None else f"{speed / 1e12:.2f} TB/s, {'written down' if known else 'measured just now'}"
+    )
+    return f"bandwidth for floors {said}; {beside}"
+
+
 def make_report(args: AnchorArgs, card: str, tables: list[Table], timeline: dict[str, Any] | None) -> dict[str, Any]:
     """All that is written."""
     import torch
@@ -193,6 +210,8 @@ def make_report(args: AnchorArgs, card: str, tables: list[Table], timeline: dict
     return {
         "kind": KIND,
         "card": card,
+        "bytes_per_second": floors.bandwidth(card),
+        "compared": compared(card),
         "commit": args.commit or git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,

@@ -18,6 +18,7 @@ from headway.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from headway.api.llm import LLM
+    from headway.models.interface import ModelSpec
 
 MODELS: Final = Path(__file__).with_name("models")
 """Public shapes of models, one folder each with its config.json."""
@@ -134,6 +135,14 @@ def find_model(name: str) -> Path:
             return folder
     known = ", ".join(sorted(folder.name for folder in MODELS.iterdir()))
     raise ConfigError(f"{name!r} is neither one of {known} nor a folder with a config.json")
+
+
+def spec_of(bench: Bench) -> ModelSpec:
+    """What the shape's model is, without its weights."""
+    from headway.models.load import describe
+    from headway.weights import open_checkpoint
+
+    return describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
 
 
 def longest_context(folder: Path, scale: Scale) -> int:

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds
-from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
+from headway.cli.bench.anchors import floors
+from headway.cli.bench.anchors.context import Bench, plain, random_prompts, seconds, spec_of
+from headway.cli.bench.anchors.table import NOT_SERVED
 
 if TYPE_CHECKING:
     import torch
-
-    from headway.models.interface import ModelSpec
-    from headway.models.layers.moe import MixtureSpec
 
 TOKENS = 16
 """Decode steps that are counted."""
@@ -34,48 +32,14 @@ def floor_name(rows: int) -> str:
     return f"floor_ms_by_experts_bs{rows}"
 
 
-def mixtures(spec: ModelSpec) -> list[MixtureSpec]:
-    """Of each layer that has one."""
-    from headway.models.blocks import BlockSpec
-    from headway.models.layers.moe import MixtureSpec
-
-    blocks = [kind[0] for kind in spec.layer_kinds if isinstance(kind, tuple)]
-    found = [block.ffn for block in blocks if isinstance(block, BlockSpec)]
-    return [ffn for ffn in found if isinstance(ffn, MixtureSpec)]
-
-
-def expert_bytes(mixture: MixtureSpec, hidden: int) -> float:
-    """Of one expert's matrices, in 16 bits or in MXFP4."""
-    weights = (3 if mixture.gated else 2) * mixture.size * (mixture.latent or hidden)
-    return weights * (0.5 + 1 / 32 if mixture.fp4 else 2.0)
-
-
-def more_bytes(spec: ModelSpec, rows: int, counted: float | None = None) -> float:
-    """What a step of ``rows`` rows reads beyond ``spec.layer_weights`` in 16 bits.
-
-    Args:
-        counted: distinct experts of a layer; None: as many as equally likely ones would be.
-    """
-    from headway.kernels.expert_mlp.tiles import distinct_experts
-
-    total = 0.0
-    for mixture in mixtures(spec):
-        top_k, size = mixture.router.top_k, expert_bytes(mixture, spec.hidden_size)
-        read = distinct_experts(rows, top_k, mixture.num_experts) if counted is None else counted
-        total += read * size - 2.0 * top_k * (3 if mixture.gated else 2) * mixture.size * (
-            mixture.latent or spec.hidden_size
-        )
-    return total
-
-
 def announce(bench: Bench) -> list[str]:
     """The figures of this module; none for models without mixtures."""
-    if not mixtures(_spec(bench)):
+    if not floors.mixtures(spec_of(bench)):
         return []
-    counts, floors = ([name(rows) for rows in bench.scale.rows] for name in (count_name, floor_name))
+    counts, least = ([name(rows) for rows in bench.scale.rows] for name in (count_name, floor_name))
     bench.table.announce(counts, "experts a layer", "higher")
-    bench.table.announce(floors, "ms")
-    return [*counts, *floors]
+    bench.table.announce(least, "ms")
+    return [*counts, *least]
 
 
 def measure(bench: Bench, card: str) -> None:
@@ -83,7 +47,7 @@ def measure(bench: Bench, card: str) -> None:
     names = announce(bench)
     if not names or not bench.table.wants(*names):
         return
-    speed, spec, scale = bandwidth(card), _spec(bench), bench.scale
+    speed, scale, length = floors.bandwidth(card), bench.scale, floors.short_length(bench.scale)
     if speed is None:
         bench.table.mark([floor_name(rows) for rows in scale.rows], NOT_SERVED, "this card's bandwidth is not known")
     with _recorded() as found, bench.open(enforce_eager=True) as llm:
@@ -95,18 +59,7 @@ def measure(bench: Bench, card: str) -> None:
                 counted = _mean_distinct(found, rows)
                 bench.table.add(count_name(rows), counted)
                 if speed is not None:
-                    from headway.cli.bench.anchors.profiled import kv_bytes_per_token, num_weights
-
-                    length = scale.row_prompt + (scale.variant_short + scale.variant_long) // 2
-                    read = 2.0 * num_weights(spec) + more_bytes(spec, rows, counted)
-                    bench.table.add(floor_name(rows), (read + rows * length * kv_bytes_per_token(spec)) / speed * 1e3)
-
-
-def _spec(bench: Bench) -> ModelSpec:
-    from headway.models.load import describe
-    from headway.weights import open_checkpoint
-
-    return describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
+                    bench.table.add(floor_name(rows), floors.step_ms(bench, rows, length, speed, counted))
 
 
 @contextmanager

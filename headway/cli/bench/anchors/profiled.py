@@ -17,14 +17,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.cli.bench.anchors.context import Bench, free_memory, plain, random_prompts
-from headway.cli.bench.anchors.experts import more_bytes
-from headway.cli.bench.anchors.table import NOT_SERVED, bandwidth
+from headway.cli.bench.anchors.floors import bandwidth, step_bytes
+from headway.cli.bench.anchors.table import NOT_SERVED
 from headway.core.config import EngineArgs
 from headway.syncs.driver import blocking
 
 if TYPE_CHECKING:
     from headway.engine.core import EngineCore
-    from headway.models.interface import ModelSpec
 
 FIGURES: Final = {
     "busy_pct": ("%", "higher"),
@@ -251,26 +250,6 @@ def _decoding(bench: Bench, core: EngineCore, rows: int, length: int, settle: in
             core.abort(f"{rows}-{row}")
         while core.has_work():
             core.step()
-
-
-def step_bytes(bench: Bench, rows: int, length: int) -> float:
-    """Bytes a decode step must read: all weights, of experts as many as equally likely ones would be, and keys and values of
-    ``rows`` sequences of ``length``, in 16 bits."""
-    from headway.models.load import describe
-    from headway.weights import open_checkpoint
-
-    spec = describe(open_checkpoint(str(bench.folder), load_format="dummy").config)
-    return 2.0 * num_weights(spec) + more_bytes(spec, rows) + rows * length * kv_bytes_per_token(spec)
-
-
-def kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Of a token's keys and values in all layers, in 16 bits."""
-    return 2 * spec.cache.elements_per_token()
-
-
-def num_weights(spec: ModelSpec) -> int:
-    """Elements of the parameters that every step reads whole: of all layers, and of the output head."""
-    return spec.layer_weights + spec.head_weights
 
 
 class Recorder:

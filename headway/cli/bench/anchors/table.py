@@ -88,6 +88,11 @@ class Table:
                 f"{self.model}.{name}", self.model, unit, better, known["floor"], known["anchor"], known["goal"]
             )
 
+    def set_floors(self, found: dict[str, float]) -> None:
+        """Floors of figures of which none is known; before these are announced."""
+        for name, floor in found.items():
+            self._known.setdefault(name, {}).setdefault("floor", floor)
+
     def wants(self, *names: str) -> bool:
         """Whether any of these figures is asked for and can still be had."""
         dead = {name for name, row in self._rows.items() if row.status not in (NOT_RUN, MEASURED)}
@@ -146,16 +151,21 @@ class Table:
         return [row for name, row in self._rows.items() if self._wants(name) or row.status == MEASURED]
 
 
+def known_of(card: str) -> dict[str, Any]:
+    """All that is known of figures; nothing on a card other than the one they were measured on. A GH200 is no H200."""
+    found: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return found if found["card"] in card.split() else {}
+
+
 def known_figures(model: str, card: str) -> dict[str, dict[str, float]]:
-    """What is known of ``model``'s figures; nothing on a card other than the one they were measured on."""
-    found = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return found["models"].get(model, {}) if found["card"] in card else {}
+    """What is known of ``model``'s figures."""
+    found: dict[str, dict[str, float]] = known_of(card).get("models", {}).get(model, {})
+    return found
 
 
-def bandwidth(card: str) -> float | None:
+def known_bandwidth(card: str) -> float | None:
     """Bytes per second the card's memory can be read at; None if unknown."""
-    found = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return float(found["bytes_per_second"]) if found["card"] in card else None
+    return known_of(card).get("bytes_per_second")
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -166,6 +176,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"commit {report['commit']}, {', '.join(f'{name} {version}' for name, version in report['versions'].items())}; "
         f"{report['num_runs']} run(s), medians; `{report['command']}`; a Python loop of 3 million additions takes the host "
         f"{report['python_loop_s']} s",
+        *(["", report["compared"]] if "compared" in report else []),
     ]
     for model in dict.fromkeys(row["model"] for row in report["rows"]):
         lines += ["", f"## {model}", "", *table_lines([row for row in report["rows"] if row["model"] == model])]
