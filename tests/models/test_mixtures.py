@@ -134,6 +134,10 @@ def test_mxfp4(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = oracle(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(Machine(model).in_chunks(tokens, [9, LENGTH - 9]), wanted, **TOLERANCE)
+    stored["model.layers.1.mlp.experts.down_proj_scales"][3, 5, 1] = 161
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="block of MXFP4 with the scale 161; 160 is the most"):
+        loaded(tmp_path)
 
 
 def test_dummies_of_4_bits_have_finite_logits(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
-from headway.core.errors import UnsupportedModelError
+from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.kernels.expert_mlp import expert_mlp
+from headway.kernels.expert_mlp.packing import MOST_SCALE, packed
 from headway.kernels.route_experts import route_experts
 from headway.models.interface import Stack, Target
 from headway.models.layers.linear import Linear
@@ -269,8 +270,12 @@ class Mixture(nn.Module):
         return y if self.shared_gate is None else y.mul_(torch.sigmoid(self.shared_gate.forward(x)))
 
     def finalize(self) -> None:
-        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 come to hold i and i + K / 2. Of biases that all
-        parts of a sum have one adds its own."""
+        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 become ``expert_mlp``'s words. Of biases that
+        all parts of a sum have one adds its own.
+
+        Raises:
+            WeightsError: the kernels cannot hold a block's scale.
+        """
         shard = self.spec.shard
         if shard is not None and shard.part is not None and shard.group.rank and self.down_bias is not None:
             self.down_bias.zero_()
@@ -278,10 +283,14 @@ class Mixture(nn.Module):
         if shard is not None and out is not None and out.bias is not None and (shard.group.rank or shard.peers.rank):
             out.bias.zero_()
         if self.spec.fp4:
-            for weight in (self.gate_up, self.down):
+            for weight, scales in ((self.gate_up, self.gate_up_scales), (self.down, self.down_scales)):
+                most = 0 if scales is None else int(scales.max())  # host: once, at loading
+                if most > MOST_SCALE:
+                    raise WeightsError(
+                        f"an expert has a block of MXFP4 with the scale {most}; {MOST_SCALE} is the most"
+                    )
                 for expert in weight:
-                    low, high = torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
-                    expert.copy_(low | high << 4)
+                    expert.copy_(packed(torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2)))
 
     @property
     def token_weights(self) -> int:
