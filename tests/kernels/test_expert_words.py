@@ -1,4 +1,4 @@
-"""The products of 4-bit weights for Hopper, run on the CPU by a model of their language, and compiled for the card."""
+"""The products of 4-bit weights for Hopper, run on the CPU by a model of their language, and on the card."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.kernels.gluon_words import on_the_cpu
 from tests.kernels.test_expert_mlp import check, inputs
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model of the language is for tensors of a CPU")
 @pytest.mark.parametrize(
     ("tokens", "experts", "hidden", "inner", "top_k", "bias", "act", "gated"),
     [

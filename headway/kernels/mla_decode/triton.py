@@ -21,6 +21,10 @@ ROW_SEARCH = tl.constexpr(128)
 """Rows that a program looks at together."""
 
 
+MERGED = tl.constexpr(8)
+"""Splits that are weighed together: their loads wait for one another no more."""
+
+
 @triton.jit
 def row_of_token(token, query_start_ptr, num_rows):
     """The row that ``token`` belongs to; ``num_rows``: none."""
@@ -160,6 +164,69 @@ def mla_decode_kernel(
         total = total * decay + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(kept.dtype), kept, acc * decay[:, None], input_precision="ieee")
         top = new_top
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    keep = mine[:, None] & in_rank[None, :]
+    if used <= 1:
+        out_at = out_ptr + (head.to(tl.int64) * num_tokens + at_token)[:, None] * RANK + dim[None, :]
+        tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=keep)
+    else:
+        part = (at_token * H + head) * num_splits + split
+        tl.store(partial_ptr + part[:, None] * RANK + dim[None, :], result, mask=keep)
+        tl.store(top_ptr + part, top + tl.log2(total), mask=mine)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows", "num_tokens", "num_slots", "table_width", "num_splits", "min_tiles", "most_queries", "most_selected",
+    ],
+    do_not_specialize_on_alignment=["query_start_ptr", "row_slots_ptr", "seq_lens_ptr", "selected_ptr"],
+)  # fmt: skip
+def mla_merge_kernel(
+    out_ptr, partial_ptr, top_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, selected_ptr,
+    num_rows, num_tokens, num_slots, table_width, num_splits, min_tiles, most_queries, most_selected, selected_stride,
+    H: tl.constexpr,
+    RANK: tl.constexpr,
+    BS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    SPARSE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Weighs the splits of one query and head: a program per head and query that a part has room for."""
+    start_next(EARLY)
+    unit, nth = tl.program_id(1) // BLOCK_Q, tl.program_id(1) % BLOCK_Q
+    head = tl.program_id(0).to(tl.int64)
+    wait_for_inputs(EARLY)
+    token, queries, _, keys, _ = find_queries(
+        unit, query_start_ptr, row_slots_ptr, seq_lens_ptr, selected_ptr, num_rows, num_slots, table_width * BS,
+        most_queries, most_selected, selected_stride, PARTS, BLOCK_Q, SPARSE,
+    )  # fmt: skip
+    _, _, used = split_plan(keys, num_splits, min_tiles, BLOCK_N)
+    if (nth >= queries) | (used <= 1):
+        return
+    at = (token + nth).to(tl.int64)
+    dim = tl.arange(0, BLOCK_RANK)
+    in_rank = dim < RANK
+    first = (at * H + head) * num_splits
+    acc = tl.zeros([BLOCK_RANK], tl.float32)
+    total = 0.0
+    best = float("-inf")
+    lane = tl.arange(0, MERGED)
+    for start in range(0, used, MERGED):
+        split = start + lane
+        there = split < used
+        top = tl.load(top_ptr + first + split, mask=there, other=float("-inf"))
+        at_part = partial_ptr + (first + split)[:, None] * RANK + dim[None, :]
+        part = tl.load(at_part, mask=there[:, None] & in_rank[None, :], other=0.0)
+        new_best = tl.maximum(best, tl.max(top, axis=0))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weight = tl.exp2(top - shift)
+        decay = tl.exp2(best - shift)
+        acc = acc * decay + tl.sum(part * weight[:, None], axis=0)
+        total = total * decay + tl.sum(weight, axis=0)
+        best = new_best
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     keep = mine[:, None] & in_rank[None, :]
     if used <= 1:
