@@ -1,9 +1,10 @@
 """Times a layer's routing and experts against the bytes of the distinct experts and the arithmetic, by number of tokens.
 
-    python bench/ops/experts.py [--shape qwen3-30b-a3b gpt-oss-20b] [--tokens 1 8 64 256 4096]
+    python bench/ops/experts.py [--shape qwen3-30b-a3b gpt-oss-20b] [--tokens 1 8 64 256 4096] [--plain]
 
 Routers are random, so that tokens spread; the experts that were read are counted. Several layers' weights are in one CUDA
-graph, so none of them is found in the L2 cache.
+graph, so none of them is found in the L2 cache. Bytes are those over the bandwidth that a reduction has in the same run.
+``--plain`` adds a column: the same without the kernels in Gluon.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
-from limits import BYTES_PER_US
-from timing import time_calls
+from timing import read_bytes_per_us, time_calls
 
 from headway.kernels.expert_mlp import expert_mlp
 from headway.kernels.route_experts import route_experts
@@ -63,7 +64,7 @@ class Layer:
         return packed, bias, scales
 
     def route(self, x: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return route_experts(x, self.router, None, None, live, self.shape.top_k, "softmax", True, 1.0, 1, 1, 1)
+        return route_experts(x, self.router, None, None, live, self.shape.top_k, "softmax", True, 1.0, 1, 1, 1, 0.0, 0)
 
     def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         act = "clamped_swiglu" if self.shape.fp4 else "silu"
@@ -74,12 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", nargs="+", default=list(SHAPES)[:2], choices=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024, 8192])
+    parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
+    speed = read_bytes_per_us()
+    print(f"{torch.cuda.get_device_name()}: reads {speed / 1e6:.2f} TB/s")
     for name in options.shape:
         shape = SHAPES[name]
         layers = [Layer(shape) for _ in range(3)]
         size = 3 * shape.hidden * shape.inner * (0.5 + 1 / 32 if shape.fp4 else 2.0)
-        print(f"{name}: us a layer\ntokens  experts read  route  experts  floor (bytes or arithmetic)  x floor")
+        print(f"{name}: us a layer\ntokens  experts read  route  experts  floor (bytes or arithmetic)  x floor  plain")
         for tokens in options.tokens:
             x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
             live = torch.zeros(tokens, device="cuda", dtype=torch.int32)
@@ -89,9 +93,14 @@ def main() -> None:
             calls = [partial(layer.run, x, *own) for layer, own in zip(layers, chosen, strict=True)]
             experts = time_calls(calls)
             flops = 6.0 * tokens * shape.top_k * shape.hidden * shape.inner
-            floor = max(read * size / BYTES_PER_US, flops / FLOPS_PER_US)
+            floor = max(read * size / speed, flops / FLOPS_PER_US)
+            beside = ""
+            if options.plain and shape.fp4:
+                with patch("headway.kernels.expert_mlp.triton.runs_gluon", return_value=False):
+                    beside = f"{time_calls(calls):8.1f}"
+            ratio = (routing + experts) / floor
             print(
-                f"{tokens:6} {read:13.1f} {routing:6.1f} {experts:8.1f} {floor:8.1f} {(routing + experts) / floor:10.2f}"
+                f"{tokens:6} {read:13.1f} {routing:6.1f} {experts:8.1f} {floor:8.1f} {ratio:10.2f} {beside}", flush=True
             )
 
 

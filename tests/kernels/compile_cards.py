@@ -182,9 +182,11 @@ def launch_mixtures(dtype: torch.dtype) -> None:
             x, live = empty(tokens, hidden), empty(tokens, kind=torch.int32)
             groups = (8, 4, 2) if count == 128 else (1, 1, 1)
             correction = empty(count, kind=torch.float32)
-            route_experts(x, empty(count, hidden), None, correction, live, top_k, "sigmoid", True, 2.5, *groups, 0.0)
+            route_experts(
+                x, empty(count, hidden), None, correction, live, top_k, "sigmoid", True, 2.5, *groups, 0.0, count % 3
+            )
             if top_k == 2:
-                route_experts(x, empty(count, hidden), None, None, live, 2, "sparsemixer", False, 1.0, 1, 1, 1, 0.02)
+                route_experts(x, empty(count, hidden), None, None, live, 2, "sparsemixer", False, 1.0, 1, 1, 1, 0.02, 0)
             ids, weights = empty(tokens, top_k, kind=torch.int32), empty(tokens, top_k, kind=torch.float32)
             act = "clamped_swiglu" if fp4 else "silu"
             ins, outs = experts(count, 2 * inner, hidden, fp4), experts(count, hidden, inner, fp4)

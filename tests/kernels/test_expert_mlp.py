@@ -10,6 +10,7 @@ import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.expert_mlp import expert_mlp, tiles
+from headway.kernels.expert_mlp.packing import codes_of, packed
 from headway.kernels.expert_mlp.reference import E2M1, activate, unpacked
 from headway.kernels.expert_mlp.tiles import GroupTile, distinct_experts, few_tile, group_tile, is_few, tile_count
 from headway.kernels.testing import TOLERANCE, interpreter_loops, kernel_dtypes, make_random
@@ -166,10 +167,20 @@ def test_ranks_add_up() -> None:
 
 
 def test_mxfp4_values() -> None:
-    packed = torch.tensor([[i | (15 - i) << 4 for i in range(16)] * 2], dtype=torch.uint8)
-    values = unpacked(packed, torch.tensor([[127, 130]], dtype=torch.uint8))[0]
+    codes = torch.tensor([*range(16), *range(16), *range(15, -1, -1), *range(15, -1, -1)], dtype=torch.uint8)
+    values = unpacked(packed(codes), torch.tensor([127, 130], dtype=torch.uint8))
     table = torch.tensor([*E2M1, *(-value for value in E2M1)])
     assert torch.equal(values[:32], table.repeat(2)) and torch.equal(values[32:], 8 * table.flip(0).repeat(2))
+
+
+def test_packing_keeps_every_code_at_every_place() -> None:
+    words = torch.arange(2**16).repeat(16, 1).T.reshape(-1)  # each word sixteen times
+    whole = torch.stack((words & 255, words >> 8), dim=-1).to(torch.uint8).flatten()
+    assert torch.equal(packed(codes_of(whole)), whole)
+    codes = torch.arange(64, dtype=torch.uint8) % 16
+    codes[7], codes[7 + 16], codes[7 + 32], codes[7 + 48] = 15, 1, 10, 13
+    word = int(packed(codes).view(torch.int16)[7]) & 0xFFFF
+    assert word == 0x81C0 | 1 << 3 | (0x200 | 2) | (0x4000 | 0x2000 | 0x400)
 
 
 def test_bounds_hold_for_any_spread() -> None:

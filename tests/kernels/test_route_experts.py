@@ -13,7 +13,7 @@ from headway.kernels.testing import interpreter_loops, kernel_dtypes, make_rando
 
 PLAIN: dict[str, Any] = {
     "top_k": 3, "scoring": "softmax", "renormalise": True, "scale": 1.0, "groups": 1, "kept_groups": 1, "group_best": 1,
-    "margin": 0.0,
+    "margin": 0.0, "always": 0,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "renormalised": {},
@@ -22,6 +22,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "scaled": {"scoring": "sigmoid", "scale": 2.5},
     "groups": {"scoring": "sigmoid", "groups": 4, "kept_groups": 2, "group_best": 2, "scale": 0.5},
     "sparsemixer": {"scoring": "sparsemixer", "renormalise": False, "margin": 0.9, "top_k": 4},
+    "two always": {"always": 2, "scale": 2.0},
+    "five always, in groups": {"always": 5, "groups": 4, "kept_groups": 2, "group_best": 1, "renormalise": False},
     "groups by the best": {"groups": 3, "kept_groups": 1, "renormalise": False},
 }
 
@@ -71,8 +73,10 @@ def by_formula(given: tuple[Any, ...], **changes: Any) -> tuple[list[list[int]],
         chosen = sorted(allowed, key=lambda e: (-order[e], e))[: rule["top_k"]]
         weight = [own[e] for e in chosen]
         total = sum(weight) if rule["renormalise"] else 1.0
-        ids.append(chosen if alive >= 0 else [-1] * len(chosen))
-        weights.append([w / total * rule["scale"] if alive >= 0 else 0.0 for w in weight])
+        more = list(range(len(order), len(order) + rule["always"]))
+        found = [w / total * rule["scale"] for w in weight] + [1.0] * len(more)
+        ids.append(chosen + more if alive >= 0 else [-1] * len(found))
+        weights.append(found if alive >= 0 else [0.0] * len(found))
     return ids, weights
 
 

@@ -15,13 +15,14 @@ from headway.kernels.expert_mlp.reference import E2M1
 from headway.kernels.route_experts import route_experts
 from headway.models.decoder import DecoderModel
 from headway.models.layers import moe
+from headway.models.layers.linear import Linear
 from headway.models.layers.moe import Mixture
 from headway.models.load import describe, load_model
 from headway.models.registry import read_config
 from headway.weights import open_checkpoint
 from tests.models.harness import DEVICE, Machine, Row
 from tests.models.test_decoder import TOLERANCE
-from tests.models.tiny import LENGTH, MAX_LEN, TINY, hf_model, pair
+from tests.models.tiny import LENGTH, MAX_LEN, TINY, hf_model, ours, pair
 from tests.weights.tiny_gguf import write_gguf
 
 
@@ -81,6 +82,30 @@ def test_padding_and_zombies_go_to_no_expert(monkeypatch: pytest.MonkeyPatch) ->
         assert (weights != 0).all(1).tolist() == (weights != 0).any(1).tolist() == live
 
 
+@pytest.mark.parametrize("most", [3, 256])
+@pytest.mark.parametrize(("name", "always"), [("glm4-moe", 2), ("dots1", 1), ("ernie-moe", 2), ("qwen2-moe", 0)])
+def test_shared_blocks_as_experts(name: str, always: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; steps of up to ``most`` tokens have them among the experts."""
+    found = moe.shared_experts
+    monkeypatch.setattr(moe, "shared_experts", lambda spec, device: found(spec, torch.device("cuda")))
+    monkeypatch.setattr(moe, "MOST_SHARED", most)
+    model = ours(hf_model(TINY[name]))
+    mixture = next(each for each in model.modules() if isinstance(each, Mixture))
+    assert mixture.always == always and (mixture.shared is None) == bool(always)
+    assert len(mixture.gate_up) == len(mixture.experts) + always
+    assert model.spec.layer_weights == pair(name).model.spec.layer_weights
+    check(model, name)
+
+
+def test_a_shared_block_in_another_form_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "shared_experts", lambda spec, device: 2)
+    monkeypatch.setattr(Linear, "dense", None)
+    found = next(each for each in pair("glm4-moe").model.modules() if isinstance(each, Mixture))
+    mixture = found.spec.make(found.router.shape[1], dtype=torch.float32, device=DEVICE)
+    mixture.finalize()
+    assert mixture.shared is not None and mixture.always == 0 and len(mixture.gate_up) == len(mixture.down) == 12
+
+
 def test_a_stack_of_another_size_is_refused(tmp_path: Path) -> None:
     oracle = hf_model(TINY["qwen3-moe"])
     oracle.config.architectures = ["Qwen3MoeForCausalLM"]
@@ -134,6 +159,10 @@ def test_mxfp4(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = oracle(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(Machine(model).in_chunks(tokens, [9, LENGTH - 9]), wanted, **TOLERANCE)
+    stored["model.layers.1.mlp.experts.down_proj_scales"][3, 5, 1] = 161
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="block of MXFP4 with the scale 161; 160 is the most"):
+        loaded(tmp_path)
 
 
 def test_dummies_of_4_bits_have_finite_logits(tmp_path: Path) -> None:

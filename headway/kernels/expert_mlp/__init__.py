@@ -7,8 +7,9 @@ expert_mlp(x, ids, weights, gate_up, gate_up_bias, gate_up_scales, down, down_bi
     gate_up  [E, N, C] in x's dtype, N = 2 I (gates, then ups) where ``gated``, else I      gate_up_bias  [E, N] or None
     down     [E, C, I]                                                                      down_bias     [E, C] or None
     gate_up_scales, down_scales   None; or uint8 [E, N, C / 32] and [E, C, I / 32]: the matrices are in MXFP4 then (OCP
-             microscaling formats), uint8 [E, N, C / 2] and [E, C, I / 2]. Byte i of a row of length K holds elements i, in
-             its low half, and i + K / 2: 4-bit floats e2m1, times 2^(scale - 127) of their block of 32. K is a multiple of 64
+             microscaling formats), uint8 [E, N, C / 2] and [E, C, I / 2], 4-bit floats e2m1 as ``packing`` lays them out, times
+             2^(scale - 127) of their block of 32. C and I are multiples of 64. Scales are at most 160; below 27, which is
+             2^-100, weights may lose bits or count as 0
     act      silu, gelu_tanh, gelu, relu, relu2: act(gate) * up, or act(up) where not gated; or clamped_swiglu, which is gated:
              with gate at most limit and up within +-limit, gate * sigmoid(alpha gate) * (up + 1)
     y        [T, C] in x's dtype: the sum over k, in this order and in f32, of

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from headway.kernels.expert_mlp.packing import codes_of
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit floats; bit 3 is the sign."""
 
@@ -85,6 +87,5 @@ def matrix(weight: torch.Tensor, scales: torch.Tensor | None, expert: int, dtype
 def unpacked(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """uint8 [..., K / 2] and [..., K / 32] -> f32 [..., K]."""
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=packed.device)
-    halves = torch.cat((packed & 15, packed >> 4), dim=-1)  # [..., K]
-    values = table[halves.long()].unflatten(-1, (-1, 32))
+    values = table[codes_of(packed).long()].unflatten(-1, (-1, 32))
     return torch.ldexp(values, scales.int()[..., None] - 127).flatten(-2)

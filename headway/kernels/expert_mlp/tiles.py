@@ -58,14 +58,49 @@ def distinct_experts(tokens: int, top_k: int, experts: int) -> float:
 
 
 def few_tile(vectors: int, outputs: int, inputs: int, *, fp4: bool) -> FewTile:
-    """The tile for ``vectors`` products of a vector with [outputs, inputs]; ``fp4``: each byte holds two inputs."""
+    """The tile for ``vectors`` products of a vector with [outputs, inputs]; ``fp4``: each word holds four inputs."""
     block_n = 8
     while block_n > 2 and vectors * cdiv(outputs, block_n) < PROGRAMS:
         block_n //= 2
-    columns = inputs // 2 if fp4 else inputs
+    columns = inputs // 4 if fp4 else inputs
     sizes = (1024,) if columns > 8192 else (512, 256, 128)  # passes are unrolled
     block_k = next(size for size in sizes if cdiv(columns, size) * size * 8 <= columns * 9 or size == sizes[-1])
     return FewTile(block_n, block_k, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class WordTile:
+    """A program of the products of words of 4-bit weights on tensor cores, see ``hopper``.
+
+    Attributes:
+        parts: warps that share the inputs of the same 16 outputs, where there are few pairs.
+        rows: columns of the products: pairs of one expert, or experts of one token.
+        unroll: steps whose weights are loaded together.
+    """
+
+    parts: int
+    rows: int
+    unroll: int
+
+
+WORD_ROWS = 64
+"""Pairs that a tile of words has at most: each warp loads their activations for itself."""
+WORD_WARPS = 4
+"""Of a tile; each has 16 outputs."""
+
+
+def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
+    """The tile for so many programs of 16 outputs, before their inputs are shared out."""
+    parts, steps = 1, cdiv(inputs, 128)
+    while parts < 8 and programs * parts < PROGRAMS and 2 * parts <= steps:
+        parts *= 2
+    return WordTile(parts, max(8, next_power_of_2(columns)), 3 if cdiv(steps, parts) == 3 else 2)
+
+
+def group_word_tile(pairs: int, experts: int, *, paired: bool) -> WordTile | None:
+    """The tile for ``pairs`` pairs; None: they are too many an expert."""
+    rows = max(8, next_power_of_2(int(pairs / experts * 1.5) or 1))
+    return WordTile(1, rows, 1 if paired or rows > 16 else 2) if rows <= WORD_ROWS else None
 
 
 def tile_count(pairs: int, experts: int, rows: int) -> int:

@@ -8,9 +8,10 @@ import torch
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import shared_limit
-from headway.kernels.expert_mlp.tiles import few_tile, group_tile, is_few, tile_count
+from headway.kernels.expert_mlp.tiles import few_tile, group_tile, group_word_tile, is_few, tile_count
 from headway.kernels.expert_mlp.triton_few import few_in_kernel, few_out_kernel
 from headway.kernels.expert_mlp.triton_grouped import combine_kernel, grouped_kernel, sort_kernel
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.triton_early import launch_early
 
 
@@ -47,11 +48,21 @@ Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weights, scales, biases of all experts."""
 
 
+def in_words(x: torch.Tensor, scales: torch.Tensor | None, weigh_inputs: bool) -> bool:
+    """Whether ``hopper``'s products of 4-bit weights serve."""
+    return scales is not None and x.dtype == torch.bfloat16 and not weigh_inputs and runs_gluon(x.device)
+
+
 def _few(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, inner: int,
     hidden: int, numbers: tuple[float, float], sizes: dict[str, Any], into: dict[str, Any],
 ) -> None:  # fmt: skip
     pairs, early = ids.numel(), launch_early(x.device)
+    if in_words(x, ins[1], sizes["WEIGH"]):
+        from headway.kernels.expert_mlp.hopper.launch import few_words
+
+        few_words(x, ids, weights, ins, outs, y, inner, hidden, numbers, sizes["E"], into, early)
+        return
     between = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
     fp4 = bool(sizes["FP4"])
     tile = few_tile(pairs, inner, hidden, fp4=fp4)
@@ -83,6 +94,12 @@ def _grouped(
         (False, between, found, outs, (hidden, inner)),
     ):
         paired = first and into["GATED"]
+        words = group_word_tile(pairs, experts, paired=paired) if in_words(x, ins[1], sizes["WEIGH"]) else None
+        if words is not None:
+            from headway.kernels.expert_mlp.hopper.launch import grouped_words
+
+            grouped_words(words, source, order, counts, matrix, target, sizes["TOP_K"], numbers, first, into, early)
+            continue
         tile = group_tile(pairs, experts, *shape, item=x.itemsize, paired=paired, fp4=fp4, room=room)
         grouped_kernel[(cdiv(shape[0], tile.block_n), tile_count(pairs, experts, tile.rows))](
             source, order, counts, weights, *matrix, target, source.stride(0), *numbers, LANES=lanes, OUT=shape[0], K=shape[1],

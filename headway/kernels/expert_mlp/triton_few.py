@@ -13,7 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.expert_mlp.triton_parts import activated, load_scales, load_weight, unpacked
+from headway.kernels.expert_mlp.triton_parts import (
+    activated,
+    as_words,
+    first_of_word,
+    load_scales,
+    load_weight,
+    unpacked,
+)
 from headway.kernels.triton_early import start_next, wait_for_inputs
 
 
@@ -27,19 +34,17 @@ def times_vector(
     row = expert.to(tl.int64) * N + n
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     if FP4:
-        half: tl.constexpr = K // 2
-        weight_at, scales_at = weight_ptr + row[:, None] * half, scales_ptr + row[:, None] * (K // 32)
-        for start in tl.static_range(0, half, BLOCK_K):
+        words: tl.constexpr = K // 4
+        weight_at, scales_at = as_words(weight_ptr) + row[:, None] * words, scales_ptr + row[:, None] * (K // 32)
+        for start in tl.static_range(0, words, BLOCK_K):
             col = start + lane
-            packed = load_weight(weight_at, col[None, :], keep[:, None], half, BLOCK_K)
-            for side in tl.static_range(2):
-                x = tl.load(x_at + side * half + col, mask=col < half, other=0.0)
+            packed = load_weight(weight_at, col[None, :], keep[:, None], words, BLOCK_K)
+            for nth in tl.static_range(4):
+                x = tl.load(x_at + first_of_word(col) + 16 * nth, mask=col < words, other=0.0)
                 if WEIGH:
                     x = (x.to(tl.float32) * factor).to(x.dtype)
-                blocks = load_scales(
-                    scales_at + side * (half // 32), start // 32, keep[:, None], half // 32, BLOCK_K // 32
-                )
-                weight = unpacked(packed, blocks, side == 1, BLOCK_N, BLOCK_K).to(x.dtype)
+                scales = load_scales(scales_at, start // 16, nth // 2, keep[:, None], K // 64, BLOCK_K // 16)
+                weight = unpacked(packed, scales, nth, BLOCK_N, BLOCK_K).to(x.dtype)
                 acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     else:
         weight_at = weight_ptr + row[:, None] * K

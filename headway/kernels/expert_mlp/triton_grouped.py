@@ -15,7 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.expert_mlp.triton_parts import activated, load_scales, load_weight, unpacked
+from headway.kernels.expert_mlp.triton_parts import (
+    activated,
+    as_words,
+    first_of_word,
+    load_scales,
+    load_weight,
+    unpacked,
+)
 from headway.kernels.triton_early import start_next, wait_for_inputs
 
 
@@ -65,30 +72,33 @@ def product(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FP4: tl.constexpr, row2, PAIRED: tl.constexpr,
 ):  # fmt: skip
     """f32 [ROWS, BLOCK_N] twice: x times weight rows ``row``, and with PAIRED times ``row2``."""
-    lane = tl.arange(0, BLOCK_K)[None, :]
     acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
     acc2 = tl.zeros([ROWS, BLOCK_N], tl.float32)
     if FP4:
-        half: tl.constexpr = K // 2
-        blocks: tl.constexpr = half // 32
-        for start in range(0, half, BLOCK_K):
-            packed = load_weight(weight_ptr + row * half, start + lane, keep, half, BLOCK_K)
+        WIDE: tl.constexpr = BLOCK_K // 2
+        words: tl.constexpr = K // 4
+        lane = tl.arange(0, WIDE)[None, :]
+        for start in range(0, words, WIDE):
+            col = start + lane
+            packed = load_weight(as_words(weight_ptr) + row * words, col, keep, words, WIDE)
             packed2 = packed
             if PAIRED:
-                packed2 = load_weight(weight_ptr + row2 * half, start + lane, keep, half, BLOCK_K)
-            for side in tl.static_range(2):
-                x = tl.load(x_at + side * half + start + lane, mask=keep_x & (start + lane < half), other=0.0)
+                packed2 = load_weight(as_words(weight_ptr) + row2 * words, col, keep, words, WIDE)
+            for nth in tl.static_range(4):
+                x = tl.load(x_at + first_of_word(col) + 16 * nth, mask=keep_x & (col < words), other=0.0)
                 if WEIGH:
                     x = (x.to(tl.float32) * factor).to(x.dtype)
-                at = scales_ptr + side * blocks
-                scales = load_scales(at + row * (2 * blocks), start // 32, keep, blocks, BLOCK_K // 32)
-                weight = unpacked(packed, scales, side == 1, BLOCK_N, BLOCK_K).to(x.dtype)
+                at = scales_ptr + row * (K // 32)
+                scales = load_scales(at, start // 16, nth // 2, keep, K // 64, WIDE // 16)
+                weight = unpacked(packed, scales, nth, BLOCK_N, WIDE).to(x.dtype)
                 acc = tl.dot(x, weight.T, acc, input_precision="ieee")
                 if PAIRED:
-                    scales = load_scales(at + row2 * (2 * blocks), start // 32, keep, blocks, BLOCK_K // 32)
-                    weight = unpacked(packed2, scales, side == 1, BLOCK_N, BLOCK_K).to(x.dtype)
+                    at = scales_ptr + row2 * (K // 32)
+                    scales = load_scales(at, start // 16, nth // 2, keep, K // 64, WIDE // 16)
+                    weight = unpacked(packed2, scales, nth, BLOCK_N, WIDE).to(x.dtype)
                     acc2 = tl.dot(x, weight.T, acc2, input_precision="ieee")
     else:
+        lane = tl.arange(0, BLOCK_K)[None, :]
         for start in range(0, K, BLOCK_K):
             x = load_weight(x_at, start + lane, keep_x, K, BLOCK_K)
             if WEIGH:

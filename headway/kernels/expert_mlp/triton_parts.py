@@ -49,23 +49,39 @@ def load_weight(at, col, keep, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_scales(at, first, keep, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
-    """f32 [rows, WIDTH]: 2^(scale - 127) of the blocks of 32 from the ``first``-th on; 0 from BLOCKS on."""
+def as_words(ptr):
+    """``ptr`` to the 16-bit words of ``packing``."""
+    return ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+
+
+@triton.jit
+def first_of_word(col):
+    """Where the first weight of a row's word lies in the row; the other three follow 16 apart."""
+    return col // 16 * 64 + col % 16
+
+
+@triton.jit
+def load_scales(at, first, SIDE: tl.constexpr, keep, PAIRS: tl.constexpr, WIDTH: tl.constexpr):
+    """f32 [rows, WIDTH]: 2^(scale - 127) of one block of each pair from the ``first``-th on; 0 from PAIRS on."""
     col = first + tl.arange(0, WIDTH)[None, :]
-    scale = tl.load(at + col, mask=keep & (col < BLOCKS), other=0).to(tl.uint32)
+    scale = tl.load(at + 2 * col + SIDE, mask=keep & (col < PAIRS), other=0).to(tl.uint32)
     bits = tl.where(scale == 0, 1 << 22, scale << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def unpacked(packed, scales, HIGH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """f32 [ROWS, BLOCK]: the low or high halves of packed uint8 [ROWS, BLOCK], times scales [ROWS, BLOCK / 32].
+def unpacked(words, scales, NTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """f32 [ROWS, BLOCK]: the NTH weights of words [ROWS, BLOCK], times scales [ROWS, BLOCK / 16].
 
-    Of a half's bits s ee m the exponent and the fraction are those of an f32 once they lie at its place: small ones are
-    subnormal there as they are here, and a power of two brings them back.
+    Their exponent and fraction are those of an f32 once they lie at its place: small ones are subnormal there as they are
+    here, and a power of two brings them back.
     """
-    half = (packed >> 4 if HIGH else packed & 15).to(tl.uint32)
-    bits = ((half & 7) << 22) | ((half & 8) << 28)
+    wide = words.to(tl.uint16, bitcast=True).to(tl.uint32)
+    if NTH < 3:
+        wide = wide << (3 * NTH)
+        bits = ((wide & 0x8000) << 16) | ((wide & 0x01C0) << 16)
+    else:
+        bits = ((wide & 0x4000) << 17) | ((wide & 0x2000) << 11) | ((wide & 0x0C00) << 12)
     values = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
-    values = tl.reshape(values, [ROWS, BLOCK // 32, 32]) * scales[:, :, None]
+    values = tl.reshape(values, [ROWS, BLOCK // 16, 16]) * scales[:, :, None]
     return tl.reshape(values, [ROWS, BLOCK])

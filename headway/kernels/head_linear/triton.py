@@ -102,7 +102,8 @@ def head_linear(
     # Products of few tokens are bound by how many programs load weights.
     while block_n > 16 and cdiv(num_tokens, block_t) * heads * cdiv(outputs, block_n) < num_sms(x.device):
         block_n //= 2
-    block_k = min(128 if block_t == FEW else 64, max(16, next_power_of_2(inputs)))
+    # Of few tokens a program has all its weights before it waits, where registers have room for them.
+    block_k = min(max(128, 8192 // block_n) if block_t == FEW else 64, max(16, next_power_of_2(inputs)))
     head_linear_kernel[(cdiv(num_tokens, block_t), heads, cdiv(outputs, block_n))](
         x, w, out, query_start, num_tokens, query_start.shape[0] - 1, most_queries,
         *x.stride(), *w.stride(), *out.stride(), K=inputs, N=outputs, ALL=most_queries >= num_tokens,

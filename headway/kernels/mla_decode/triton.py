@@ -21,6 +21,10 @@ ROW_SEARCH = tl.constexpr(128)
 """Rows that a program looks at together."""
 
 
+MERGED = tl.constexpr(8)
+"""Splits that are weighed together: their loads wait for one another no more."""
+
+
 @triton.jit
 def row_of_token(token, query_start_ptr, num_rows):
     """The row that ``token`` belongs to; ``num_rows``: none."""
@@ -209,15 +213,19 @@ def mla_merge_kernel(
     acc = tl.zeros([BLOCK_RANK], tl.float32)
     total = 0.0
     best = float("-inf")
-    for split in range(0, used):
-        top = tl.load(top_ptr + first + split)
-        part = tl.load(partial_ptr + (first + split) * RANK + dim, mask=in_rank, other=0.0)
-        new_best = tl.maximum(best, top)
+    lane = tl.arange(0, MERGED)
+    for start in range(0, used, MERGED):
+        split = start + lane
+        there = split < used
+        top = tl.load(top_ptr + first + split, mask=there, other=float("-inf"))
+        at_part = partial_ptr + (first + split)[:, None] * RANK + dim[None, :]
+        part = tl.load(at_part, mask=there[:, None] & in_rank[None, :], other=0.0)
+        new_best = tl.maximum(best, tl.max(top, axis=0))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)
         weight = tl.exp2(top - shift)
         decay = tl.exp2(best - shift)
-        acc = acc * decay + part * weight
-        total = total * decay + weight
+        acc = acc * decay + tl.sum(part * weight[:, None], axis=0)
+        total = total * decay + tl.sum(weight, axis=0)
         best = new_best
     result = acc / tl.where(total > 0.0, total, 1.0)
     tl.store(out_ptr + (head * num_tokens + at) * RANK + dim, result.to(out_ptr.dtype.element_ty), mask=in_rank)

@@ -1,7 +1,7 @@
 """Routing of a mixture of experts: which experts a token goes to, and what their results weigh.
 
 route_experts(x, router, bias, correction, live, top_k, scoring, renormalise, scale, groups, kept_groups, group_best,
-              margin) -> ids, weights
+              margin, always) -> ids, weights
     x           [T, C] activations; the last dimension is contiguous
     router      [E, C] in x's dtype          bias  [E] in x's dtype, or None
     correction  f32 [E]: added to scores where experts are chosen, not where they are weighed; None: nothing
@@ -11,13 +11,15 @@ route_experts(x, router, bias, correction, live, top_k, scoring, renormalise, sc
                 are near its own m: m - l <= margin * max(|l|, m). It knows no correction and no groups
     groups      experts lie in so many groups, one behind the other, of which ``kept_groups`` may be chosen from: those whose
                 ``group_best`` highest scores, corrected, have the highest sum; 1: any expert may be chosen
-    ids         int32 [T, top_k], falling by corrected score; -1 for tokens that are not live
-    weights     f32 [T, top_k]: the scores, with ``renormalise`` divided by their sum + 1e-20, times scale; 0 where ids is -1
+    always      so many experts behind the router's, from E on, that every live token goes to besides, with the weight 1
+    ids         int32 [T, top_k + always], falling by corrected score, then from E on; -1 for tokens that are not live
+    weights     f32 [T, top_k + always]: the scores, with ``renormalise`` divided by their sum + 1e-20, times scale; 0 where ids
+                is -1
 
 Experts are ranked by score, corrected; where there is neither a correction nor a group by logit, which is the same but where
 scores are rounded to one. Of equal ones the lower number is chosen first, and so of groups. NaN ranks behind all numbers;
-whatever comes, ids are distinct numbers in [0, E). Products and scores are in f32, whatever x is: rounded logits would tie.
-Softmax over the chosen experts alone is "softmax" with ``renormalise``.
+whatever comes, ids are distinct numbers in [0, E + always). Products and scores are in f32, whatever x is: rounded logits would
+tie. Softmax over the chosen experts alone is "softmax" with ``renormalise``.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from headway.kernels.route_experts import reference
 
 
 def _meta(
-    x: torch.Tensor, router: torch.Tensor, bias: object, correction: object, live: object, top_k: int, *_: object
+    x: torch.Tensor, router: torch.Tensor, bias: object, correction: object, live: object, top_k: int, *others: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = x.shape[0], top_k
+    always = others[-1]
+    assert isinstance(always, int)
+    shape = x.shape[0], top_k + always
     return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
 
 
 route_experts = Op(
     "route_experts(Tensor x, Tensor router, Tensor? bias, Tensor? correction, Tensor live, int top_k, str scoring, "
-    "bool renormalise, float scale, int groups, int kept_groups, int group_best, float margin) -> (Tensor, Tensor)",
+    "bool renormalise, float scale, int groups, int kept_groups, int group_best, float margin, int always) -> (Tensor, Tensor)",
     reference=reference.route_experts,
     meta=_meta,
     triton="headway.kernels.route_experts.triton:route_experts",

@@ -20,6 +20,7 @@ def route_experts(
     kept_groups: int,
     group_best: int,
     margin: float,
+    always: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package."""
     logits = F.linear(x.float(), router.float(), None if bias is None else bias.float())
@@ -39,8 +40,11 @@ def route_experts(
     weights = near_weights(ranked, ids, margin) if scoring == "sparsemixer" else scores.gather(1, ids)
     if renormalise:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    more = torch.arange(len(router), len(router) + always, device=ids.device).expand(len(ids), -1)
+    ids = torch.cat((ids, more), dim=1)
+    weights = torch.cat((weights * scale, torch.ones_like(more, dtype=weights.dtype)), dim=1)
     dead = (live < 0)[:, None]
-    return ids.int().masked_fill(dead, -1), (weights * scale).masked_fill(dead, 0.0)
+    return ids.int().masked_fill(dead, -1), weights.masked_fill(dead, 0.0)
 
 
 def near_weights(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:

@@ -61,8 +61,8 @@ def choose_kernel(
     bias_ptr,  # [E] or null
     correction_ptr,  # f32 [E] or null
     live_ptr,  # [T]
-    ids_ptr,  # [T, TOP_K]
-    weights_ptr,  # f32 [T, TOP_K]
+    ids_ptr,  # [T, TOP_K + ALWAYS]
+    weights_ptr,  # f32 [T, TOP_K + ALWAYS]
     num_tokens,
     scale,
     margin,
@@ -73,7 +73,8 @@ def choose_kernel(
     KEPT: tl.constexpr,
     BEST: tl.constexpr,
     TOP_K: tl.constexpr,
-    PLACES: tl.constexpr,  # top_k, a power of two
+    ALWAYS: tl.constexpr,
+    PLACES: tl.constexpr,  # top_k and always, a power of two
     SPLITS: tl.constexpr,
     SIGMOID: tl.constexpr,
     NEAR: tl.constexpr,
@@ -142,9 +143,11 @@ def choose_kernel(
         ranked = tl.where(mine, float("-inf"), ranked)
     if RENORMALISE:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
-    at = token.to(tl.int64) * TOP_K + place
-    tl.store(ids_ptr + at, tl.where(live, ids, -1), mask=place < TOP_K)
-    tl.store(weights_ptr + at, tl.where(live, weights * scale, 0.0), mask=place < TOP_K)
+    weights = tl.where(place < TOP_K, weights * scale, 1.0)
+    ids = tl.where(place < TOP_K, ids, E + place - TOP_K)
+    at = token.to(tl.int64) * (TOP_K + ALWAYS) + place
+    tl.store(ids_ptr + at, tl.where(live, ids, -1), mask=place < TOP_K + ALWAYS)
+    tl.store(weights_ptr + at, tl.where(live, weights, 0.0), mask=place < TOP_K + ALWAYS)
 
 
 def route_experts(
@@ -161,10 +164,11 @@ def route_experts(
     kept_groups: int,
     group_best: int,
     margin: float,
+    always: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, experts, inputs = x.shape[0], router.shape[0], router.shape[1]
-    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
-    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    ids = torch.empty((tokens, top_k + always), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, top_k + always), dtype=torch.float32, device=x.device)
     if not tokens:
         return ids, weights
     few = tokens <= 64
@@ -181,7 +185,8 @@ def route_experts(
     width = next_power_of_2(experts // groups)
     choose_kernel[(tokens,)](
         parts, bias, correction, live, ids, weights, tokens, scale, margin, E=experts, WIDTH=width, GROUPS=groups,
-        LANES=next_power_of_2(groups), KEPT=kept_groups, BEST=group_best, TOP_K=top_k, PLACES=next_power_of_2(top_k),
+        LANES=next_power_of_2(groups), KEPT=kept_groups, BEST=group_best, TOP_K=top_k, ALWAYS=always,
+        PLACES=next_power_of_2(top_k + always),
         SPLITS=splits, SIGMOID=scoring == "sigmoid", NEAR=scoring == "sparsemixer", RENORMALISE=renormalise, num_warps=1,
         **early,
     )  # fmt: skip

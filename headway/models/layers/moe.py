@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from headway.core.errors import UnsupportedModelError
+from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.kernels.expert_mlp import expert_mlp
+from headway.kernels.expert_mlp.packing import MOST_SCALE, packed
 from headway.kernels.route_experts import route_experts
 from headway.models.interface import Stack, Target
 from headway.models.layers.linear import Linear
@@ -152,6 +154,24 @@ class MixtureSpec:
         return Mixture(self, hidden, dtype=dtype, device=device)
 
 
+MOST_SHARED = 256
+"""Tokens up to which shared blocks run among the experts. Of more the plain products are the faster ones."""
+
+
+def shared_experts(spec: MixtureSpec, device: torch.device) -> int:
+    """As how many experts that every token goes to the shared block lies on ``device``; 0: as a block of its own.
+
+    As experts it has no launches of its own, which on a GPU are the most of it in a step of few tokens.
+    """
+    shared = spec.shared
+    if device.type != "cuda" or shared is None or spec.shared_gate or spec.shard is not None or spec.fp4 or spec.latent:
+        return 0
+    alike = shared.activation == spec.activation and shared.gated == spec.gated and shared.multipliers == (1.0, 1.0)
+    biased = spec.bias or shared.bias or bool(shared.down_bias)
+    others = spec.weigh_inputs or spec.zero_experts or shared.shard is not None
+    return 0 if biased or others or not alike or shared.size % spec.size else shared.size // spec.size
+
+
 class Mixture(nn.Module):
     """A mixture of ``spec``, for hidden states of size C.
 
@@ -159,11 +179,12 @@ class Mixture(nn.Module):
         router: [E, C]; router_bias: [E] or None; E with ``spec.zero_experts``, here and in the next line.
         correction: f32 [E] or None.
         experts: those that are here, of which are the next; I is their inner width here.
+        always: so many experts lie behind the others: what ``shared_experts`` says, and 0 if the shared block stays.
         gate_up: [E, N, C'], N = 2 I, or I where not gated; C' is C, or ``spec.latent``; gate_up_bias: [E, N] or None.
         down: [E, C', I]; down_bias: [E, C'] or None.
         gate_up_scales, down_scales: with ``spec.fp4``, see ``expert_mlp``; the matrices are uint8 then. Else None.
         latent_in, latent_out: products before the experts and behind them, or None.
-        shared: the block that every token passes.
+        shared: the block that every token passes; None once it is experts.
     """
 
     def __init__(self, spec: MixtureSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -173,7 +194,8 @@ class Mixture(nn.Module):
         self.experts = range(spec.num_experts) if shard is None else shard.experts
         part = None if shard is None else shard.part
         size = spec.size if part is None else len(part.own)
-        experts, inner = len(self.experts), size * (2 if spec.gated else 1)
+        self.always = shared_experts(spec, device)
+        experts, inner = len(self.experts) + self.always, size * (2 if spec.gated else 1)
 
         def made(*shape: int, there: bool = True, kind: torch.dtype = dtype) -> nn.Parameter | None:
             return parameter(*shape, dtype=kind, device=device) if there else None
@@ -221,6 +243,8 @@ class Mixture(nn.Module):
                 return self._with_shared(y, x, shard.group)
         if self.shared is not None:
             y += self._shared(self.shared, x)
+        elif self.always and len(x) > MOST_SHARED:
+            self._add_always(y, x)
         return y
 
     def _with_shared(self, y: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -248,17 +272,22 @@ class Mixture(nn.Module):
         """What the experts that are here make of x."""
         spec, router = self.spec, self.spec.router
         groups = router.groups or (1, 1, 1)
+        gate_up: torch.Tensor = self.gate_up
+        down: torch.Tensor = self.down
+        always = self.always
+        if always and len(x) > MOST_SHARED:
+            gate_up, down, always = gate_up[: len(self.experts)], down[: len(self.experts)], 0
         ids, weights = route_experts(
             x if routed_by is None else routed_by,
             self.router, self.router_bias, self.correction, live, router.top_k, router.scoring, router.renormalise,
-            router.scale, *groups, router.margin,
+            router.scale, *groups, router.margin, always,
         )  # fmt: skip
         if self.experts.start:
             ids = ids - self.experts.start
         inputs = x if self.latent_in is None else self.latent_in.forward(x)
         y = expert_mlp(
-            inputs, ids, weights, self.gate_up, self.gate_up_bias, self.gate_up_scales, self.down, self.down_bias,
-            self.down_scales, spec.activation, spec.gated, spec.limit, spec.alpha, spec.weigh_inputs,
+            inputs, ids, weights, gate_up, self.gate_up_bias, self.gate_up_scales, down, self.down_bias, self.down_scales,
+            spec.activation, spec.gated, spec.limit, spec.alpha, spec.weigh_inputs,
         )  # fmt: skip
         if spec.zero_experts:  # numbers behind the experts' are none of ``expert_mlp``'s
             y += x * weights.masked_fill(ids < spec.num_experts, 0.0).sum(1, keepdim=True).to(x.dtype)
@@ -269,19 +298,53 @@ class Mixture(nn.Module):
         return y if self.shared_gate is None else y.mul_(torch.sigmoid(self.shared_gate.forward(x)))
 
     def finalize(self) -> None:
-        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 come to hold i and i + K / 2. Of biases that all
-        parts of a sum have one adds its own."""
+        """Called once, after loading: bytes that hold elements 2 i and 2 i + 1 become ``expert_mlp``'s words. Of biases that
+        all parts of a sum have one adds its own.
+
+        Raises:
+            WeightsError: the kernels cannot hold a block's scale.
+        """
         shard = self.spec.shard
         if shard is not None and shard.part is not None and shard.group.rank and self.down_bias is not None:
             self.down_bias.zero_()
         out = self.latent_out
         if shard is not None and out is not None and out.bias is not None and (shard.group.rank or shard.peers.rank):
             out.bias.zero_()
+        if self.always:
+            self._share()
         if self.spec.fp4:
-            for weight in (self.gate_up, self.down):
+            for weight, scales in ((self.gate_up, self.gate_up_scales), (self.down, self.down_scales)):
+                most = 0 if scales is None or scales.is_meta else int(scales.max())  # host: once, at loading
+                if most > MOST_SCALE:
+                    raise WeightsError(
+                        f"an expert has a block of MXFP4 with the scale {most}; {MOST_SCALE} is the most"
+                    )
                 for expert in weight:
-                    low, high = torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
-                    expert.copy_(low | high << 4)
+                    expert.copy_(packed(torch.stack((expert & 15, expert >> 4), dim=-1).flatten(-2)))
+
+    def _share(self) -> None:
+        """The shared block becomes experts: each has some of its inner width."""
+        shared, count = cast(MLP, self.shared), len(self.experts)
+        ins, out = shared.gate_up.dense, shared.down.dense
+        if ins is None or out is None:  # its weights lie in another form
+            self.always = 0
+            self.gate_up, self.down = (
+                nn.Parameter(each[:count].clone(), requires_grad=False) for each in (self.gate_up, self.down)
+            )
+            return
+        halves = 2 if self.spec.gated else 1
+        parts = ins.unflatten(0, (halves, self.always, -1)).transpose(0, 1)  # [experts, gate and up, I, C]
+        self.gate_up[count:].copy_(parts.flatten(1, 2))
+        self.down[count:].copy_(out.unflatten(1, (self.always, -1)).transpose(0, 1))
+        self._act, self.shared = shared.act, None
+
+    def _add_always(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        """Add what the experts that every token goes to make of x, in products of all tokens."""
+        count = len(self.experts)
+        both = F.linear(x, self.gate_up[count:].flatten(0, 1)).flatten()
+        inner = self._act(both.view(-1, self.gate_up.shape[1])).view(len(x), self.always, -1)
+        for nth in range(self.always):
+            y.addmm_(inner[:, nth], self.down[count + nth].T)
 
     @property
     def token_weights(self) -> int:
@@ -289,7 +352,7 @@ class Mixture(nn.Module):
         experts = sum(each.numel() * (2 if each.dtype == torch.uint8 else 1) for each in (self.gate_up, self.down))
         others = [each for each in (self.shared, self.shared_gate, self.latent_in, self.latent_out) if each is not None]
         rest = sum(parameter.numel() for each in others for parameter in each.parameters()) + self.router.numel()
-        return experts * self.spec.router.top_k // max(len(self.experts), 1) + rest
+        return experts * self.spec.router.top_k // max(len(self.gate_up), 1) + rest
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes; experts one by one."""

@@ -56,7 +56,7 @@ def measure(bench: Bench, card: str) -> None:
                 found.clear()
                 prompts = random_prompts(random.Random(rows), rows, scale.row_prompt, llm.model_info.vocab_size)
                 seconds(llm, prompts, plain(TOKENS))
-                counted = _mean_distinct(found, rows)
+                counted = _mean_distinct(found, rows, mixtures(spec)[0].num_experts)
                 bench.table.add(count_name(rows), counted)
                 if speed is not None:
                     bench.table.add(floor_name(rows), floors.step_ms(bench, rows, length, speed, counted))
@@ -82,11 +82,11 @@ def _recorded() -> Iterator[list[torch.Tensor]]:
         vars(moe)["route_experts"] = op
 
 
-def _mean_distinct(found: list[torch.Tensor], rows: int) -> float:
-    """Of steps in which ``rows`` tokens live."""
+def _mean_distinct(found: list[torch.Tensor], rows: int, experts: int) -> float:
+    """Of steps in which ``rows`` tokens live; numbers from ``experts`` on are shared blocks', which all tokens pass."""
     counts = []
     for ids in found:
         live = ids[ids[:, 0] >= 0]
         if len(live) == rows:
-            counts.append(live.unique().numel())
+            counts.append(live[live < experts].unique().numel())
     return sum(counts) / max(len(counts), 1)

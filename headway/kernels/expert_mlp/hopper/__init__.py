@@ -1,0 +1,1 @@
+"""Products of 4-bit weights for Hopper: unpacked in registers, multiplied on tensor cores."""

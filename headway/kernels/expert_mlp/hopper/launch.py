@@ -1,0 +1,50 @@
+"""Launches of ``expert_mlp``'s products of 4-bit weights in Gluon. Inputs and outputs are multiples of 64, as groups are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headway.core.ints import next_power_of_2
+from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
+from headway.kernels.expert_mlp.hopper.triton_grouped import grouped_words_kernel
+from headway.kernels.expert_mlp.tiles import WORD_WARPS, WordTile, few_word_tile, tile_count
+
+Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Weights, scales, biases of all experts."""
+
+
+def few_words(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, inner: int,
+    hidden: int, numbers: tuple[float, float], experts: int, into: dict[str, Any], early: dict[str, Any],
+) -> None:  # fmt: skip
+    """Each pair reads its expert for itself. ``numbers``: limit and alpha; ``into``: ACT and GATED."""
+    pairs, top_k = ids.numel(), ids.shape[1]
+    between = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
+    blocks = inner // 16
+    tile = few_word_tile(pairs * blocks, hidden, 1)
+    few_in_words_kernel[(pairs, blocks)](
+        x, ids, *ins, between, x.stride(0), *numbers, E=experts, INNER=inner, K=hidden, TOP_K=top_k, PARTS=tile.parts,
+        UNROLL=tile.unroll, num_warps=tile.parts, **into, **early,
+    )  # fmt: skip
+    blocks = hidden // 16
+    tile = few_word_tile(len(x) * blocks, inner, top_k)
+    few_out_words_kernel[(len(x), blocks)](
+        between, ids, weights, *outs, y, E=experts, N=hidden, K=inner, TOP_K=top_k, COLS=tile.rows, PARTS=tile.parts,
+        UNROLL=tile.unroll, num_warps=tile.parts, **early,
+    )  # fmt: skip
+
+
+def grouped_words(
+    tile: WordTile, source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, matrix: Matrix, target: torch.Tensor,
+    top_k: int, numbers: tuple[float, float], first: bool, into: dict[str, Any], early: dict[str, Any],
+) -> None:  # fmt: skip
+    """One of the grouped products, see ``grouped_kernel``."""
+    pairs, outputs, experts = len(order), target.shape[1], len(counts)
+    grid = (outputs // (16 * WORD_WARPS), tile_count(pairs, experts, tile.rows))
+    grouped_words_kernel[grid](
+        source, order, counts, *matrix, target, source.stride(0), *numbers, E=experts, LANES=next_power_of_2(experts),
+        OUT=outputs, K=source.shape[1], TOP_K=top_k, ROWS=tile.rows, BLOCK_N=16 * WORD_WARPS, WARPS=WORD_WARPS,
+        UNROLL=tile.unroll, FIRST=first, num_warps=WORD_WARPS, **into, **early,
+    )  # fmt: skip
