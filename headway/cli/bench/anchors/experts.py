@@ -56,7 +56,7 @@ def measure(bench: Bench, card: str) -> None:
                 found.clear()
                 prompts = random_prompts(random.Random(rows), rows, scale.row_prompt, llm.model_info.vocab_size)
                 seconds(llm, prompts, plain(TOKENS))
-                counted = _mean_distinct(found, rows, mixtures(spec)[0].num_experts)
+                counted = _mean_distinct(found, rows, floors.mixtures(spec_of(bench))[0].num_experts)
                 bench.table.add(count_name(rows), counted)
                 if speed is not None:
                     bench.table.add(floor_name(rows), floors.step_ms(bench, rows, length, speed, counted))
