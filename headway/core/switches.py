@@ -14,6 +14,8 @@ FUSED_LAYERS: Final = "HEADWAY_FUSED_LAYERS"
 """Layers whose products, norms, attention and epilogues share kernels; off: one kernel each, ``F.linear`` for products."""
 PREFILL_GRAPHS: Final = "HEADWAY_PREFILL_GRAPHS"
 """Graphs of steps with prompts; off: their kernels are launched one by one."""
+PEER_REDUCE: Final = "HEADWAY_PEER_REDUCE"
+"""Small sums over GPUs of one host through each other's memory, with the norm behind them; off: NCCL alone."""
 NATIVE: Final = "HEADWAY_NATIVE"
 """C kernels on a CPU; off: torch serves."""
 
