@@ -62,7 +62,7 @@ class Peers:
         if region is None:
             return None
         return partial(
-            peer_reduce_, x, region.turns, self._rooms, self.rank, self.size, region.start, self._two_shot(x)
+            peer_reduce_, x, region.turns, self._rooms, self.rank, self.size, region.start, self.two_shot(x)
         )
 
     def sum_norm(
@@ -81,10 +81,10 @@ class Peers:
             return None
         return partial(
             peer_reduce_norm_, x, residual, weight, out, region.turns, self._rooms, self.rank, self.size, region.start,
-            self._two_shot(x), eps, factor,
+            self.two_shot(x), eps, factor,
         )  # fmt: skip
 
-    def _two_shot(self, x: torch.Tensor) -> bool:
+    def two_shot(self, x: torch.Tensor) -> bool:
         """In one shot a rank sends size - 1 times x, in two 2 (size - 1) / size times, and waits twice."""
         saved = x.nbytes * (self.size - 1) * (self.size - 2) // self.size
         return saved > HOP_BYTES

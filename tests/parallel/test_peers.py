@@ -178,8 +178,8 @@ def test_a_second_hop_is_for_many_ranks() -> None:
     for size, two in ((2, False), (3, False), (4, True), (8, True)):
         each = object.__new__(Peers)
         each.size = size
-        assert each._two_shot(some) is two
-        assert not each._two_shot(some[:: 2 * size])
+        assert each.two_shot(some) is two
+        assert not each.two_shot(some[:: 2 * size])
 
 
 @pytest.mark.parametrize("size", [2, 3])
