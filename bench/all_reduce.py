@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 SIZES = [2**n for n in range(10, 24)]
 EACH, REPLAYS = 50, 20
 ROW = 4096

@@ -61,9 +61,7 @@ class Peers:
         region = self._region(x, CHUNK)
         if region is None:
             return None
-        return partial(
-            peer_reduce_, x, region.turns, self._rooms, self.rank, self.size, region.start, self.two_shot(x)
-        )
+        return partial(peer_reduce_, x, region.turns, self._rooms, self.rank, self.size, region.start, self.two_shot(x))
 
     def sum_norm(
         self,

@@ -36,7 +36,8 @@ def together(rooms: Rooms, tensors: list[tuple[Any, ...]], two_shot: bool, kerne
             failures.append(error)
             rooms.stop[0] = 1
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(rooms.size) if rank != kernel]
+    waiting = [rank for rank in range(rooms.size) if rank != kernel]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in waiting]
     for each in threads:
         each.start()
     if kernel is not None:

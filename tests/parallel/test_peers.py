@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from headway.engine.world import World
 from headway.kernels.collectives import all_reduce_
 from headway.kernels.peer_reduce import CHUNK, FILL
 from headway.kernels.rms_norm.reference import add_rms_norm
@@ -19,9 +20,11 @@ from headway.models.layers.junction import ProjectOut, Stream
 from headway.models.layers.linear import SummedLinear
 from headway.models.layers.norm import LayerNorm, RMSNorm
 from headway.parallel import peers as peers_module
-from headway.parallel.group import RankGroup
+from headway.parallel.group import RankError, RankGroup
+from headway.parallel.mesh import Mesh
 from headway.parallel.peers import HOP_BYTES, Peers, find_peers, room_bytes
 from headway.parallel.rooms import Driver, NoRoomsError, Offer, Rooms, meet
+from headway.runner.runner import InFlight, ModelRunner
 from tests.kernels.test_collectives import Echo
 
 T = TypeVar("T")
@@ -85,7 +88,7 @@ def on_ranks(size: int, run: Callable[[int, Callable[[bytes], list[bytes]]], T])
             if not isinstance(error, NoRoomsError):  # those are raised by all
                 barrier.abort()
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
     for each in threads:
         each.start()
     for each in threads:
@@ -280,6 +283,50 @@ def test_the_sum_behind_a_product(through_memory: bool, norm: str) -> None:
                 assert torch.allclose(stream.residual, wanted, atol=1e-5)
             assert stream.normed is None or torch.allclose(stream.normed, normed, atol=1e-5)
     group.close()
+
+
+def test_what_a_lost_rank_left_behind_is_thrown_away() -> None:
+    """Kernels that gave up waiting have made nonsense, and their step arrives like any other."""
+
+    class Lost:
+        lost: str | None = None
+
+        def check(self) -> None:
+            if self.lost is not None:
+                raise RankError(self.lost)
+
+        def explain(self, error: RankError) -> RankError:
+            return error
+
+    class Arrived:
+        def collect(self, running: object) -> str:
+            return "tokens"
+
+    runner = object.__new__(ModelRunner)
+    runner.followers, runner.executor = Lost(), Arrived()  # type: ignore[assignment]
+    step = InFlight(None, None)  # type: ignore[arg-type]
+    assert runner.collect(step) == "tokens"  # type: ignore[comparison-overlap]
+    Lost.lost = "rank 1 was killed"
+    with pytest.raises(RankError, match="rank 1 was killed"):
+        runner.collect(step)
+
+
+def test_a_lost_world_ends_all_waiting() -> None:
+    stopped: list[str] = []
+
+    class Group:
+        def stop(self) -> None:
+            stopped.append("group")
+
+    class Transport:
+        def abort(self) -> None:
+            stopped.append("transport")
+
+    world = World(Mesh(2))
+    world._groups.append(Group())  # type: ignore[arg-type]
+    world._transports.append(Transport())  # type: ignore[arg-type]
+    world.lose("rank 1 was killed")
+    assert stopped == ["group", "transport"], "NCCL's abort may wait for what runs before it"
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ Why it is right, where ranks share nothing but memory:
 - *Nobody waits in a circle.* All that a rank sends of its own it sends before it waits for anything; with ``TWO`` it sends
   all sums of parts before it waits for one. Programs take units in the order of their numbers on every rank, and there are
   no more of them than multiprocessors. What starts early behind this kernel comes when all its programs run.
-- *Early starts.* Every program waits for the kernel before, then reads x, residual and turns, and stores. What starts early
-  behind it reads weights alone until this kernel has ended.
+- *Early starts.* Every program waits for the kernel before, then reads x, residual and turns, and stores; addresses and the
+  norm's weight it has by then. What starts early behind it reads weights alone until this kernel has ended.
 
 A rank that has gone would be waited for without end; so the loop looks at ``rooms[size]`` now and then, which the host sets.
 """
@@ -125,11 +125,10 @@ def peer_reduce_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     if NORM:
         weight = tl.load(weight_ptr + col, mask=col < COLS, other=0.0).to(tl.float32)
-    wait_for_inputs(EARLY)
     first, step = tl.program_id(0), tl.num_programs(0)
-    own = room_of(rooms_ptr, RANK, start, WIDE)
+    own = room_of(rooms_ptr, RANK, start, WIDE)  # nothing writes the addresses
     stop = tl.load(rooms_ptr + SIZE).to(tl.pointer_type(tl.int32))
-
+    wait_for_inputs(EARLY)
     for unit in range(first, num_units, step):
         turn = tl.load(turns_ptr + unit)
         at = unit * COLS + col
