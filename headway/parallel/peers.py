@@ -23,7 +23,7 @@ REGIONS: Final = 3
 MOST_COLUMNS: Final = 16384
 """Elements of a row that a program holds."""
 FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)
-TRIAL_SECONDS: Final = 120.0
+TRIAL_SECONDS: Final = 30.0
 """How long the first sum may take, compilation on all ranks included."""
 
 Exchange = Callable[[], object]
