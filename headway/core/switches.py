@@ -16,6 +16,8 @@ PREFILL_GRAPHS: Final = "HEADWAY_PREFILL_GRAPHS"
 """Graphs of steps with prompts; off: their kernels are launched one by one."""
 FAST_PREFILL: Final = "HEADWAY_FAST_PREFILL"
 """Layers behind the last that caches run for the rows' last tokens alone; off: all but the very last run for all tokens."""
+PEER_REDUCE: Final = "HEADWAY_PEER_REDUCE"
+"""Small sums over GPUs of one host through each other's memory, with the norm behind them; off: NCCL alone."""
 NATIVE: Final = "HEADWAY_NATIVE"
 """C kernels on a CPU; off: torch serves."""
 

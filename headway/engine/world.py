@@ -20,6 +20,8 @@ from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
+from headway.parallel.peers import find_peers
+from headway.parallel.rooms import Gather
 from headway.parallel.stage import Stage
 from headway.parallel.turns import Turns
 
@@ -79,7 +81,10 @@ class World:
         mesh, own = self.mesh, f"{self.mesh.replica}-"
         cpu = torch.device("cpu") if device.type == "meta" else device
         if mesh.tensor > 1:
-            self.tensor = self._group(f"tensor{own}{mesh.stage}", mesh.tensor_rank, mesh.tensor, cpu)
+            place = f"tensor{own}{mesh.stage}", mesh.tensor_rank, mesh.tensor
+            self.tensor = tensor = self._group(*place, cpu)
+            if device.type == "cuda":
+                tensor.peers = find_peers(mesh.tensor_rank, mesh.tensor, device, self._gather(*place))
         if mesh.pipeline > 1:
             self.stages = self._group(f"stages{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
             self.tokens = self._group(f"tokens{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
@@ -94,6 +99,17 @@ class World:
         self._transports.append(transport)
         self._groups.append(RankGroup(transport, rank, size))
         return self._groups[-1]
+
+    def _gather(self, name: str, rank: int, size: int) -> Gather:
+        """What each rank of a group says, by rank, once all have; at the start only."""
+        numbers = itertools.count()
+
+        def gather(said: bytes) -> list[bytes]:
+            place = f"{name}-says{next(numbers)}/"
+            self.keys.set(f"{place}{rank}", said)
+            return [wait_for(self.keys, f"{place}{n}", START_SECONDS, self.check) for n in range(size)]
+
+        return gather
 
     def sharded(self, config: ModelConfig, *, whole_experts: bool = False) -> ModelConfig:
         """The model as this rank has it."""
@@ -148,6 +164,8 @@ class World:
         if self.lost is None:
             self.lost = reason
         self._known.set()
+        for group in self._groups:
+            group.stop()
         for transport in self._transports:
             transport.abort()
 

@@ -262,8 +262,8 @@ class Block(nn.Module):
 
     def _feed_forward(self, stream: Stream, batch: StepBatch, forms: LayerForms, last_only: bool = False) -> Stream:
         if isinstance(self.ffn, Mixture):
-            fed = self.ffn.forward(self.into_ffn.normed(stream), batch.live_tokens(last_only), batch.most_tokens)
-            return self.out_of_ffn.add(fed, stream.residual)
+            fed, group = self.ffn.partial(self.into_ffn.normed(stream), batch.live_tokens(last_only), batch.most_tokens)
+            return self.out_of_ffn.add(fed, stream.residual, group)
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
     def destinations(self, prefix: str) -> dict[str, Target]:

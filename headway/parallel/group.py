@@ -6,6 +6,7 @@ import datetime
 import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from headway.device.base import DeviceError
 from headway.kernels.collectives import all_gather_, all_reduce_, all_to_all_, finish_, post_, receive_, send_to
 from headway.kernels.registry import TRANSPORTS, Transport
+from headway.parallel.peers import Peers
 from headway.parallel.turns import Turns
 
 
@@ -32,6 +34,12 @@ class Group(Protocol):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of x over all ranks, in its place."""
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float
+    ) -> torch.Tensor | None:
+        """residual += factor * the sum of x over all ranks, [T, C] all; the RMS norm of the residual. In one kernel; None:
+        there is none for this x, and nothing was done."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[size, *x.shape]: x of every rank."""
@@ -60,6 +68,11 @@ class Alone:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float
+    ) -> torch.Tensor | None:
+        return None
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
@@ -85,35 +98,50 @@ class RankGroup:
     Attributes:
         number: of the transport in ``TRANSPORTS``.
         turns: halves of a step exchange through it; None: there are none.
+        peers: small sums go through it; None: all are the transport's.
     """
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._transport, self.number = transport, _add(transport)
         self.turns: Turns | None = None
+        self.peers: Peers | None = None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_contiguous():
             x = x.contiguous()
-        self._exchange(all_reduce_, x)
+        small = None if self.peers is None else self.peers.sum(x)
+        self._exchange(small or partial(all_reduce_, x, self.number))
         return x
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float
+    ) -> torch.Tensor | None:
+        if self.peers is None:
+            return None
+        out = torch.empty_like(x)
+        small = self.peers.sum_norm(x, residual, weight, out, eps, factor)
+        if small is None:
+            return None
+        self._exchange(small)
+        return out
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self.size, *x.shape))
-        self._exchange(all_gather_, x.contiguous(), out)
+        self._exchange(partial(all_gather_, x.contiguous(), out, self.number))
         return out
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
-        self._exchange(all_to_all_, x, out)
+        self._exchange(partial(all_to_all_, x, out, self.number))
         return out
 
-    def _exchange(self, collective: Callable[..., object], *tensors: torch.Tensor) -> None:
+    def _exchange(self, collective: Callable[[], object]) -> None:
         if self.turns is None:
-            collective(*tensors, self.number)
+            collective()
         else:
-            self.turns.exchange(lambda: collective(*tensors, self.number))
+            self.turns.exchange(collective)
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         send_to(x, self.number, peer)
@@ -128,8 +156,16 @@ class RankGroup:
     def finish(self, x: torch.Tensor) -> None:
         finish_(x, self.number)
 
+    def stop(self) -> None:
+        """Kernels of ours that wait for another rank give up. Any thread may say so."""
+        if self.peers is not None:
+            self.peers.stop()
+
     def close(self) -> None:
         """Nothing is sent any more."""
+        if self.peers is not None:
+            self.peers.close()
+            self.peers = None
         if TRANSPORTS.get(self.number) is self._transport:  # else the number is another group's by now
             del TRANSPORTS[self.number]
 

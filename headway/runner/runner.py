@@ -139,9 +139,15 @@ class ModelRunner:
         return InFlight(plan, running)
 
     def collect(self, step: InFlight) -> StepResult:
-        """The step's result. Blocks until it has arrived: the engine's only wait."""
+        """The step's result. Blocks until it has arrived: the engine's only wait.
+
+        Raises:
+            RankError: another rank has gone, so what kernels that waited for it made is worth nothing.
+        """
         try:
-            return self.executor.collect(step.running)
+            found = self.executor.collect(step.running)
+            self.check_followers()
+            return found
         except RankError as error:  # a simulated device, which computes when it is waited for
             raise error if self.followers is None else self.followers.explain(error) from error
 

@@ -53,6 +53,21 @@ def test_mixtures(name: str, tmp_path: Path) -> None:
         assert same >= len(wanted) - 1, f"{kind}: sums in another order may break a tie, once"
 
 
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_the_way_of_sums(
+    switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through memory where that is not switched off, in graphs of decode rows and of prompts alike."""
+    monkeypatch.setenv("HEADWAY_PEER_REDUCE", switch)
+    caplog.set_level("INFO", "headway")
+    make("qwen3-moe", tmp_path)
+    wanted = tokens(tmp_path)
+    found = tokens(tmp_path, **TP)
+    said = [each.getMessage() for each in caplog.records if each.getMessage().startswith("sums")]
+    assert len(said) == 1 and ("through their memory" in said[0]) == (switch == "1"), said
+    assert sum(a == b for a, b in zip(found, wanted, strict=True)) >= len(wanted) - 1
+
+
 def test_a_dense_model_at_every_depth(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -1,35 +1,53 @@
-"""``peer_reduce_``: the sum of a small tensor over ranks whose GPUs see each other's memory, in one kernel (one-shot
-all-reduce).
+"""Sums of small tensors over ranks whose GPUs see each other's memory: one kernel, with no signal beside the data.
 
-peer_reduce_(x, epochs, buffers, pads, rank, size)
+peer_reduce_(x, turns, rooms, rank, size, start, two_shot)
 
-    x        f32, bf16 or f16, contiguous, n elements in chunks of ``CHUNK``; becomes the sum over all ranks, added up in
-    float32
-             in the order of the ranks, so that all have the same bits
-    epochs   int32 [at least as many as chunks], zeros at first; each chunk's number of calls so far, kept by the op
-    buffers  int64 [size], addresses of every rank's room: 2 * room bytes, where room is at least that of x
-    pads     int64 [size], addresses of every rank's signals: int32 [size, chunks], zeros at first
-    rank, size, room  this rank, how many, and half of a buffer's bytes
+    x        f32, bf16 or f16, contiguous; becomes the sum over all ranks, added up in float32 in the order of the ranks and
+             rounded once, so all ranks have the same bits
+    turns    int32 [U], zeros at first, kept by the op: which half of its place each unit uses next
+    rooms    int64 [size + 1], addresses: every rank's room, then an int32 that ends all waiting when it is not 0
+    rank, size  this rank, and how many
+    start    where the region of these calls begins in every room, in bytes; a multiple of 16
+    two_shot a rank sums a part and hands it to all, instead of every rank summing all; the same bits
 
-A rank writes each chunk into its own buffer, sets its signal for it in every rank's pads to the chunk's epoch, waits until all
-others' signals in its own pads have come as far, and reads their buffers. Two halves take turns: a half is written again two
-calls later, and by then every rank has begun the call between, which it does only when it has read all of this one. Nothing
-is decided by the host, so the op is captured like any other.
+peer_reduce_norm_(x, residual, weight, out, turns, rooms, rank, size, start, two_shot, eps, factor)
 
-Only for messages so small that their way is longer than they are: each rank reads all others' whole.
+    x        [T, C], this rank's part of a product
+    residual [T, C] in x's dtype, contiguous:  residual += factor * sum of x (each rounded to the dtype)
+    weight   [C];  out [T, C] in x's dtype becomes rms_norm(residual, weight, eps), as ``add_rms_norm`` has it
+
+x is cut into units: ``CHUNK`` elements, or a row of ``peer_reduce_norm_``. A region serves calls of one kind of unit, of one
+number of bytes an element, and of at most U units: ``region_bytes``. It holds nothing but ``EMPTY`` at first:
+
+    [2 halves, size + 1 lanes, U units, stride(elements of a unit)] elements
+
+A rank writes its elements into the lane of its number in the rooms of the others, and waits for theirs in its own room. An
+element has arrived when it is not EMPTY, a bit pattern that is never sent. So there is no flag beside the data, and nothing
+has to be ordered. Whoever has read a place makes it EMPTY again. The two halves of a unit take turns: a half is written
+again two calls later, and a peer begins that call only with what this rank sent in the call between, which it sent when it
+had read and emptied the half. Lane ``size`` is for the sums of ``two_shot``.
+
+Nothing is decided by the host, so calls are captured like any others. All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
 
-from headway.kernels.peer_reduce.reference import CHUNK
-from headway.kernels.peer_reduce.reference import peer_reduce_ as _reference
+from headway.kernels.peer_reduce import reference
+from headway.kernels.peer_reduce.reference import CHUNK, FILL, part, region_bytes, stride
 from headway.kernels.registry import Op
 
-__all__ = ["CHUNK", "peer_reduce_"]
+__all__ = ["CHUNK", "FILL", "part", "peer_reduce_", "peer_reduce_norm_", "region_bytes", "stride"]
 
 peer_reduce_ = Op(
-    "peer_reduce_(Tensor(a!) x, Tensor(b!) epochs, Tensor buffers, Tensor pads, int rank, int size, int room) -> ()",
-    reference=_reference,
+    "peer_reduce_(Tensor(a!) x, Tensor(b!) turns, Tensor rooms, int rank, int size, int start, bool two_shot) -> ()",
+    reference=reference.peer_reduce_,
     meta=lambda *args: None,
     triton="headway.kernels.peer_reduce.triton:peer_reduce_",
+)
+peer_reduce_norm_ = Op(
+    "peer_reduce_norm_(Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out, Tensor(c!) turns, Tensor rooms, int rank, "
+    "int size, int start, bool two_shot, float eps, float factor) -> ()",
+    reference=reference.peer_reduce_norm_,
+    meta=lambda *args: None,
+    triton="headway.kernels.peer_reduce.triton:peer_reduce_norm_",
 )

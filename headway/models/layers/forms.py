@@ -55,7 +55,7 @@ class Out(Enum):
     """Form of a product that is added to the residual.
 
     ADD: ``linear_add``. PARTS: ``linear_parts``, which the next norm adds. MEET: ``mid_add``. WIDE: ``wide_add``. SKINNY, MID:
-    the product alone (``skinny_linear``, ``mid_linear``), where something stands between it and the residual.
+    the product alone (``skinny_linear``, ``mid_linear``), where a norm or a sum over ranks stands between it and the residual.
     """
 
     PLAIN = 0
@@ -113,8 +113,8 @@ class OutProduct:
 
 
 class LayerProducts(NamedTuple):
-    """The products of a layer; None: one that has no forms (it is quantised, sharded, or no single product), or that the layer
-    does not have."""
+    """The products of a layer; None: one that has no forms (it is quantised, or no single product), or that the layer does not
+    have."""
 
     into_mixer: InProduct | None
     out_of_mixer: OutProduct | None

@@ -21,6 +21,7 @@ from headway.models.layers.activation import Gate
 from headway.models.layers.forms import In, InProduct, Out, OutProduct
 from headway.models.layers.linear import Linear
 from headway.models.layers.norm import Norm, RMSNorm
+from headway.parallel.group import Group
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 """[T, N] -> [T, inner]."""
@@ -143,22 +144,24 @@ class ProjectOut:
         if dense is None:
             return None
         fused = isinstance(norm, RMSNorm) and norm.weight.dtype == dense.dtype
-        added = self.after is None and not self.replaces
+        alone = self.linear.group is None  # else the sum over ranks stands between the product and the residual
+        added = alone and self.after is None and not self.replaces
         outputs, inputs = dense.shape
-        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused, self._one_kernel)
+        return OutProduct(outputs, inputs, self.linear.bias is not None, added, fused, alone and self._one_kernel)
 
     def __call__(self, x: torch.Tensor, stream: Stream, form: Out) -> Stream:
         """Add the product of x [T, K]."""
         linear, residual, norm, factor = self.linear, stream.residual, self.next_norm, self.multiplier
         if form is Out.PLAIN:
-            return self.add(linear.forward(x), residual)
+            return self.add(linear.partial(x), residual, linear.group)
         if form is Out.ADD:
             linear_add(x, linear.weight, linear.bias, residual, factor)
             return Stream(residual)
         if form is Out.SKINNY:
-            return self.add(cast(torch.Tensor, skinny_linear(x, linear.weight, linear.bias)), residual)
+            return self.add(cast(torch.Tensor, skinny_linear(x, linear.weight, linear.bias)), residual, linear.group)
         if form is Out.MID:
-            return self.add(cast(torch.Tensor, mid_linear(x, linear.weight, linear.bias, None, 0.0)), residual)
+            y = cast(torch.Tensor, mid_linear(x, linear.weight, linear.bias, None, 0.0))
+            return self.add(y, residual, linear.group)
         if form is Out.WIDE:
             wide_add(x, linear.weight, residual, factor)
             return Stream(residual, None if norm is None else norm.forward(residual))
@@ -170,9 +173,15 @@ class ProjectOut:
         parts = linear_parts(x, linear.weight, linear.bias)
         return Stream(residual, cast(torch.Tensor, add_parts_rms_norm(parts, residual, norm.weight, norm.eps, factor)))
 
-    def add(self, y: torch.Tensor, residual: torch.Tensor) -> Stream:
-        """The plain end: y [T, C] is the product, which may be overwritten."""
+    def add(self, y: torch.Tensor, residual: torch.Tensor, group: Group | None = None) -> Stream:
+        """The plain end: y [T, C] is the product, or with ``group`` this rank's part of it; it may be overwritten."""
         after, norm, factor = self.after, self.next_norm, self.multiplier
+        if group is not None:
+            if after is None and isinstance(norm, RMSNorm) and not self.replaces:
+                summed = group.add_norm(y, residual, norm.weight, norm.eps, factor)
+                if summed is not None:
+                    return Stream(residual, summed)
+            y = group.all_reduce(y)
         if self._one_kernel:
             after = cast(RMSNorm, after)
             normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps, factor)

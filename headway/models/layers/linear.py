@@ -34,7 +34,10 @@ class Linear(nn.Module):
         taken: of projections that other ranks have a part of: int64 [rows], which rows are ours, and of how many.
         packed: the layer in the layout of CPU kernels, None where there are none or before ``finalize``; or its weights in GGUF
             blocks.
+        group: of ranks over which what ``partial`` gives is to be added up; None: it is the whole.
     """
+
+    group: Group | None = None
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class Linear(nn.Module):
 
     @property
     def dense(self) -> torch.Tensor | None:
-        """The [N, K] weight that fused kernels may read; None: only ``forward`` knows how it is stored."""
+        """The [N, K] weight that fused kernels may read, which then do what ``partial`` does; None: only that knows how it is
+        stored."""
         return None if self.packed is not None else self.weight
 
     def destinations(self, prefix: str, order: torch.Tensor | None = None) -> dict[str, Target]:
@@ -134,7 +138,7 @@ class Linear(nn.Module):
 class SummedLinear(Linear):
     """A product whose inputs are spread over ranks: each has the columns of its own, and the results are added up.
 
-    The sum crosses ranks before anything else can be done with it, so there is no weight that fused kernels may read.
+    The sum crosses ranks before anything else can be done with it, so kernels that read the weight give ``partial``.
 
     Args:
         columns: (first, end, of how many) inputs of the checkpoint's.
@@ -152,19 +156,15 @@ class SummedLinear(Linear):
         device: torch.device,
     ) -> None:
         super().__init__(in_features, parts, bias=bias, dtype=dtype, device=device)
-        self.group, self.columns = group, columns
+        self.group = self._ranks = group
+        self.columns = columns
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K of this rank] -> [..., N]."""
-        return self.group.all_reduce(super().forward(x))
-
-    @property
-    def dense(self) -> None:
-        """See ``Linear``."""
-        return None
+        return self._ranks.all_reduce(super().forward(x))
 
     def finalize(self) -> None:
         """See ``Linear``; one rank adds the bias."""
-        if self.bias is not None and self.group.rank:
+        if self.bias is not None and self._ranks.rank:
             self.bias.zero_()
         super().finalize()

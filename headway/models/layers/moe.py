@@ -225,7 +225,14 @@ class Mixture(nn.Module):
     def forward(
         self, x: torch.Tensor, live: torch.Tensor, most: int = 0, routed_by: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[T, C] -> [T, C].
+        """[T, C] -> [T, C]; arguments as of ``partial``."""
+        y, group = self.partial(x, live, most, routed_by)
+        return y if group is None else group.all_reduce(y)
+
+    def partial(
+        self, x: torch.Tensor, live: torch.Tensor, most: int = 0, routed_by: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Group | None]:
+        """[T, C] -> [T, C], and the ranks over which that is to be added up; None: it is the whole.
 
         Args:
             live: int32 [T], negative for tokens that go to no expert.
@@ -233,25 +240,15 @@ class Mixture(nn.Module):
             routed_by: [T, C], what the router reads in place of x.
         """
         shard = self.spec.shard
-        if shard is None:
+        if shard is None or shard.peers.size == 1:
             y = self._experts(x, live, routed_by)
-        elif shard.peers.size == 1:
-            return self._with_shared(self._experts(x, live, routed_by), x, shard.group)
         else:
             y = self._of_all(x, live, most or len(x), shard.peers, routed_by)
-            if shard.group.size > 1:
-                return self._with_shared(y, x, shard.group)
-        if self.shared is not None:
+        if self.shared is not None:  # of both parts one sum
             y += self._shared(self.shared, x)
         elif self.always and len(x) > MOST_SHARED:
             self._add_always(y, x)
-        return y
-
-    def _with_shared(self, y: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
-        """The parts of the experts and of the shared block go through one sum."""
-        if self.shared is not None:
-            y += self._shared(self.shared, x)
-        return group.all_reduce(y)
+        return y, None if shard is None or shard.group.size == 1 else shard.group
 
     def _of_all(
         self, x: torch.Tensor, live: torch.Tensor, most: int, peers: Group, routed_by: torch.Tensor | None
