@@ -171,8 +171,23 @@ def test_sums_take_the_way_of_their_size() -> None:
     assert norm(640) is not None and norm(320) is not None
     assert norm(160) is None, "there is room for three kinds"
     assert norm(640) is not None
+    turns = [each.turns for each in peers._regions.values() if each is not None]
+    ends = [each.data_ptr() + each.nbytes for each in turns]
+    assert all(end <= each.data_ptr() for end, each in zip(ends, turns[1:], strict=False)), (
+        "each kind has its own turns"
+    )
     starts = [(each.start, len(each.turns)) for each in peers._regions.values() if each is not None]
     assert starts[0][0] == 0 and len({start for start, _ in starts}) == 3 and min(units for _, units in starts) > 0
+
+
+def test_padded_rows_fill_their_region_sooner() -> None:
+    """A row of 65 takes the room of 128: half as many fit as their bytes would."""
+    peers = peers_of(2)[0]
+    weight = torch.ones(65)
+    for rows, fits in ((128, True), (129, False)):
+        x = torch.ones(rows, 65)
+        assert x.nbytes < MOST
+        assert (peers.sum_norm(x, x.clone(), weight, x.clone(), 0.0, 1.0) is not None) is fits
 
 
 def test_a_second_hop_is_for_many_ranks() -> None:
