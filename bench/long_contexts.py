@@ -3,10 +3,10 @@
     python bench/long_contexts.py [--model deepseek_v2_lite --model qwen3_4b] [--rows 128x8192 --rows 1x131072] [--cache fp8]
 
 For each set of rows: milliseconds of a greedy step; the bytes of all weights and of the rows' contexts, from what the model
-says it caches; the time these bytes take at the card's measured bandwidth; and what the step takes over it. Of a mixture a
+says it caches; the time these bytes take at the card's own bandwidth; and what the step takes over it. Of a mixture a
 step reads the weights of the experts it goes to, so its weights are an upper bound. A row's last column is the time of the
 contexts' bytes alone over the difference to a step of the same rows with contexts of 128 tokens: what attention by itself
-makes of the bandwidth.
+makes of the bandwidth. Rows that do not fit into the card's memory are not run: some would wait for others, which is no step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Any
 import torch
 
 from headway import LLM
+from headway.cli.bench.anchors.command import card_name, compared
 from headway.cli.bench.anchors.context import find_model, step_ms
+from headway.cli.bench.anchors.floors import bandwidth
 from headway.models.load import describe, parameter_bytes
 from headway.models.registry import read_config
 from headway.state.cache_pool import bytes_per_block
 from headway.weights import open_checkpoint
 
-BYTES_PER_MS = 4.44e9
-"""An H200's, measured (bench/ops/limits.py)."""
+UTILISED = 0.9
+"""Of the card's memory, as ``gpu_memory_utilization``."""
 SHORT, STEPS = 128, (8, 264)
 """Tokens of the short contexts; output lengths whose difference is the steps that are timed."""
 
@@ -42,10 +44,15 @@ def longest(context: int) -> dict[str, Any]:
     return {"max_position_embeddings": context + STEPS[1] + 1}
 
 
-def measure(folder: str, rows: int, context: int, cache: str) -> None:
+def measure(folder: str, rows: int, context: int, cache: str, bytes_per_ms: float) -> None:
     """Print a line."""
     cached = torch.float8_e4m3fn if cache == "fp8" else torch.bfloat16
     weights, token = sizes(folder, context, cached)
+    read, room = rows * (context + STEPS[1]) * token, UTILISED * torch.cuda.mem_get_info()[1]
+    if weights + read > room:
+        needs = f"weights {weights / 1e9:.1f} GB and contexts {read / 1e9:.1f} GB do not fit into {room / 1e9:.1f} GB"
+        print(f"{folder.rpartition('/')[2]:20} {rows:4} x {context:6} {cache:5} not run: {needs}", flush=True)
+        return
     llm = LLM(
         folder, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, hf_overrides=longest(context),
         max_model_len=context + STEPS[1] + 1, max_num_seqs=rows, kv_cache_dtype=cache, enable_prefix_caching=False,
@@ -56,8 +63,8 @@ def measure(folder: str, rows: int, context: int, cache: str) -> None:
     finally:
         llm.close()
     read = rows * context * token
-    floor = (weights + read) / BYTES_PER_MS
-    attention = read / BYTES_PER_MS / max(long - short, 1e-9)
+    floor = (weights + read) / bytes_per_ms
+    attention = read / bytes_per_ms / max(long - short, 1e-9)
     print(
         f"{folder.rpartition('/')[2]:20} {rows:4} x {context:6} {cache:5} {long:8.2f} ms  short {short:7.2f} ms  "
         f"weights {weights / 1e9:6.1f} GB  contexts {read / 1e9:6.2f} GB  floor {floor:7.2f} ms  {long / floor:5.2f}x  "
@@ -74,10 +81,14 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("long contexts are measured on a GPU")
+    card = card_name("auto")
+    speed = bandwidth(card)
+    assert speed is not None, "a GPU's bandwidth is measured where it is not known"
+    print(f"{card}: {compared(card).partition(';')[0]}", flush=True)
     for name in args.model or ["deepseek_v2_lite", "qwen3_4b"]:
         for each in args.rows or ["128x8192", "1x131072"]:
             rows, _, context = each.partition("x")
-            measure(str(find_model(name)), int(rows), int(context), args.cache)
+            measure(str(find_model(name)), int(rows), int(context), args.cache, speed / 1e3)
 
 
 if __name__ == "__main__":
