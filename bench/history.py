@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.page import load_reports, merge
+from bench.page import cards, load_reports, merge
 from headway.cli.bench.anchors.command import KIND
 
 COLUMNS = ("date", "commit", "card", "figure", "unit", "value", "runs", "command")
@@ -59,10 +59,14 @@ def append(path: Path, reports: list[dict[str, Any]]) -> int:
 
 def superseded(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The reports without which the page is the same, oldest first."""
-    shown, kept, gone = merge(reports), list(reports), []
+
+    def shown(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [merge(of, card) for card in cards(of)]
+
+    kept, gone, page = list(reports), [], shown(reports)
     for report in reports:
         others = [each for each in kept if each is not report]
-        if others and merge(others) == shown:
+        if others and shown(others) == page:
             kept = others
             gone.append(report)
     return gone

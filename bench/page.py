@@ -42,15 +42,22 @@ def load_reports(folder: Path) -> list[dict[str, Any]]:
     return sorted(reports, key=lambda report: report["date"])
 
 
-def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """One report of the newest report's card: of each row the newest measurement, with the commit it is of.
+def cards(reports: list[dict[str, Any]]) -> list[str]:
+    """The cards that were measured: first that of the newest whole run, then the others, newest first."""
+    newest = [report["card"] for report in [*filter(is_whole, reversed(reports)), *reversed(reports)]]
+    return list(dict.fromkeys([*newest[:1], *(report["card"] for report in reversed(reports))]))
+
+
+def merge(reports: list[dict[str, Any]], card: str | None = None) -> dict[str, Any]:
+    """One report of a card, if not said of that of the newest whole run: of each row the newest measurement, with the commit
+    it is of.
 
     A later run of a few rows then replaces these and leaves the others, and a row that was never measured keeps its reason.
     What a later run of all of a model's rows no longer has is gone.
     """
     if not reports:
         raise SystemExit("there is no report; headway bench anchors writes one into bench/reports")
-    card, timeline = reports[-1]["card"], None
+    card, timeline = card or cards(reports)[0], None
     rows: dict[str, dict[str, Any]] = {}
     for report in (report for report in reports if report["card"] == card):
         if report["timeline"]:
@@ -61,7 +68,7 @@ def merge(reports: list[dict[str, Any]]) -> dict[str, Any]:
             known = rows.get(row["name"])
             if known is None or row["status"] == MEASURED or known["status"] != MEASURED:
                 rows[row["name"]] = {**row, "commit": report["commit"], "date": report["date"][:10]}
-    wholes_last = sorted(reports, key=is_whole)
+    wholes_last = sorted((report for report in reports if report["card"] == card), key=is_whole)
     seen = dict.fromkeys(row["name"] for report in reversed(wholes_last) for row in report["rows"])
     place = {name: i for i, name in enumerate(seen)}  # the order of the newest whole run; what it leaves out follows
     models = {model: i for i, model in enumerate(TITLES)}
@@ -82,7 +89,7 @@ def still_offered(rows: dict[str, dict[str, Any]], whole: list[dict[str, Any]]) 
 
 
 def section(merged: dict[str, Any], images: list[str]) -> str:
-    """What stands between the marks: tables of each model, then the plots."""
+    """Of one card: tables of each model, then the plots."""
     sources = sorted({(row["date"], row["commit"]) for row in merged["rows"]})
     from_where = ", ".join(f"{date} (commit {commit})" for date, commit in sources)
     lines = [f"{merged['card']}; measured {from_where}."]
@@ -98,6 +105,14 @@ def section(merged: dict[str, Any], images: list[str]) -> str:
     return "\n".join(lines)
 
 
+def sections(reports: list[dict[str, Any]], images: list[str]) -> str:
+    """What stands between the marks: the main card with the plots, then the others."""
+    first, *others = cards(reports)
+    return "\n\n".join(
+        [section(merge(reports, first), images), *(section(merge(reports, card), []) for card in others)]
+    )
+
+
 PIVOTS = (
     (re.compile(r"[^.]*\.(?P<head>.*)_bs(?P<column>\d+)(?P<tail>.*)"), "{} rows"),
     (re.compile(r"[^.]*\.(?P<head>server)_(?P<column>40|100|inf)(?P<tail>_.*)"), "{} requests/s"),
@@ -107,7 +122,10 @@ PIVOTS = (
 
 def model_lines(rows: list[dict[str, Any]]) -> list[str]:
     """A model's tables: figures measured at several batch sizes or request rates side by side, then all others."""
+    judged = any(row["anchor"] is not None or row["goal"] is not None for row in rows)
     lines = [f"Ours, vLLM 0.26 in brackets, the goal behind a slash; {MISSED}marks a goal missed."]
+    if not judged:
+        lines = ["Ours; in brackets how many times the floor by the card's own bandwidth."]
     for pattern, title in PIVOTS:
         table, rows = pivot(rows, pattern, title)
         lines += ["", *table] if table else []
@@ -141,6 +159,8 @@ def cell(row: dict[str, Any] | None) -> str:
         return f"{row['status']}: {row['note']}"
     mark = MISSED if row["met"] is False else ""
     anchor = f" ({number(row['anchor'])})" if row["anchor"] is not None else ""
+    if row["anchor"] is None and row["goal"] is None and row["floor"] and row["better"] == "lower":
+        anchor = f" ({row['ours'] / row['floor']:.2f})"
     goal = f" / {number(row['goal'])}" if row["goal"] is not None else ""
     return f"{mark}{number(row['ours'])}{anchor}{goal}"
 

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-from bench.page import TITLES, load_reports, merge, section, update
+from bench.page import TITLES, load_reports, merge, sections, update
 
 Rows = dict[str, dict[str, Any]]
 BATCHES = (1, 8, 64, 256)
@@ -179,10 +179,11 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=Path("docs/img"))
     parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
     options = parser.parse_args()
-    merged = merge(load_reports(options.reports))
+    reports = load_reports(options.reports)
+    merged = merge(reports)
     drawn = draw(merged, options.images)
     page = options.page.read_text(encoding="utf-8")
-    options.page.write_text(update(page, section(merged, drawn)), encoding="utf-8")
+    options.page.write_text(update(page, sections(reports, drawn)), encoding="utf-8")
     print(f"{options.page}: {len(merged['rows'])} rows, {', '.join(drawn)}")
 
 

@@ -106,6 +106,18 @@ def test_rows_stand_as_in_the_newest_run_of_all(folder: Path) -> None:
     assert names[:4] == ["itl_ms_greedy_bs1", "ttft_ms_alone", "nano_tok_s", "new"]
 
 
+def test_another_card_has_a_section_of_its_own(folder: Path) -> None:
+    """The main card is that of the newest run of all rows."""
+    write(folder, "2026-01-02", [row("nano_tok_s", 3.0)], command="headway bench anchors --model qwen3_06b")
+    write(folder, "2026-01-03", [row("nano_tok_s", 4.0)], card="NVIDIA H100")
+    reports = page.load_reports(folder)
+    assert page.cards(reports) == ["NVIDIA H200", "NVIDIA H100"]
+    found = [{r["name"]: r["ours"] for r in page.merge(reports, card)["rows"]} for card in page.cards(reports)]
+    assert [each["qwen3_06b.nano_tok_s"] for each in found] == [3.0, 4.0]
+    text = page.sections(reports, ["gpu-busy.png"])
+    assert text.index("NVIDIA H200;") < text.index("gpu-busy") < text.index("NVIDIA H100;")
+
+
 def test_the_section(folder: Path) -> None:
     write(folder, "2026-02-01", [row("ablation_eager_prefill_ttft_ms", None, "not served", "no switch")])
     text = page.section(page.merge(page.load_reports(folder)), ["gpu-busy.png"])
@@ -124,7 +136,7 @@ def test_the_section(folder: Path) -> None:
 def test_the_page_shows_the_newest_reports() -> None:
     """``python -m bench.plots`` after a new report."""
     docs = Path(ROOT) / "docs"
-    merged = page.merge(page.load_reports(Path(ROOT) / "bench/reports"))
+    reports = page.load_reports(Path(ROOT) / "bench/reports")
     written = (docs / "performance.md").read_text(encoding="utf-8")
     images = [name for name in plots.PLOTS if (docs / "img" / name).exists()]
-    assert page.update(written, page.section(merged, images)) == written
+    assert page.update(written, page.sections(reports, images)) == written
