@@ -175,7 +175,7 @@ def _ready_runner(
         args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
-    if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
+    if device.captures_graphs and not args.enforce_eager:
         warm_up.capture(runner, extras.world.least(hidden_from(loaded.model.spec)))
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()
