@@ -167,7 +167,8 @@ class Executor:
         parts = self._eager(launch, num_edits, layout) if found is None else self._replay(*found, launch, layout)
         if border is not None:
             border.end(self.body, shape, launch.variant)
-        return pack_results(self._ring[launch.index], self._record_ints, shape.rows, parts)
+        ring = self._ring[launch.index]
+        return pack_results(ring, self._record_ints, shape.rows, parts)
 
     def _eager(self, launch: Launch, num_edits: int, layout: ResultLayout) -> list[Part]:
         """Queue a step kernel by kernel."""

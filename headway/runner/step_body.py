@@ -283,7 +283,7 @@ class StepBody:
             log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
         if self._relay is not None:
-            if batch.num_decode_rows < len(batch.row_slots):
+            if len(batch.row_slots) > batch.num_decode_rows:
                 self._relay.pass_chunks(self, batch)
             return []
         if self._pooler is not None:
