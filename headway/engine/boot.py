@@ -423,7 +423,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
             max_rows=sizes.max_num_seqs,
             drawing=extras.drafts.drawing,
         )
-        drafter = extras.drafts.drafter(house)
+        drafter = extras.drafts.on(extras.world.tensor, house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
     turns = extras.world.turns(device) if any(sizes.halves_from) else None
     return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler, turns)
