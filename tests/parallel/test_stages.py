@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats
 from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
 from headway.engine.warm_up import hidden_from
 from headway.runner.launch import Launch, LaunchShape
 from headway.runner.relay import Relay
 from headway.runner.step_body import StepBody
 from headway.sampling.sampler import Variant
+from headway.speculative.suffix import SuffixDrafter
+from headway.state.batch import StepBatch
 from tests.engine.harness import Answer, request, run
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
@@ -50,6 +55,17 @@ def answers_of(model: Path, made: list[AddRequest], **more: Any) -> tuple[dict[s
         return found, core.stats()
     finally:
         core.shutdown()
+
+
+def when_started(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Call it when engines are ready, which have run steps of nobody by then."""
+    learn = EngineCore.learn
+
+    def called(core: EngineCore, vocabulary: Vocabulary) -> None:
+        do()
+        learn(core, vocabulary)
+
+    monkeypatch.setattr(EngineCore, "learn", called)
 
 
 def alike(number: int, **params: Any) -> list[AddRequest]:
@@ -92,6 +108,30 @@ def test_drafts_in_graphs_of_stages(deep_model: Path, depth: int, drafts: dict[s
     assert stats.num_graph_steps and stats.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_drafters_see_the_same_rows_on_all_stages(
+    deep_model: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """An earlier stage guesses when later steps have been unpacked already, whose rows are others."""
+    seen: dict[int, list[tuple[list[int], list[int]]]] = {}
+    propose = SuffixDrafter.propose
+
+    def noted(drafter: SuffixDrafter, batch: StepBatch, flags: int) -> None:
+        seen.setdefault(id(drafter), []).append((batch.row_slots.tolist(), batch.seq_lens.tolist()))
+        propose(drafter, batch, flags)
+
+    when_started(monkeypatch, seen.clear)
+    monkeypatch.setattr(SuffixDrafter, "propose", noted)
+    more = {"speculative_config": SUFFIX | {"adaptive": False}, "run_ahead": depth, "max_num_seqs": 5}
+    answers_of(deep_model, alike(9, temperature=0.9), **more, **TWO)
+    one, other = sorted(seen.values(), key=len)  # an earlier stage does not hear of the last steps any more
+    assert len(other) - len(one) <= 2 and len(one) > 20
+    for (slots, lens), (all_slots, all_lens) in zip(one, other, strict=False):
+        rows = [row for row, slot in enumerate(slots) if slot >= 0]
+        assert [slots[row] for row in rows] == [all_slots[row] for row in rows]
+        assert [lens[row] for row in rows] == [all_lens[row] for row in rows]
+
+
 def test_a_decode_step_of_a_stage_is_graphs_and_exchanges(deep_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the step nor what is done with its tokens later is launched kernel by kernel."""
     one_by_one: list[LaunchShape] = []
@@ -105,16 +145,9 @@ def test_a_decode_step_of_a_stage_is_graphs_and_exchanges(deep_model: Path, monk
         one_by_one.append(shape)
         move_on(relay, body, kept, shape, variant)
 
-    def learn(core: Any, vocabulary: Any) -> None:  # the start is over
-        one_by_one.clear()
-        own(core, vocabulary)
-
-    from headway.engine.core import EngineCore
-
-    own = EngineCore.learn
+    when_started(monkeypatch, one_by_one.clear)
     monkeypatch.setattr(StepBody, "eager", steps)
     monkeypatch.setattr(Relay, "_move_on", tokens)
-    monkeypatch.setattr(EngineCore, "learn", learn)
     drafts = {"speculative_config": NGRAM}
     for more in ({}, drafts):
         _, stats = answers_of(deep_model, alike(6, temperature=0.0), device="sim:31", run_ahead=2, **more, **THREE)
