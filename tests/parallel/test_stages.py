@@ -16,6 +16,7 @@ from headway.core.messages import AddRequest, EngineStats
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.engine.warm_up import hidden_from
+from headway.runner.graphs import decode_shapes
 from headway.runner.launch import Launch, LaunchShape
 from headway.runner.relay import Relay
 from headway.runner.step_body import StepBody
@@ -153,6 +154,24 @@ def test_a_decode_step_of_a_stage_is_graphs_and_exchanges(deep_model: Path, monk
         _, stats = answers_of(deep_model, alike(6, temperature=0.0), device="sim:31", run_ahead=2, **more, **THREE)
         assert not [shape for shape in one_by_one if shape.only_decode]
         assert stats.num_graph_steps == stats.num_steps
+
+
+def test_a_rehearsal_moves_no_slot(deep_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What will be captured runs once before, in the midst of requests here, and finds no rows."""
+    note, rehearsed = Relay.note, list[Relay]()
+
+    def noted(relay: Relay, body: StepBody, shape: LaunchShape, variant: Variant) -> None:
+        note(relay, body, shape, variant)
+        before = body._arena.ints.clone()
+        relay.rehearse(body, decode_shapes(6, (1, 4)))
+        assert torch.equal(body._arena.ints, before)
+        rehearsed.append(relay)
+
+    monkeypatch.setattr(Relay, "note", noted)
+    made = all_features()[::5]
+    found, _ = answers_of(deep_model, made, speculative_config=NGRAM, **TWO)
+    compare(found, answers_of(deep_model, made)[0])
+    assert rehearsed
 
 
 def test_launches_of_a_stage_are_hidden_by_its_own_layers() -> None:
