@@ -3,6 +3,7 @@ those of one rank."""
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -49,7 +50,7 @@ def arguments(method: str) -> dict[str, Any]:
     else:
         save_eagle(folder, third=method != "eagle", reduced=method == "eagle3_reduced")
     config = {"method": method.partition("_reduced")[0], "model": str(folder), "num_speculative_tokens": 3}
-    return {"model": folder_of_model(), "speculative_config": config}
+    return {"model": str(folder_of_model()), "speculative_config": config}
 
 
 def answers_of(
@@ -107,6 +108,27 @@ def test_two_ranks_guess_as_one_does(method: str, depth: int) -> None:
     compare(found[0], alone[0])
     assert found[1].num_accepted_tokens == alone[1].num_accepted_tokens
     assert found[1].num_draft_tokens == alone[1].num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mimo"])
+def test_every_draft_is_that_of_one_rank(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted ones are few where heads are random, so all are compared, of the first rank, which is this thread."""
+    drawn: list[list[int]] = []
+    draw = Chain.draw
+
+    def noted(chain: Chain, logits: torch.Tensor, slots: torch.Tensor, link: int, flags: int) -> torch.Tensor:
+        found = draw(chain, logits, slots, link, flags)
+        if threading.current_thread() is threading.main_thread():
+            drawn.append(found[slots >= 0].tolist())
+        return found
+
+    monkeypatch.setattr(Chain, "draw", noted)
+    both = []
+    for more in (TWO, {}):
+        drawn.clear()
+        answers_of(method, requests(), **more)
+        both.append([each for each in drawn if each])
+    assert both[0] == both[1] and len(both[0]) > 20
 
 
 @pytest.mark.parametrize(("method", "depth"), [("eagle3_reduced", 2), ("draft_model", 1)])
