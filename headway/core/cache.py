@@ -189,7 +189,8 @@ class CacheLayout:
             return self
         groups = [replace(group, layers=tuple(i for i in group.layers if i in own)) for group in self.groups]
         layers = [spec if i in own else None for i, spec in enumerate(self.layers)]
-        return replace(self, layers=tuple(layers), groups=tuple(groups))
+        states = [spec if i in own else None for i, spec in enumerate(self.states)]
+        return replace(self, layers=tuple(layers), groups=tuple(groups), states=tuple(states))
 
     @property
     def is_empty(self) -> bool:
@@ -198,7 +199,7 @@ class CacheLayout:
 
     @property
     def has_states(self) -> bool:
-        """Whether a layer has a state that belongs to a slot."""
+        """Whether a layer has a state that belongs to a slot, here or in another stage."""
         return bool(self.states)
 
     @property

@@ -175,7 +175,7 @@ def _ready_runner(
         args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead
     )
     runner, sizes = _build_runner(args, loaded, sizes, warm_up)
-    if device.captures_graphs and not args.enforce_eager and loaded.model.spec.stage is None:
+    if device.captures_graphs and not args.enforce_eager:
         warm_up.capture(runner, extras.world.least(hidden_from(loaded.model.spec)))
     extras.world.least(0)  # all have compiled what they need
     extras.world.started()
@@ -317,11 +317,13 @@ def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmUp) -> tuple[ModelRunner, Sizes]:
     """A runner with its KV pool, and the sizes after the memory had its say."""
-    block_bytes = bytes_per_block(loaded.model.spec.cache, sizes.block_size, loaded.kv_dtype)
+    layout = loaded.model.spec.cache
+    block_bytes = bytes_per_block(layout, sizes.block_size, loaded.kv_dtype)
+    block_bytes = block_bytes or len(layout.groups)  # all keys may be those of other stages
     if loaded.draft_model is not None:
         block_bytes += bytes_per_block(loaded.draft_model.spec.cache, sizes.block_size, loaded.kv_dtype)
     device = loaded.device
-    if device.asynchronous and args.kv_cache_memory_bytes is None and not loaded.model.spec.cache.is_empty:
+    if device.asynchronous and args.kv_cache_memory_bytes is None and not layout.is_empty:
         device.reset_peak()
         before = device.peak_bytes()
         rehearsal = _make_runner(loaded, sizes, 2)
@@ -329,13 +331,12 @@ def _build_runner(args: EngineArgs, loaded: Loaded, sizes: Sizes, warm_up: WarmU
         budget = cuda_kv_bytes(device, args.gpu_memory_utilization)
         if device.captures_graphs and not args.enforce_eager:
             budget -= device.peak_bytes() - before  # graphs of full steps have memory of their own
-        budget += loaded.states(sizes.max_num_seqs).bytes(loaded.model.spec.cache)  # the rehearsal held them, too
+        budget += loaded.states(sizes.max_num_seqs).bytes(layout)  # the rehearsal held them, too
         del rehearsal
         gc.collect()
     else:
         budget = args.kv_cache_memory_bytes or cpu_kv_bytes(device)
-    layout = loaded.model.spec.cache
-    sizes, taken = with_states(args, layout, loaded.storage, sizes, budget)
+    sizes, taken = with_states(args, layout, loaded.storage, sizes, budget, loaded.extras.world.least)
     budget = loaded.extras.world.least((budget - taken) // max(block_bytes, 1)) * max(block_bytes, 1)
     sizes = fit_context(sizes, layout, block_bytes, budget, explicit=args.max_model_len is not None)
     if layout.is_empty:
@@ -423,7 +424,7 @@ def _make_runner(loaded: Loaded, sizes: Sizes, num_blocks: int) -> ModelRunner:
             max_rows=sizes.max_num_seqs,
             drawing=extras.drafts.drawing,
         )
-        drafter = extras.drafts.drafter(house)
+        drafter = extras.drafts.on(extras.world.tensor, house)
     pooler = None if extras.pooling is None else extras.pooling.pooler(arena, hidden)
     turns = extras.world.turns(device) if any(sizes.halves_from) else None
     return ModelRunner(device, loaded.model, sampler, arena, caches, config, drafter, pooler, turns)

@@ -13,6 +13,8 @@ from headway.core.log import logger
 from headway.core.speculative import SpeculativeConfig, draft_widths
 from headway.models.interface import Model
 from headway.models.load import load_model
+from headway.parallel.group import Group
+from headway.speculative.agreed import AgreedDrafter
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
 from headway.speculative.dflash import DFlashDrafter
 from headway.speculative.dflash_load import load_dflash
@@ -67,6 +69,14 @@ class Drafts:
     forgets_last_hit: bool = False
     adaptive: bool = False
     drawing: str | None = None
+
+    def on(self, ranks: Group, house: DraftHouse) -> Drafter:
+        """The drafter on one of ``ranks``, which share the target's layers. Without a model it looks up what is the same on all
+        of them."""
+        found = self.drafter(house)
+        if house.model is None or ranks.size == 1:
+            return found
+        return AgreedDrafter(house.arena, self.number, found, ranks)
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -178,12 +179,18 @@ def fit_context(sizes: Sizes, layout: CacheLayout, block_bytes: int, budget: int
 
 
 def with_states(
-    args: EngineArgs, layout: CacheLayout, storage: StateStorage, sizes: Sizes, budget: int
+    args: EngineArgs,
+    layout: CacheLayout,
+    storage: StateStorage,
+    sizes: Sizes,
+    budget: int,
+    least: Callable[[int], int] = int,
 ) -> tuple[Sizes, int]:
     """The sizes with the number of checkpoints of states, and the bytes of all states.
 
     Args:
         storage: how they are stored.
+        least: the least of what all ranks give.
 
     Raises:
         OutOfMemoryError: those of requests leave nothing of ``budget``; names the number of slots that would fit.
@@ -198,10 +205,13 @@ def with_states(
             f"{max(budget, 0) / 2**20:.1f} MiB, enough for max_num_seqs={max(budget, 0) // request}; lower max_num_seqs or "
             "raise kv_cache_memory_bytes or gpu_memory_utilization"
         )
-    checkpoints = min(int((budget - request * slots) * CHECKPOINT_SHARE) // each, int(CHECKPOINTS_PER_SLOT * slots))
+    checkpoints = int(CHECKPOINTS_PER_SLOT * slots)
+    if each:  # else all states are those of other stages
+        checkpoints = min(int((budget - request * slots) * CHECKPOINT_SHARE) // each, checkpoints)
     if not args.enable_prefix_caching:
         checkpoints = 0
-    elif not checkpoints:
+    checkpoints = least(checkpoints)
+    if args.enable_prefix_caching and not checkpoints:
         logger.warning(
             "no prefix will be hit: there is no memory for checkpoints of states, %.1f MiB each", each / 2**20
         )

@@ -30,7 +30,7 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
             f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {architecture} has none; "
             "use mamba_ssm_cache_dtype='auto'"
         )
-    if write_back and not layout.recurrent:
+    if write_back and not layout.recurrent and spec.stage is None:  # other stages may have some
         raise ConfigError(
             f"replayssm_buffer_len={write_back} is of recurrent states, and {architecture} has none; leave it out"
         )

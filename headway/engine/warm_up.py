@@ -105,7 +105,7 @@ class WarmUp:
         """
         decode, prefill, media = _graphs(runner, hidden, with_prompts=is_on(PREFILL_GRAPHS))
         start, total = time.perf_counter(), len(decode.shapes) + len(prefill.shapes)
-        passes = runner.executor.passes
+        passes, border = runner.executor.passes, runner.executor.body.border
         total += 0 if passes is None else passes.num_graphs
         with_spans = [media] if media is not None and media is not prefill else []
         total += sum(len(graphs.shapes) for graphs in with_spans)
@@ -114,6 +114,8 @@ class WarmUp:
             for graphs in (prefill, *with_spans):
                 graphs.capture(lambda shape: advance(1))
             decode.capture(lambda shape: advance(1))
+            if border is not None:
+                border.capture(runner.device, runner.executor.body, decode.shapes)
             if passes is not None:
                 passes.capture(lambda: advance(1))
         runner.use_graphs(decode, prefill, media)
@@ -145,7 +147,8 @@ class WarmUp:
 
 def hidden_from(spec: ModelSpec) -> int:
     """Tokens from which on a step takes a GPU longer than launching its kernels one by one takes the host."""
-    return int(spec.num_layers * LAUNCHES_SECONDS * FLOPS / (2 * max(spec.layer_weights, 1))) + 1
+    layers = spec.num_layers if spec.stage is None else len(spec.stage.own)
+    return int(layers * LAUNCHES_SECONDS * FLOPS / (2 * max(spec.layer_weights, 1))) + 1
 
 
 def _hash_compiler() -> None:
@@ -166,6 +169,8 @@ def _rehearse_steps(runner: ModelRunner, sampling: bool) -> None:
         if media is not None and media is not prefill:
             media.rehearse([], sampling=False)
         decode.rehearse(eager, sampling=sampling)
+        if runner.executor.body.border is not None:
+            runner.executor.body.border.rehearse(runner.executor.body, decode.shapes)
 
 
 def _graphs(
@@ -182,11 +187,12 @@ def _graphs(
         pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled, None
     tails = tail_variants(body.sampler.every_edit)
-    decode = DecodeGraphs(device, body.front, body.back, decode_shapes(config.max_num_seqs, config.widths), tails)
+    hands_on, decodes = body.hands_on, decode_shapes(config.max_num_seqs, config.widths)
+    decode = DecodeGraphs(device, body.front, body.back, decodes, tails, hands_on=hands_on)
     tails = [*WHOLE_STEP_VARIANTS, *tails]
     vision = body.model.spec.vision
     front = body.front if vision is None or vision.sees else partial(body.front, media=True)
-    prefill = PrefillGraphs(device, front, body.back, shapes, tails, hidden)
+    prefill = PrefillGraphs(device, front, body.back, shapes, tails, hidden, hands_on=hands_on)
     if vision is None or not vision.sees or not with_prompts or config.width > 1:
         return decode, prefill, prefill if vision is not None and not vision.sees else None
     # Attention of tokens that see later ones is another kernel.

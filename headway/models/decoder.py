@@ -257,8 +257,6 @@ class DecoderModel(nn.Module):
                 auxiliary.append(stream.residual.clone())
         save_states(batch_of_all, caches)
         if not self._ends:
-            assert self.config.stage is not None
-            self.config.stage.send(stream.residual)
             return Forward(stream.residual, tuple(auxiliary))
         hidden = self._last_norm(stream)
         if last_only and narrow_from == len(self.config.blocks):
@@ -270,12 +268,10 @@ class DecoderModel(nn.Module):
         return block.enter(x, forms)
 
     def _embedded(self, batch: StepBatch) -> torch.Tensor:
-        """A fresh [T, C]: the embeddings, or what the stage before has made of them."""
+        """[T, C] that may be written to: the embeddings, or what the stage before has made of them."""
         if not self._enters:
-            assert self.config.stage is not None
-            return self.config.stage.receive(
-                len(batch.input_ids), self.config.hidden_size, self.dtype, batch.input_ids.device
-            )
+            assert batch.entering is not None, "a later stage runs what has come from the one before"
+            return batch.entering
         return self.embedding.forward(batch.input_ids, self._multiplier)
 
     def _own(self, want: Want) -> Sequence[int]:

@@ -120,8 +120,8 @@ class Forward(NamedTuple):
     """What a forward pass gives.
 
     Attributes:
-        hidden: [T, C], or with ``Want.last_only`` [R, C], after the final norm, in the model's dtype. Rows of padding and
-            zombies mean nothing.
+        hidden: [T, C], or with ``Want.last_only`` [R, C], after the final norm, in the model's dtype; of a stage that others
+            follow [T, C], what it hands on. Rows of padding and zombies mean nothing.
         auxiliary: [T, C] each, the residual stream behind the layers of ``Want.auxiliary``.
     """
 
@@ -311,6 +311,10 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device:
         """Of its weights."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its hidden states."""
 
     @property
     def head_width(self) -> int:

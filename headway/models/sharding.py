@@ -112,10 +112,9 @@ def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
             f"{config.architecture}: a model that pools has no tokens to hand back from stage to stage; leave out "
             "pipeline_parallel_size"
         )
-    shares = config.narrow_from is not None or config.names.blocks_per_layer != 1
-    if shares or any(block.state is not None for block in config.blocks):
+    if config.narrow_from is not None or config.names.blocks_per_layer != 1:
         raise UnsupportedModelError(
-            f"{config.architecture} has layers that read what other layers cache, or states, which stages do not hand on; "
-            "leave out pipeline_parallel_size"
+            f"{config.architecture} has layers that read what other layers cache, or that the checkpoint has two in one, which "
+            "stages do not know of; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
         )
     return replace(config, stage=stage)

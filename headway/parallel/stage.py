@@ -33,21 +33,21 @@ class Stage:
         """Whether tokens are drawn here."""
         return self.group.rank == self.group.size - 1
 
-    def receive(self, tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """[T, C], what the stage before sends."""
-        return self.group.receive(torch.empty(tokens, hidden, dtype=dtype, device=device), self.group.rank - 1)
+    def receive(self, x: torch.Tensor) -> None:
+        """x [T, C] becomes what the stage before sends."""
+        self.group.receive(x, self.group.rank - 1)
 
     def send(self, x: torch.Tensor) -> None:
         """[T, C] to the next stage."""
         self.group.send(x, self.group.rank + 1)
 
     def tell(self, tokens: torch.Tensor) -> None:
-        """The last stage: int32 [R], the tokens that were drawn, to all others."""
+        """The last stage: int32 [n], the tokens that a step has drawn, to all others."""
         for peer in range(self.tokens.size - 1):
             self.tokens.send(tokens, peer)
 
     def listen(self, tokens: torch.Tensor) -> None:
-        """The other stages: int32 [R] will be what the last one draws in its next step, once it is ``heard``."""
+        """The other stages: int32 [n] will be what the last one draws in its next step, once it is ``heard``."""
         self.tokens.post(tokens, self.tokens.size - 1)
 
     def heard(self, tokens: torch.Tensor) -> None:

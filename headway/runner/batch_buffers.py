@@ -46,7 +46,7 @@ class BatchBuffers:
         # Rows begin at multiples of 16 bytes, on which kernels are specialised.
         rows = 2 + self._num_groups
         self._tokens = torch.zeros(rows, round_up(max_tokens, 4), dtype=torch.int32, device=device)
-        self._rows = torch.zeros(2 + width, max_rows, dtype=torch.int32, device=device)
+        self._rows = torch.zeros(2 + width, round_up(max_rows, 4), dtype=torch.int32, device=device)
         self._logit_indices = self._rows[2:].view(-1)
         self._arrivals = torch.zeros(max_rows, layout.num_heads, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
@@ -73,6 +73,10 @@ class BatchBuffers:
             self._drafted = arena.view("num_tokens"), arena.view("drafts").view(arena.num_slots, -1)
         self._block_size = block_size
         self._has_states = layout.has_states
+
+    def rows(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """int32 [number] each, ``seq_lens`` and ``row_slots`` of the step that was unpacked last."""
+        return self._rows[0, :number], self._rows[1, :number]
 
     def unpack(
         self,

@@ -21,8 +21,7 @@ from headway.runner.encoder_passes import PassRunner
 from headway.runner.graphs import DecodeGraphs, StepGraphs
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape
 from headway.runner.prefill_graphs import PrefillGraphs, max_edits
-from headway.runner.results import ResultLayout, logprob_ints, pack_results, record_ints, unpack_results
-from headway.runner.split_step import Replayed
+from headway.runner.results import Part, ResultLayout, logprob_ints, pack_results, record_ints, unpack_results
 from headway.runner.step_body import StepBody
 from headway.sampling.logprobs import NOT_ASKED
 
@@ -161,26 +160,39 @@ class Executor:
 
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""
+        found, border = self._graphs_for(launch, num_edits), self.body.border
+        shape = launch.shape if found is None else found[1]
+        if border is not None:
+            border.begin(shape.tokens)
+        parts = self._eager(launch, num_edits, layout) if found is None else self._replay(*found, launch, layout)
+        if border is not None:
+            border.end(self.body, shape, launch.variant)
         ring = self._ring[launch.index]
-        if launch.prompt is None and not launch.aligned and self._graphs is not None:
-            replayed = self._replay(launch, num_edits)
-            if replayed is not None:
-                done, shape = replayed
-                layout.padded_rows, layout.padded_tokens, layout.width = shape.rows, shape.tokens, shape.width
-                layout.logprob_entries = done.variant.max_logprobs
-                self.num_replays += 1
-                return pack_results(ring, self._record_ints, layout.padded_rows, done.parts)
+        return pack_results(ring, self._record_ints, shape.rows, parts)
+
+    def _eager(self, launch: Launch, num_edits: int, layout: ResultLayout) -> list[Part]:
+        """Queue a step kernel by kernel."""
         self.body.apply_edits(num_edits)
         # Decode rows are counted on the device as in graphs, so that fewer kernels are compiled; a reference would do more.
         parts, prompt = self.body.eager(launch, launch.variant, counted=self.device.compiles_kernels)
         if prompt is not None:
             layout.prompt_rows, layout.prompt_entries = prompt.rows, prompt.entries
         layout.aligned = [(row, each.num_placed) for row, each in launch.aligned]
-        return pack_results(ring, self._record_ints, launch.shape.rows, parts)
+        return parts
 
-    def _replay(self, launch: Launch, num_edits: int) -> tuple[Replayed, LaunchShape] | None:
-        """Run the step as graphs, if some fit: what they gave, and the padded shape. Both follow from the launch."""
-        assert self._graphs is not None
+    def _replay(self, graphs: StepGraphs, shape: LaunchShape, launch: Launch, layout: ResultLayout) -> list[Part]:
+        """Queue a step as graphs."""
+        done = graphs.replay(shape, launch.variant)
+        layout.padded_rows, layout.padded_tokens, layout.width = shape.rows, shape.tokens, shape.width
+        layout.logprob_entries = done.variant.max_logprobs
+        self.num_replays += 1
+        return done.parts
+
+    def _graphs_for(self, launch: Launch, num_edits: int) -> tuple[StepGraphs, LaunchShape] | None:
+        """Graphs that fit the step, and the padded shape; None: there are none. Both follow from the launch, so all ranks come
+        to the same."""
+        if self._graphs is None or launch.prompt is not None or launch.aligned:
+            return None
         decode, prompts, media = self._graphs
         prefill = media if launch.media else prompts
         step = launch.shape
@@ -202,7 +214,7 @@ class Executor:
                 return None
             if shape is not None and num_edits > self._config.edits_per_row * max_edits(*shape[:3]):
                 self.body.edit_first(num_edits)
-        return None if shape is None else (graphs.replay(shape, launch.variant), shape)
+        return None if shape is None else (graphs, shape)
 
 
 def _added(*counters: WaitCounter) -> WaitCounter:

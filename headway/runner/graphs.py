@@ -16,7 +16,7 @@ import torch
 from headway.device.base import Device
 from headway.kernels.sample import RANDOM
 from headway.runner.launch import LaunchShape
-from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep
+from headway.runner.split_step import FEW_LOGPROBS, Replayed, SampleAndAdvance, SpareLogits, SplitStep, WholeStep
 from headway.sampling.draw import FILTERED
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
@@ -77,6 +77,7 @@ class StepGraphs:
         front, back: the two halves of a step (``StepBody``'s).
         shapes: what to call ``front`` with, from small to large.
         tails: sampling variants of the split steps.
+        hands_on: steps sample nothing, since a later stage does: each shape has one graph.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class StepGraphs:
         back: SampleAndAdvance,
         shapes: Iterable[LaunchShape],
         tails: Sequence[Variant],
+        *,
+        hands_on: bool = False,
     ) -> None:
-        self._device, self._front, self._back = device, front, back
+        self._device, self._front, self._back, self._hands_on = device, front, back, hands_on
         self.shapes = list(shapes)
         self._tails, self._spare = tails, SpareLogits()
-        self._split: dict[LaunchShape, SplitStep] = {}
+        self._split: dict[LaunchShape, SplitStep | WholeStep] = {}
 
     def rehearse(self, others: Sequence[Variant], *, sampling: bool = True) -> None:
         """Run shapes, and every variant: nothing compiles or loads inside a capture.
@@ -102,7 +105,8 @@ class StepGraphs:
         What chooses a sampling kernel's sizes are thresholds and powers of two of rows, so variants run for those only. Needs
         inference mode and the main stream.
         """
-        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *self._tails, *others) if sampling else ())
+        drawn = () if self._hands_on else (*self._tails, *others)
+        variants = dict.fromkeys((*WHOLE_STEP_VARIANTS, *drawn) if sampling else ())
         sampled: set[int] = set()
         for shape in reversed(self.shapes):  # from large to small
             batch, logits = self._front(shape)
@@ -128,6 +132,9 @@ class StepGraphs:
 
     def _capture(self, shape: LaunchShape) -> None:
         front = partial(self._front, shape)
+        if self._hands_on:
+            self._split[shape] = WholeStep(self._device, front, self._back)
+            return
         whole = self._whole_variants(shape)
         seamless = [variant for variant in whole if variant.edits & GRAMMAR_EDIT and shape.rows <= SEAMLESS_ROWS]
         self._split[shape] = SplitStep(
@@ -149,16 +156,6 @@ class DecodeGraphs(StepGraphs):
     Args:
         shapes: of ``decode_shapes``; a shape's graphs apply as many edits of slots as it has rows.
     """
-
-    def __init__(
-        self,
-        device: Device,
-        front: StepLogits,
-        back: SampleAndAdvance,
-        shapes: Iterable[LaunchShape],
-        tails: Sequence[Variant],
-    ) -> None:
-        super().__init__(device, front, back, shapes, tails)
 
     def _whole_variants(self, shape: LaunchShape) -> Sequence[Variant]:
         return (*WHOLE_STEP_VARIANTS, WITH_LOGPROBS) if shape.rows <= LOGPROB_ROWS else WHOLE_STEP_VARIANTS

@@ -142,8 +142,10 @@ class PrefillGraphs(StepGraphs):
         tails: Sequence[Variant],
         hidden_from: int = sys.maxsize,
         whole: Sequence[Variant] = WHOLE_STEP_VARIANTS[:2],
+        *,
+        hands_on: bool = False,
     ) -> None:
-        super().__init__(device, front, back, shapes, tails)
+        super().__init__(device, front, back, shapes, tails, hands_on=hands_on)
         self._whole = whole
         self._hidden_from = hidden_from
         self._ordered, self._tokens = list(shapes), [shape.tokens for shape in shapes]

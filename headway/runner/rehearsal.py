@@ -45,7 +45,11 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, pas
             batch = body.unpack(exact, Bound(num_tokens), not config.halves(num_tokens, only_decode=exact.only_decode))
             if rows == 1 and not body.pools:  # where prompt log-probabilities are wanted; no step takes more memory
                 body.row_logits(batch, body.forward(batch, only_rows=False))
+            if body.border is not None:
+                body.border.begin(num_tokens)
             states = body.outcome_states(batch)
+            if body.border is not None:
+                body.border.end(body, exact, Variant(every_edit))
         if body.model.spec.vision is not None and not body.pools:  # its kernels, and what it adds
             shape = LaunchShape(num_tokens, num_rows, mixed, num_tokens, config.width)
             body.outcome_states(body.unpack(shape, Bound(num_tokens), media=True))

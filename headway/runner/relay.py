@@ -2,23 +2,34 @@
 
 Its slots need the tokens only when their rows come again. So it goes on with other rows meanwhile, which is what fills the
 pipe: the leader says with each step how many of the latest steps' tokens it can do without (``Launch.unsettled``).
+
+What a step leaves for later, and what comes for it, is kept in one buffer of its own. For decode steps there are graphs of what
+is done with it, which read one and the same buffer: the step's is copied there first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from headway.core.ints import round_up
+from headway.device.base import Device, Graph
 from headway.parallel.stage import Stage
-from headway.sampling.sampler import Variant
+from headway.runner.launch import LaunchShape
+from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from headway.state.batch import StepBatch
 from headway.state.packed_step import ROW_INTS, ROWS_AT
 
 if TYPE_CHECKING:
     from headway.runner.step_body import StepBody
+
+_VARIANTS = (Variant(), Variant(GRAMMAR_EDIT))
+"""All that makes a difference to what is done with tokens."""
 
 
 @dataclass(slots=True)
@@ -26,17 +37,24 @@ class _Step:
     """A step whose tokens are not known yet.
 
     Attributes:
-        packed: int32, the packed step as far as its rows, which later steps overwrite.
-        slots: int32 [R], of its rows that draw; -1 for others.
-        tokens: int32 [R] for each outcome that a row can have, filled when the last stage has drawn them.
-        batch: the step's, whose tensors are later ones' by then.
+        kept: int32, see ``_Kept``.
+        shape: padding included.
     """
 
-    packed: torch.Tensor
-    slots: torch.Tensor
-    tokens: list[torch.Tensor]
+    kept: torch.Tensor
+    shape: LaunchShape
     variant: Variant
-    batch: StepBatch
+
+
+class _Kept:
+    """Where things lie in what a step leaves: the packed step as far as its rows, lengths and slots of the rows, and tokens of
+    each outcome that a row can have, all in rows of ``stride``."""
+
+    def __init__(self, shape: LaunchShape) -> None:
+        self.stride = round_up(shape.rows, 4)  # kernels are specialised on multiples of 16 bytes
+        self.packed = ROWS_AT + ROW_INTS * self.stride
+        self.tokens = self.packed + 2 * self.stride
+        self.size = self.tokens + shape.width * self.stride
 
 
 class Relay:
@@ -45,26 +63,79 @@ class Relay:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._waiting: deque[_Step] = deque()
+        self._graphs: dict[tuple[LaunchShape, int], Graph] = {}
+        self._read: torch.Tensor | None = None  # by the graphs
 
     def settle(self, body: StepBody, unsettled: int) -> None:
         """Wait, on the device, for the tokens of all steps but the latest ``unsettled``, and move their slots on."""
         while len(self._waiting) > unsettled:
             step = self._waiting.popleft()
-            slots = step.slots
-            for offset, tokens in enumerate(step.tokens):
-                self._stage.heard(tokens)
-                slots = body.advance(slots, tokens, step.variant, step.packed, offset, len(step.tokens))
-            body.draft(replace(step.batch, row_slots=step.slots), step.variant)
+            self._stage.heard(step.kept[_Kept(step.shape).tokens :])
+            graph = self._graphs.get((step.shape, step.variant.edits & GRAMMAR_EDIT))
+            if graph is None:
+                self._move_on(body, step.kept, step.shape, step.variant)
+            else:
+                assert self._read is not None
+                self._read[: len(step.kept)].copy_(step.kept)
+                graph.replay()
 
-    def note(self, body: StepBody, batch: StepBatch, variant: Variant) -> None:
-        """A step has been handed on. Rows that draw nothing, the chunks of prompts, move on at once."""
-        rows = len(batch.row_slots)
-        packed = body.packed[: ROWS_AT + ROW_INTS * rows].clone()
-        draws = packed[ROWS_AT:].view(rows, ROW_INTS)[:, 3] > 0
+    def note(self, body: StepBody, shape: LaunchShape, variant: Variant) -> None:
+        """A step of ``shape``, padding included, has been handed on."""
+        places = _Kept(shape)
+        kept = body.packed.new_empty(places.size)
+        seq_lens, row_slots = body.rows(places.stride)
+        torch.cat((body.packed[: places.packed], seq_lens, row_slots), out=kept[: places.tokens])
+        self._stage.listen(kept[places.tokens :])
+        self._waiting.append(_Step(kept, shape, variant))
+
+    def pass_chunks(self, body: StepBody, batch: StepBatch) -> None:
+        """Rows that draw nothing, the chunks of prompts, move on at once."""
+        draws = _draws(body.packed, len(batch.row_slots))
         nobody = torch.full_like(batch.row_slots, -1)
-        body.advance(torch.where(draws, nobody, batch.row_slots), nobody, variant, packed, 0, 1)
-        slots = torch.where(draws, batch.row_slots, nobody)
-        tokens = [torch.empty_like(nobody) for _ in range(batch.width)]
-        for each in tokens:
-            self._stage.listen(each)
-        self._waiting.append(_Step(packed, slots, tokens, variant, batch))
+        body.advance(torch.where(draws, nobody, batch.row_slots), nobody, Variant(), body.packed, 0, 1)
+
+    def rehearse(self, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
+        """Run what ``capture`` captures, with no rows."""
+        nothing = self._empty(body, shapes)
+        for shape, variant in _kinds(shapes):
+            self._move_on(body, nothing[: _Kept(shape).size], shape, variant)
+
+    def capture(self, device: Device, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
+        """Capture what is done with the tokens of decode steps. Needs a rehearsal, inference mode and an idle device."""
+        with device.main.active():
+            self._read = self._empty(body, shapes)
+        for shape, variant in _kinds(shapes):
+            kept = self._read[: _Kept(shape).size]
+            self._graphs[shape, variant.edits] = device.capture(partial(self._move_on, body, kept, shape, variant))
+
+    def _empty(self, body: StepBody, shapes: Sequence[LaunchShape]) -> torch.Tensor:
+        """What steps without rows leave, for the largest of ``shapes``."""
+        return body.packed.new_full((max((_Kept(shape).size for shape in shapes), default=0),), -1)
+
+    def _move_on(self, body: StepBody, kept: torch.Tensor, shape: LaunchShape, variant: Variant) -> None:
+        """Move the slots of a step on by its tokens, and guess what comes next."""
+        places, rows = _Kept(shape), shape.rows
+        packed = kept[: places.packed]
+        lens, slots, *tokens = (each[:rows] for each in kept[places.packed :].view(-1, places.stride).unbind())
+        if not shape.only_decode:
+            slots = torch.where(_draws(packed, rows), slots, -1)
+        going = slots
+        for offset, drawn in enumerate(tokens):
+            going = body.advance(going, drawn, variant, packed, offset, shape.width)
+        body.draft(_batch_of(slots, lens, shape.width), variant)
+
+
+def _kinds(shapes: Sequence[LaunchShape]) -> Iterator[tuple[LaunchShape, Variant]]:
+    """From large to small, so that the shared pool is sized once."""
+    return ((shape, variant) for shape in reversed(shapes) for variant in _VARIANTS)
+
+
+def _draws(packed: torch.Tensor, rows: int) -> torch.Tensor:
+    """bool [R], whether the rows of a packed step bring tokens."""
+    return packed[ROWS_AT : ROWS_AT + ROW_INTS * rows].view(rows, ROW_INTS)[:, 3] > 0
+
+
+def _batch_of(slots: torch.Tensor, lens: torch.Tensor, width: int) -> StepBatch:
+    """What drafters without a model read of a step that has gone by: its rows. Everything else is later steps'."""
+    none = slots[:0]
+    return StepBatch(none, none, none, lens, slots, none, (), none, 0, width, 0, width=width)

@@ -139,6 +139,18 @@ class SplitStep:
         return Replayed(tail.parts, known)
 
 
+class WholeStep:
+    """A step that samples nothing, as one graph."""
+
+    def __init__(self, device: Device, front: FrontHalf, back: SampleAndAdvance) -> None:
+        self._tail = Tail.capture(device, partial(_whole_step, front, back, Variant()))
+
+    def replay(self, variant: Variant) -> Replayed:
+        """Queue the step, whatever ``variant`` asks of those who sample."""
+        self._tail.graph.replay()
+        return Replayed(self._tail.parts, Variant())
+
+
 def _whole_step(front: FrontHalf, back: SampleAndAdvance, variant: Variant) -> list[Part]:
     return back(*front(), variant)
 

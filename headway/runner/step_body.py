@@ -20,14 +20,13 @@ from headway.models.interface import ALL_TOKENS, LAST_TOKENS, AligningModel, Mod
 from headway.parallel.turns import Turns
 from headway.pooling.pooler import Pooler
 from headway.runner.batch_buffers import BatchBuffers
+from headway.runner.border import Border
 from headway.runner.config import RunnerConfig
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prefill_graphs import max_edits
 from headway.runner.prompt_logprobs import gather_entries
-from headway.runner.relay import Relay
 from headway.runner.results import Part, record_ints
-from headway.sampling.logprobs import LogprobTensors
-from headway.sampling.sampler import GRAMMAR_EDIT, Judge, Sampler, Variant
+from headway.sampling.sampler import GRAMMAR_EDIT, Sampler, Variant
 from headway.speculative.base import Drafter
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -50,6 +49,7 @@ class StepBody:
     Attributes:
         packed: int32 [P], the packed step on the device.
         caches: the model's.
+        border: exchanges with other stages, before and behind each step; None: there are none.
         pools: it pools, and generates nothing.
         vector, token_vector: numbers of a row's and of a token's vector; 0 where they have none.
         results: int32 [max_in_flight, max_num_seqs, record_ints(width)], what steps report.
@@ -69,8 +69,10 @@ class StepBody:
     ) -> None:
         assert (drafter is None) == (config.width == 1), "rows of drafts need a drafter, and a drafter such rows"
         self.model, self.sampler, self.config, self._turns = model, sampler, config, turns
-        self._stage = model.spec.stage
-        self._relay = None if self._stage is None or self._stage.is_last else Relay(self._stage)
+        self.border: Border | None = None
+        if model.spec.stage is not None:
+            self.border = Border(model.spec.stage, config, model.spec.hidden_size, model.dtype, device)
+        self._relay = None if self.border is None else self.border.relay
         self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
         self._layers: tuple[int, ...] | None = None  # that steps run; None: all
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -121,6 +123,10 @@ class StepBody:
         if number:
             self.sampler.penalties.rebuild(self.packed[position : position + number], self.config.max_model_len)
 
+    def rows(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """int32 [number] each, lengths and slots of the rows of the step that was unpacked last."""
+        return self._buffers.rows(number)
+
     def unpack(
         self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True, media: bool = False
     ) -> StepBatch:
@@ -141,6 +147,8 @@ class StepBody:
         if self.model.spec.adapters:
             batch.adapters = self._arena.view(ADAPTER).index_select(0, slots_of_tokens(batch))
         self._place_media(batch, media)
+        if self.border is not None:
+            batch.entering = self.border.entering(shape.tokens)
         return batch
 
     def _place_media(self, batch: StepBatch, media: bool) -> None:
@@ -255,8 +263,8 @@ class StepBody:
 
     def row_logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
         """The same from hidden states of all tokens; these themselves where they are handed on."""
-        if self._relay is not None:
-            return hidden
+        if self.border is not None and self._relay is not None:
+            return self.border.keep(hidden)
         if batch.num_decode_rows < len(batch.row_slots):
             hidden = hidden.index_select(0, batch.logit_indices)
         return self.logits(hidden)
@@ -275,7 +283,8 @@ class StepBody:
             log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
         if self._relay is not None:
-            self._relay.note(self, batch, variant)
+            if len(batch.row_slots) > batch.num_decode_rows:
+                self._relay.pass_chunks(self, batch)
             return []
         if self._pooler is not None:
             pooler = self._pooler
@@ -292,7 +301,11 @@ class StepBody:
             if run:
                 assert self._drafter is not None, "rows of drafts have a drafter"
                 judge = self._drafter.judge(batch, slots, offset, variant.flags)
-            logprobs = self._outcome(slots, states[offset * rows : (offset + 1) * rows], variant, run, judge)
+            logits = states[offset * rows : (offset + 1) * rows]
+            token_ids, logprobs = self.sampler(logits, slots, variant, judge)
+            if self.border is not None:
+                self.border.drew(token_ids, offset, batch.width)
+            self._advance(slots, token_ids, variant, run)
             parts += [] if logprobs is None else [logprobs]
             slots = self._going_on[offset % 2, :rows]
         self.draft(batch, variant)
@@ -309,16 +322,6 @@ class StepBody:
         """Guess what follows the step's outcomes."""
         if self._drafter is not None:
             self._drafter.propose(batch, variant.flags)
-
-    def _outcome(
-        self, slots: torch.Tensor, logits: torch.Tensor, variant: Variant, run: tuple[object, ...], judge: Judge | None
-    ) -> LogprobTensors | None:
-        """Choose and append one token for each of ``slots`` (int32 [R], -1: none); ``run`` see ``slot_advance``."""
-        token_ids, logprobs = self.sampler(logits, slots, variant, judge)
-        if self._stage is not None:
-            self._stage.tell(token_ids)
-        self._advance(slots, token_ids, variant, run)
-        return logprobs
 
     def settle(self, unsettled: int) -> None:
         """Where tokens are drawn elsewhere: all that precedes a step that can do without those of the ``unsettled`` before

@@ -7,6 +7,7 @@ import torch
 from headway.core.errors import ConfigError
 from headway.models.decoder import DecoderModel
 from headway.models.interface import Model
+from headway.speculative.agreed import whole_logits
 from headway.speculative.dflash_config import read_dflash
 from headway.speculative.dflash_model import DFlashModel
 from headway.speculative.eagle_load import fill_head, fill_randomly, plain_name
@@ -36,7 +37,7 @@ def load_dflash(
         raise ConfigError('speculative_config: DFlash reads the embedding of a decoder; use method="ngram"')
     config = read_dflash(checkpoint.config, spark=spark, target=target.spec)
     names = frozenset() if checkpoint.is_dummy else frozenset(map(plain_name, checkpoint.tensor_names()))
-    embed, logits = target.embedding.forward, target.logits
+    embed, logits = target.embedding.forward, whole_logits(target)
     model = DFlashModel(config, names, embed, logits, dtype=dtype, device=target.device, max_len=max_len)
     if checkpoint.is_dummy:
         fill_randomly(model, seed)

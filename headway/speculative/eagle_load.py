@@ -10,6 +10,7 @@ import torch
 from headway.core.errors import ConfigError, WeightsError
 from headway.models.decoder import DecoderModel
 from headway.models.interface import Model, Target
+from headway.speculative.agreed import whole_logits
 from headway.speculative.draft_vocabulary import DraftVocabulary
 from headway.speculative.eagle_config import read_eagle
 from headway.speculative.eagle_model import EagleModel
@@ -59,7 +60,7 @@ def load_eagle(
         read,
         names,
         target.embedding.forward,
-        target.logits,
+        whole_logits(target),
         dtype=dtype,
         device=target.device,
         max_len=max_len,

@@ -24,6 +24,7 @@ from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.linear import Linear
 from headway.models.layers.mla import MLASpec
 from headway.models.mtp import MTPSpec
+from headway.speculative.agreed import whole_logits
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 
@@ -35,6 +36,8 @@ class _Made(TypedDict):
 
 class MTPModel(nn.Module):
     """The layer with uninitialised weights; whoever fills them calls ``finalize``. Embedding and output layer are the target's.
+
+    Of several ranks each has a part of the block, as of the target's.
 
     Args:
         target: with its weights in place.
@@ -54,7 +57,7 @@ class MTPModel(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype, self.device, self._names = dtype, target.device, spec
-        self._embed, self._logits = target.embedding.forward, target.logits
+        self._embed, self._logits = target.embedding.forward, whole_logits(target)
         hidden, made = config.hidden_size, _Made(dtype=dtype, device=target.device)
         block = _block(config, spec)
         rotated = None if block.mixer is None else block.mixer.rotated
@@ -111,7 +114,8 @@ class MTPModel(nn.Module):
             found |= norm.destinations(f"{name}.")
         found |= self.block.destinations(prefix)
         trunk = "model."
-        unused = tuple(name.removeprefix(trunk) for name in names.shared)
+        others = (*names.shared, *self.block.elsewhere(prefix))
+        unused = tuple(name.removeprefix(trunk) for name in others)
         return WeightMap(found, ("rotary_emb.inv_freq",), (trunk,), unused, stacks=self.block.stacks(prefix))
 
     @torch.no_grad()

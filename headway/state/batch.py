@@ -91,6 +91,7 @@ class StepBatch:
         selected: int32 [T, K], positions that an indexer chose for the layers that follow; None: there is none.
         max_copies: >= the states that are copied before the forward pass, and behind it; 0 in steps of decode rows alone.
         cross: what cross-attention reads; None where there is none.
+        entering: [T, C], what the stage before has made of the tokens; None: this stage has the embedding.
         most_tokens: >= T on every replica that shares experts with this one, the same on all of them; 0: there are no others,
             or T is the same on all.
     """
@@ -125,6 +126,7 @@ class StepBatch:
     prefix_bound: int = 0
     selected: torch.Tensor | None = None
     most_tokens: int = 0
+    entering: torch.Tensor | None = None
 
     def live_tokens(self, last_only: bool = False) -> torch.Tensor:
         """int32 [T], or with ``last_only`` [R] of the rows' last tokens: negative on padding and zombie rows."""
@@ -184,6 +186,7 @@ class StepBatch:
             num_decode_rows=max(0, min(end, decodes) - first),
             token_types=None if self.token_types is None else self.token_types[first:end],
             adapters=None if self.adapters is None else self.adapters[first:end],
+            entering=None if self.entering is None else self.entering[first:end],
             masks={},
         )
 

@@ -147,8 +147,9 @@ class CachePool:
         if layout.has_states:
             assert states is not None, "a model with states needs to know how they are stored"
             self.replays = states.replays
-            self.state_storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
-            own = zip(states.views(layout, self.state_storage), states.rings(layout, device), strict=True)
+            storage = torch.zeros((states.num_slots, states.words(layout)), dtype=torch.int32, device=device)
+            self.state_storage = storage if storage.shape[1] else None  # all states may be those of other stages
+            own = zip(states.views(layout, storage), states.rings(layout, device), strict=True)
             self.states = [state + ring for state, ring in own]
             self.layers = [paged + state for paged, state in zip(self.layers, self.states, strict=True)]
 

@@ -11,11 +11,14 @@ import torch
 
 from headway.engine.world import World
 from headway.models.decoder import DecoderModel
+from headway.models.interface import Forward, Want
 from headway.models.load import load_model
 from headway.models.registry import read_config
 from headway.parallel.keys import OwnKeys
 from headway.parallel.mesh import Mesh
 from headway.sampling.spread import SpreadLogits
+from headway.state.batch import StepBatch
+from headway.state.cache_pool import CachePool
 from headway.weights import open_checkpoint
 from tests.models.harness import Machine
 from tests.models.tiny import MAX_LEN
@@ -70,7 +73,20 @@ def logits_of(
 
     def work(world: World) -> torch.Tensor | None:
         model = load_shard(folder, world, whole_experts=whole_experts)
-        part = model.spec.vocabulary
+        part, forward = model.spec.vocabulary, model.forward
+
+        def between(batch: StepBatch, caches: CachePool, want: Want) -> Forward:
+            """What the runner does around a stage's forward pass."""
+            stage = model.spec.stage
+            if stage is not None and not stage.is_first:
+                batch.entering = torch.empty(len(batch.input_ids), model.spec.hidden_size)
+                stage.receive(batch.entering)
+            given = forward(batch, caches, want)
+            if stage is not None and not stage.is_last:
+                stage.send(given.hidden)
+            return given
+
+        model.forward = between  # type: ignore[method-assign]
         if not world.mesh.is_last:
             width = model.config.vocab_size
             model.logits = lambda hidden: hidden.new_zeros(hidden.shape[0], width)  # type: ignore[method-assign]

@@ -1,0 +1,80 @@
+"""What a stage exchanges with the other stages: hidden states on the way up, drawn tokens on the way back.
+
+Every exchange is queued between graphs, never captured: what comes lies where the next graph reads it, and what goes lies where
+the last one wrote it. A stage's steps run one after the other on one stream, so one buffer of each kind is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.core.ints import round_up
+from headway.device.base import Device
+from headway.parallel.stage import Stage
+from headway.runner.config import RunnerConfig
+from headway.runner.launch import LaunchShape
+from headway.runner.relay import Relay
+from headway.sampling.sampler import Variant
+
+if TYPE_CHECKING:
+    from headway.runner.step_body import StepBody
+
+
+class Border:
+    """A stage's exchanges.
+
+    Args:
+        hidden: C.
+        dtype: of hidden states.
+
+    Attributes:
+        relay: what it still has to learn; None: this stage draws the tokens.
+    """
+
+    def __init__(
+        self, stage: Stage, config: RunnerConfig, hidden: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._stage = stage
+        self._states = torch.zeros(config.max_num_batched_tokens, hidden, dtype=dtype, device=device)
+        # Rows begin at multiples of 16 bytes, on which kernels are specialised.
+        self._drawn = torch.zeros(config.width * round_up(config.max_num_seqs, 4), dtype=torch.int32, device=device)
+        self.relay = None if stage.is_last else Relay(stage)
+
+    def entering(self, num_tokens: int) -> torch.Tensor | None:
+        """[T, C] that ``begin`` fills; None: this stage has the embedding."""
+        return None if self._stage.is_first else self._states[:num_tokens]
+
+    def keep(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [T, C], where ``end`` finds it."""
+        return self._states[: len(hidden)].copy_(hidden)
+
+    def drew(self, tokens: torch.Tensor, offset: int, width: int) -> None:
+        """int32 [R], outcome ``offset`` of ``width``, where ``end`` finds it."""
+        stride = round_up(len(tokens), 4)
+        self._drawn[: width * stride].view(width, stride)[offset, : len(tokens)].copy_(tokens)
+
+    def begin(self, num_tokens: int) -> None:
+        """Ahead of a step: take what the stage before has made of its tokens."""
+        if not self._stage.is_first:
+            self._stage.receive(self._states[:num_tokens])
+
+    def end(self, body: StepBody, shape: LaunchShape, variant: Variant) -> None:
+        """Behind a step of ``shape``, padding included: hand on what it has made of its tokens, or what it has drawn."""
+        if self.relay is None:
+            self._stage.tell(self._drawn[: shape.width * round_up(shape.rows, 4)])
+            return
+        self._stage.send(self._states[: shape.tokens])
+        self.relay.note(body, shape, variant)
+
+    def rehearse(self, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
+        """Run what ``capture`` will capture: nothing compiles inside a capture."""
+        if self.relay is not None:
+            self.relay.rehearse(body, shapes)
+
+    def capture(self, device: Device, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
+        """Capture what follows decode steps of ``shapes``, from small to large."""
+        if self.relay is not None:
+            self.relay.capture(device, body, shapes)
