@@ -144,3 +144,21 @@ def test_widths_are_few_and_their_graphs_fewer() -> None:
         assert len(whole) == 2 * len(row_buckets(rows)) and len(some) <= 2 * len(whole)
         assert {shape.rows for shape in some if shape.width == 3} >= {1, rows}
     assert len(decode_shapes(256, WIDTHS)) < 1.4 * len(decode_shapes(256, (1, 5)))
+
+
+def test_what_drafts_save_is_told_by_the_times_of_steps_without() -> None:
+    pacer = DraftPacer((1, 4))
+    pacer.observe(4, [2, 2, 2, 2], 1500.0)
+    assert pacer.saved_us == 0.0, "no step without drafts has been timed"
+    while pacer.width == 4:
+        pacer.observe(4, [2, 2, 2, 2], 1500.0)
+    pacer.observe(1, [2], 1000.0)
+    pacer.observe(1, [4], 700.0)
+    assert pacer.saved_us == 0.0
+    pacer.observe(4, [2, 2, 1, 1], 1500.0)
+    assert pacer.saved_us == pytest.approx(1000.0 * 3 - 1500.0), "three tokens a row: three steps without drafts"
+    pacer.observe(4, [3, 0, 0, 0], 1500.0)
+    assert pacer.saved_us == pytest.approx(1500.0 - 500.0), "nothing accepted: the step cost half a step more"
+    pacer.observe(4, [2, 1, 1, 1], None)
+    pacer.observe(4, [64, 1, 1, 1], 1500.0)
+    assert pacer.saved_us == pytest.approx(1000.0), "prompts beside them, or rows of which no plain step is known"
