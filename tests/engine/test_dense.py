@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from headway.models.load import load_model
+from headway.state.cache_pool import bytes_per_block
+from headway.weights import open_checkpoint
 from tests.engine.harness import request, run
-from tests.models.tiny import TINY, hf_model, pool_bytes, save
+from tests.models.tiny import TINY, hf_model, save
 from tests.sim.harness import simulated
 
 VOCAB = 97
@@ -78,7 +81,12 @@ def arguments(name: str, **changes: Any) -> dict[str, Any]:
 @functools.cache
 def small_pool(name: str) -> int:
     """Bytes of a pool in which one request fits as long as it may get, but not three as they are."""
-    return pool_bytes(Path(folder_of(name)), SPARE, more_each_group=-(-MAX_LEN // BLOCK))
+    model = load_model(
+        open_checkpoint(folder_of(name)), dtype=torch.float32, device=torch.device("cpu"), max_model_len=MAX_LEN,
+        progress=False, seed=0,
+    )  # fmt: skip
+    cache = model.spec.cache
+    return (SPARE + len(cache.groups) * -(-MAX_LEN // BLOCK)) * bytes_per_block(cache, BLOCK, torch.float32)
 
 
 def depths(number: int) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import torch
 
 from headway.models.decoder import DecoderModel
 from headway.models.load import load_model
-from headway.state.cache_pool import bytes_per_block
 from headway.weights import open_checkpoint
 from tests.models.harness import DEVICE
 
@@ -447,12 +446,3 @@ def ours(oracle: Any, shards: int = 1, dtype: torch.dtype = torch.float32) -> De
         model = load_model(checkpoint, dtype=dtype, device=DEVICE, max_model_len=MAX_LEN, progress=False, seed=0)
         assert isinstance(model, DecoderModel)
         return model
-
-
-def pool_bytes(folder: Path, num_blocks: int, *, block_size: int = 8, more_each_group: int = 0) -> int:
-    """Bytes of a float32 pool of so many KV blocks for the checkpoint, and of some more for each group of its layers."""
-    model = load_model(
-        open_checkpoint(str(folder)), dtype=torch.float32, device=DEVICE, max_model_len=MAX_LEN, progress=False, seed=0
-    )
-    cache = model.spec.cache
-    return (num_blocks + len(cache.groups) * more_each_group) * bytes_per_block(cache, block_size, torch.float32)
