@@ -79,7 +79,8 @@ def answers(given: argparse.Namespace, drafts: dict[str, Any] | None) -> tuple[l
     """Completions of all prompts, and the engine's figures."""
     with LLM(
         given.model, load_format=given.load_format, device=given.device, dtype=given.dtype, max_model_len=given.tokens + 96,
-        max_num_seqs=given.rows, enable_prefix_caching=False, skip_tokenizer_init=True, speculative_config=drafts, seed=given.seed,
+        max_num_seqs=given.rows, enable_prefix_caching=False, skip_tokenizer_init=True, speculative_config=drafts,
+        seed=given.seed,
     ) as llm:  # fmt: skip
         params = SamplingParams(
             temperature=0.0, max_tokens=given.tokens, ignore_eos=True, detokenize=False, logprobs=None if drafts else 2
