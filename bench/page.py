@@ -29,6 +29,7 @@ TITLES = {
     "mamba2_780m_ring": "Mamba2-780M with states written back once in 8 tokens",
     "mamba2_780m_ngram": "Mamba2-780M with n-gram drafts (3, synthetic acceptance length 2.5; ms a token)",
     "qwen3_06b_ngram": "Qwen3-0.6B with n-gram drafts (3, synthetic acceptance length 2.5; ms a token)",
+    "qwen3_06b_rejected": "Qwen3-0.6B with n-gram drafts of which none is accepted (3, adaptive; at most 1.15 times plain)",
     "qwen3_06b_eagle3": "Qwen3-0.6B with EAGLE-3 (3 drafts, synthetic acceptance length 2.5; ms a token)",
     "qwen3_30b_a3b": "Qwen3-30B-A3B",
     "deepseek_v2_lite": "DeepSeek-V2-Lite",

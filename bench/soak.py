@@ -6,7 +6,8 @@
 On CUDA every launch runs under ``syncs.forbid()`` and torch's sync detector in error mode: one wait ends the run. A sample
 of the finished requests is asked for again, each alone: of an engine of depth 0, and of one that runs ahead. Those two must
 give the same tokens in every dtype, since the batches are the same: depth changes nothing. What the request got in the crowd
-must be the same too (ties in the last bit apart) with the tiny float32 model; with another model or in bfloat16, where last
+must be the same too (ties in the last bit apart) with the tiny float32 model, where the engine of depth 0 has no drafts even
+if --speculative-config gives the others some; with another model or in bfloat16, where last
 bits depend on the batch (the shapes of products, the splits of attention), the agreement is only reported. At the end every
 slot, block, staged edit, thread and (up to the allocator's rounding) byte must be back. OUT is rewritten with every progress
 line and when the run is ended from outside, then with ``over`` and ``ok`` false. Exit status 1 if anything was wrong.
@@ -28,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,8 @@ class Tally:
     steps: int = 0
     preemptions: int = 0
     prefix_hits: int = 0
+    drafted: int = 0
+    accepted: int = 0
     back_pressure_waits: int = 0
     run_ahead: int = 0
     checked: int = 0
@@ -146,15 +150,21 @@ class Soak:
         self.tally.checked += 1
         self.tally.agreed += truth.token_ids == answer.token_ids
         self.tally.agreed_alone += truth.token_ids == ahead.token_ids
-        if truth.token_ids != ahead.token_ids:
+        if self.exact and self.core.stats().num_accepted_tokens_per_pos:
+            self._settle(ahead, truth, request, ask, "alone, with drafts,")
+        elif truth.token_ids != ahead.token_ids:
             tokens = f"{truth.token_ids} at depth 0, {ahead.token_ids} ahead"
             self.tally.wrong.append(f"request {request.request_id} alone: {tokens}"[:300])
-        if not self.exact:
-            return
+        if self.exact:
+            self._settle(answer, truth, request, ask, "in the crowd")
+
+    def _settle(
+        self, answer: Answer, truth: Answer, request: AddRequest, ask: Callable[[AddRequest], Answer], where: str
+    ) -> None:
         try:
             settle(answer, truth, request, ask)
         except AssertionError as error:
-            self.tally.wrong.append(f"request {request.request_id} differs from depth 0: {error}"[:300])
+            self.tally.wrong.append(f"request {request.request_id} {where} differs from depth 0: {error}"[:300])
 
     def refresh(self, since: float, launches: list[int]) -> Tally:
         """The tally with the engine's own counters."""
@@ -162,6 +172,7 @@ class Soak:
         tally.seconds = round(time.monotonic() - since, 1)
         tally.steps, tally.preemptions = stats.num_steps, stats.num_preemptions
         tally.prefix_hits, tally.back_pressure_waits = stats.prefix_cache_hits, stats.back_pressure_waits
+        tally.drafted, tally.accepted = stats.num_draft_tokens, stats.num_accepted_tokens
         tally.run_ahead, tally.guarded_launches = stats.run_ahead, launches[0]
         tally.device_bytes = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         return tally
@@ -270,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--run-ahead", default="auto")
+    parser.add_argument("--speculative-config", type=json.loads, help='drafts, as JSON: {"method": "ngram", ...}')
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20, help="check one finished request in so many against depth 0")
     given = parser.parse_args(arguments)
@@ -289,12 +301,13 @@ def main(arguments: list[str] | None = None) -> int:
         )  # 16 rows of up to 16 blocks: preemptions are certain
         made = functools.partial(engine, model, given.device, given.dtype, kv_cache_memory_bytes=pool)
         made = functools.partial(made, kv_cache_dtype=given.kv_cache_dtype)
-        core = made(run_ahead=ahead)
-        oracle = made(run_ahead=0, enable_prefix_caching=False)
-        alone = made(run_ahead=ahead, enable_prefix_caching=False)
+        exact = given.model is None and given.dtype == "float32" and given.kv_cache_dtype == "auto"
+        drafts = given.speculative_config
+        core = made(run_ahead=ahead, speculative_config=drafts)
+        oracle = made(run_ahead=0, enable_prefix_caching=False, speculative_config=None if exact else drafts)
+        alone = made(run_ahead=ahead, enable_prefix_caching=False, speculative_config=drafts)
         for each in (core, oracle, alone):
             claim(each)
-        exact = given.model is None and given.dtype == "float32" and given.kv_cache_dtype == "auto"
         soak = Soak(core, oracle, alone, given.seed, exact, given.every)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         launches = stack.enter_context(no_waits(patch)) if on_cuda else [0]
@@ -304,6 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
             "model": given.model or f"tiny Llama, {VOCAB} tokens",
             "dtype": given.dtype,
             "kv_cache_dtype": given.kv_cache_dtype,
+            "speculative_config": drafts,
             "device": torch.cuda.get_device_name() if on_cuda else "cpu",
             "guard": "armed in error mode" if on_cuda else "none: no CUDA",
             "torch": torch.__version__,

@@ -4,8 +4,9 @@
     python -m bench.syncs_heldout [--json OUT.json]  # precision and recall: the live ones on a card, else the simulation
     ... --folder documented                          # the same for tests/syncs/documented, whose docstrings are labels by hand
 
-A label is what CUPTI saw in the watched part of a snippet's second run: the kinds of blocking calls, none for no wait. A call
-of CUDA's that the simulation counts and CUPTI cannot see (loops around query) is in none of the snippets.
+A label is what CUPTI saw in the watched part of a snippet's second run, on its thread and on those that autograd runs its
+backward passes on: the kinds of blocking calls, none for no wait. A call of CUDA's that the simulation counts and CUPTI cannot
+see (loops around query) is in none of the snippets.
 """
 
 from __future__ import annotations

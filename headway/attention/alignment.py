@@ -33,24 +33,27 @@ def read_keys(cross: CrossBatch, slot: int, frames: int, heads: list[int], cache
     return torch.stack([found[:, head] for head in heads])
 
 
-def first_frames(q: torch.Tensor, k: torch.Tensor, scale: float, first: int) -> torch.Tensor:
+def first_frames(
+    q: torch.Tensor, k: torch.Tensor, scale: float, first: int, *, most_weights: int = MOST_WEIGHTS
+) -> torch.Tensor:
     """The frame in which each token is first heard.
 
     Args:
         q: [A, T, D], of each token that the decoder has read; what it looks at is heard in the token behind it.
         k: f32 [A, N, D].
+        most_weights: that are computed at once, but for those of a single head.
         first: tokens before this one, and the last, have a part in what is usual, and none in the way.
 
     Returns:
         int32 [T - 1 - first], rising.
     """
-    return time_warp(-_looked_at(q.float(), k, scale)[first:-1].contiguous())
+    return time_warp(-_looked_at(q.float(), k, scale, most_weights)[first:-1].contiguous())
 
 
-def _looked_at(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+def _looked_at(q: torch.Tensor, k: torch.Tensor, scale: float, most_weights: int) -> torch.Tensor:
     """f32 [T, N], how much more than usual the heads look at a frame."""
     heads, tokens, frames = q.shape[0], q.shape[1], k.shape[1]
-    at_once = max(MOST_WEIGHTS // (tokens * frames), 1)
+    at_once = max(most_weights // (tokens * frames), 1)
     total = torch.zeros(tokens, frames, dtype=torch.float32, device=q.device)
     for some in range(0, heads, at_once):
         part = slice(some, some + at_once)

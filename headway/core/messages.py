@@ -272,6 +272,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
         host_waits: unsanctioned host waits by kind, back-pressure left out; None where they are not counted.
         num_drafts: rows of drafts that were verified; num_draft_tokens their drafts, num_accepted_tokens those that became
             tokens, num_accepted_tokens_per_pos the same by place, empty where nothing is drafted.
+        draft_saved_seconds: what drafts saved, by the times of steps without; below zero where they cost more. Only measured
+            where their number adapts.
         replicas: of several engines behind one door each one's own figures; those above are of all together.
     """
 
@@ -310,4 +312,5 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    draft_saved_seconds: float = 0.0
     replicas: list[EngineStats] = []

@@ -283,6 +283,7 @@ class EngineCore:
             waits[BACK_PRESSURE].seconds,
         )
         stats.run_ahead, stats.num_in_flight = self._pacer.depth, len(self._in_flight)
+        stats.draft_saved_seconds = 0.0 if self._draft_pacer is None else self._draft_pacer.saved_us / 1e6
         stats.has_device_clock = runner.device.clock is not None
         stats.host_waits = None if self._waits is None else self._waits.counts()
         self._meter.fill(stats)

@@ -24,14 +24,13 @@ LEAST_TOKENS = 16
 """Of a row with pictures beside rows that decode."""
 
 
-def encoder_rows(spec: ModelSpec, sizes: Sizes) -> int:
+def encoder_rows(spec: ModelSpec, sizes: Sizes, step_patches: int = STEP_PATCHES) -> int:
     """Most encoder outputs of a step: as many as it has tokens, or those of one item; of pictures as many as take no longer
-    than
-    ``STEP_PATCHES``."""
+    than ``step_patches``."""
     if spec.encoder is None:
         return 0
     if spec.encoder.width:
-        return sizes.thresholds.encoder_rows or max(STEP_PATCHES // spec.encoder.patches, 1)
+        return sizes.thresholds.encoder_rows or max(step_patches // spec.encoder.patches, 1)
     return max(spec.encoder.longest, sizes.max_num_batched_tokens)
 
 

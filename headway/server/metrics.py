@@ -70,6 +70,13 @@ DRAFT_COUNTERS = (
     ("spec_decode_num_draft_tokens", "num_draft_tokens", "Drafts that were verified."),
     ("spec_decode_num_accepted_tokens", "num_accepted_tokens", "Drafts that became tokens."),
 )
+DRAFT_GAUGES = (
+    (
+        "spec_decode_time_saved_seconds",
+        "draft_saved_seconds",
+        "Time that drafts saved, by the times of steps without; less than zero: what they cost.",
+    ),
+)
 HISTOGRAMS = (
     ("iteration_tokens_total", "tokens_per_step", "Tokens in a step."),
     ("iteration_rows", "rows_per_step", "Rows (requests) in a step."),
@@ -150,13 +157,13 @@ class Figures(Collector):
             yield from self._engine(self._stats)
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
-        for metric, field, help_text in GAUGES:
+        accepted = {str(place): number for place, number in enumerate(stats.num_accepted_tokens_per_pos)}
+        for metric, field, help_text in GAUGES + (DRAFT_GAUGES if accepted else ()):
             yield self._gauge(metric, help_text, getattr(stats, field))
         counters: tuple[Row, ...] = COUNTERS
         histograms: tuple[Row, ...] = HISTOGRAMS
         if stats.has_device_clock:
             counters, histograms = counters + DEVICE_COUNTERS, histograms + DEVICE_HISTOGRAMS
-        accepted = {str(place): number for place, number in enumerate(stats.num_accepted_tokens_per_pos)}
         if accepted:
             counters += DRAFT_COUNTERS
             help_text = "Drafts that became tokens, by their place in the row."

@@ -11,7 +11,7 @@ from headway.state.batch import StepBatch
 from headway.state.slots import DRAFT_SCOPE, SlotArena
 
 STORE_TOKENS = 2**18
-"""Most tokens of answers that are kept: 1 MiB, which every row's search reads whole (from the second-level cache, on a GPU)."""
+"""Usually kept: 1 MiB, which every row's search reads whole (from the second-level cache, on a GPU)."""
 
 
 class SuffixDrafter(Drafter):
@@ -26,17 +26,26 @@ class SuffixDrafter(Drafter):
         max_match: most tokens that are compared.
         max_answers: most answers that are kept.
         factor, min_prob: see ``suffix_draft``.
+        store_tokens: most tokens of answers that are kept.
     """
 
     def __init__(
-        self, arena: SlotArena, number: int, max_match: int, max_answers: int, factor: float, min_prob: float
+        self,
+        arena: SlotArena,
+        number: int,
+        max_match: int,
+        max_answers: int,
+        factor: float,
+        min_prob: float,
+        *,
+        store_tokens: int = STORE_TOKENS,
     ) -> None:
         view, device = arena.view, arena.ints.device
         self._drafts = view("drafts").view(arena.num_slots, number)
         self._scope, self._history, self._num_tokens = view(DRAFT_SCOPE), view("history"), view("num_tokens")
         self._ends = view("alive"), self._history, view("prompt_len"), self._num_tokens
         self._keeps = max_answers > 0
-        size = min(STORE_TOKENS, max(max_answers, 1) * 2 * (self._history.shape[1] + 1))
+        size = min(store_tokens, max(max_answers, 1) * 2 * (self._history.shape[1] + 1))
         self._store = torch.full((size,), -1, dtype=torch.int32, device=device)
         self._cursor = torch.zeros(2 + max(max_answers, 1), dtype=torch.int64, device=device)
         self._rule = max_match, factor, min_prob

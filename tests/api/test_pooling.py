@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headway import LLM, InvalidRequestError, PoolingParams, RequestFailedError, UnknownParameterError
-from headway.api.pooling import offline
+from headway.api.pooling import offline, texts
 from headway.api.pooling.requests import PoolingProcessor
 from headway.core.messages import PooledBatch
 from headway.core.task import Task
@@ -414,3 +414,13 @@ def test_a_step_of_vectors_finds_its_places() -> None:
     processor.apply([PooledBatch([names[1]], first[:2].tobytes(), 2)])
     assert group.finished and [vector.tolist() for vector in group.vectors] == [[4, 5], [0, 1], [0, 1]]
     assert not processor.requests()
+
+
+def test_how_much_of_a_text_that_repeats_itself_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tokens after 400 blanks: read where a token may have so many characters, refused where not."""
+    monkeypatch.setattr(texts, "PROCESS_CHARS", 64)
+    monkeypatch.setattr(texts, "SLACK_TOKENS", 1)
+    long = " " * 400 + "w1 w2 w3 w4"
+    assert texts.Texts(word_tokenizer(), 64, longest_token=300)._part(long, 2, "right")[:2] == ids("w1 w2")
+    with pytest.raises(InvalidRequestError, match="mostly blank"):
+        texts.Texts(word_tokenizer(), 64, longest_token=8)._part(long, 2, "right")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headway.cli.bench.anchors import ablations
-from headway.cli.bench.anchors.context import TINY, Bench, find_model, spec_of
+from headway.cli.bench.anchors.context import MODELS, TINY, Bench, engine_of, find_model, spec_of
 from headway.cli.bench.anchors.table import Table
 from headway.cli.main import app
 from tests.attention.kinds import folder_of
@@ -52,13 +52,15 @@ def test_vectors_are_measured_by_length(tmp_path: Path) -> None:
     assert all(row["ours"] > 0 for row in rows)
 
 
-def test_drafts_are_measured_as_milliseconds_a_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accepted", [{"synthetic_acceptance_length": 2.5}, engine_of(MODELS / "qwen3_06b_rejected")])
+def test_drafts_are_measured_as_milliseconds_a_token(tmp_path: Path, accepted: dict[str, Any]) -> None:
+    """The second: what drafts cost of which none is accepted, while their number adapts."""
     folder = tmp_path / "drafting"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 300}))
     speculative = {
         "method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_length": 2.5,
+        **accepted.get("speculative_config", accepted),
     }  # fmt: skip
     (folder / "engine.json").write_text(json.dumps({"speculative_config": speculative}))
     result, report = measure(folder, tmp_path, "--only", "itl_ms_short_bs2")

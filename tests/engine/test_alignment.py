@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.attention.alignment import smoothed
+from headway.attention.alignment import first_frames, smoothed
 from headway.core.hearing import Alignment
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
@@ -165,3 +165,12 @@ def test_tokens_that_look_at_everything_alike_get_times(hearing: tuple[Any, str]
     answer = run(core, [placed("a", 0)])["a"]
     assert answer.aligned is not None and answer.aligned == sorted(answer.aligned) and answer.aligned[-1] < OUTPUTS
     core.shutdown()
+
+
+def test_heads_may_be_looked_at_one_by_one() -> None:
+    """As few weights at once as one head has, or all of them: the same frames."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(5, 9, 8, generator=generator), torch.randn(5, 24, 8, generator=generator)
+    together = first_frames(q, k, 0.5, 1)
+    for most in (1, 2 * 9 * 24, 5 * 9 * 24 - 1):
+        assert torch.equal(first_frames(q, k, 0.5, 1, most_weights=most), together)

@@ -144,3 +144,44 @@ def test_widths_are_few_and_their_graphs_fewer() -> None:
         assert len(whole) == 2 * len(row_buckets(rows)) and len(some) <= 2 * len(whole)
         assert {shape.rows for shape in some if shape.width == 3} >= {1, rows}
     assert len(decode_shapes(256, WIDTHS)) < 1.4 * len(decode_shapes(256, (1, 5)))
+
+
+def test_what_drafts_save_is_told_by_the_times_of_steps_without() -> None:
+    pacer = DraftPacer((1, 4))
+    pacer.observe(4, [2, 2, 2, 2], 1500.0)
+    assert pacer.saved_us == 0.0, "no step without drafts has been timed"
+    while pacer.width == 4:
+        pacer.observe(4, [2, 2, 2, 2], 1500.0)
+    pacer.observe(1, [2], 1000.0)
+    pacer.observe(1, [4], 700.0)
+    assert pacer.saved_us == 0.0
+    pacer.observe(4, [2, 2, 1, 1], 1500.0)
+    assert pacer.saved_us == pytest.approx(1000.0 * 3 - 1500.0), "three tokens a row: three steps without drafts"
+    pacer.observe(4, [3, 0, 0, 0], 1500.0)
+    assert pacer.saved_us == pytest.approx(1500.0 - 500.0), "nothing accepted: the step cost half a step more"
+    pacer.observe(4, [2, 1, 1, 1], None)
+    pacer.observe(4, [64, 1, 1, 1], 1500.0)
+    assert pacer.saved_us == pytest.approx(1000.0), "prompts beside them, or rows of which no plain step is known"
+
+
+def test_times_and_acceptance_of_long_ago_count_no_more() -> None:
+    """Plain steps were timed once, when they were dear: where that is trusted drafts go on, else they are asked again."""
+    found = {}
+    for trusted in (10_000, 60):
+        pacer = DraftPacer((1, 4), trusted_steps=trusted)
+        drive(pacer, 40, 4, 0.5, bound_by_memory)
+        while pacer.width == 1:
+            pacer.observe(1, [4], 1000.0)
+        widths = [pacer.observe(pacer.width, [4, 2, 1, 0][: pacer.width], 900.0) for _ in range(200)]
+        found[trusted] = 1 in widths
+    assert found == {10_000: False, 60: True}
+    shares = []
+    for remembered in (16, 4096):
+        pacer = DraftPacer((1, 4), remembered_rows=remembered)
+        for right in (2, 0):
+            for _ in range(200):
+                pacer.observe(4, [2, right, right, right], None)
+        shares.append(pacer._tokens(4))
+    assert shares[0] == pytest.approx(1.0, abs=0.01) and shares[1] > 1.5, (
+        "what was accepted long ago counts or does not"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +17,12 @@ from headway.kernels.linear_forms.shapes import JUNCTIONS, DecoderShape, decoder
 from headway.kernels.linear_forms.winners import Form, envelope, head_entries, layer_entries, split
 from headway.kernels.mid_linear import rule as mid_rule
 from headway.kernels.mid_linear.tile import UNROLLED, MidTile
+from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import mid_rows
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
 from headway.kernels.skinny_linear import rule as skinny_rule
-from headway.kernels.skinny_linear.tile import Tile
+from headway.kernels.skinny_linear.tile import Kind as FewKind
+from headway.kernels.skinny_linear.tile import Tile, padded_rows, row_bucket
 from headway.kernels.skinny_linear.tiles import fused_rows
 from headway.kernels.skinny_linear.tiles import tile_for as skinny_tile_for
 
@@ -84,6 +87,78 @@ def test_fewer_rows_take_what_more_rows_have_if_that_is_faster() -> None:
     assert found == {1: (5.0, "a"), 8: (7.0, "c"), 16: (7.0, "c"), 64: (7.0, "d"), 128: (10.0, "e")}
     values = [us for us, _ in found.values()]
     assert values == sorted(values)
+
+
+KINDS_OF: dict[str, tuple[FewKind, MidKind]] = {
+    "qkv": ("norm_linear", "mid_linear"),
+    "o": ("linear_add", "mid_add"),
+    "gate_up": ("norm_gate_up", "mid_gate_up"),
+    "down": ("linear_add", "mid_add"),
+    "head": ("skinny_linear", "mid_linear"),
+}
+
+
+def like_public_ones(count: int) -> list[DecoderShape]:
+    rng = random.Random(4)
+    found = []
+    for _ in range(count):
+        hidden = rng.choice([64 * rng.randrange(8, 160), 256 * rng.randrange(2, 40)])
+        size = rng.choice([64, 80, 96, 128, 256])
+        heads = max(1, round(hidden * rng.choice([0.75, 1.0, 1.5]) / size))
+        kv_heads = rng.choice([each for each in (1, 2, 4, 8, heads) if heads % each == 0])
+        inner, vocab = 64 * round(hidden * rng.uniform(2, 6) / 64), rng.choice([32000, 49152, 128256, 151936, 256000])
+        found.append(DecoderShape(hidden, inner, heads, kv_heads, size, vocab))
+    return found
+
+
+def of_bench() -> list[DecoderShape]:
+    folders = sorted((Path(__file__).parents[2] / "bench" / "shapes").iterdir())
+    read = [decoder_shape(json.loads((folder / "config.json").read_text())) for folder in folders]
+    return [shape for shape in read if shape is not None]
+
+
+def few_time(kind: FewKind, rows: int, outputs: int, inputs: int) -> float:
+    tile = skinny_rule.best_tile(kind, row_bucket(rows), outputs, inputs, H200)
+    return skinny_rule.expected(kind, tile, rows, outputs, inputs, H200)
+
+
+def test_by_the_rule_no_product_is_faster_for_more_rows() -> None:
+    """One row is predicted to a third of a microsecond: there its own tiles win by measurement, whatever the rule says."""
+    for shape in (*of_bench(), *SHAPES, *like_public_ones(150)):
+        for junction in (*JUNCTIONS, "head"):
+            outputs, inputs = shape.weight(junction)
+            times = [few_time(KINDS_OF[junction][0], rows, outputs, inputs) for rows in (1, 2, 3, 5, 8, 9, 16)]
+            assert times[0] <= times[1] + skinny_rule.ROW + 1e-6, (shape, junction)
+            assert all(a <= b + 1e-6 for a, b in pairwise(times[1:])), (shape, junction)
+
+
+@pytest.mark.parametrize("shape", [of_bench()[6], SHAPES[3]], ids=lambda shape: str(shape.hidden))
+def test_products_that_start_early_are_not_faster_for_more_rows(shape: DecoderShape) -> None:
+    """Up to 64 rows, and from 65 on: other constants are for these."""
+    for junction in JUNCTIONS:
+        kind, (outputs, inputs) = KINDS_OF[junction][1], shape.weight(junction)
+        times = {}
+        for rows in (3, 8, 16, 17, 40, 64, 65, 100, 128):
+            tile = mid_rule.best_tile(kind, rows, outputs, inputs, H200)
+            times[rows] = mid_rule.predicted(kind, tile, rows, outputs, inputs, H200)
+        assert all(times[a] <= times[b] + 1e-6 for a, b in pairwise(times) if b != 65), (junction, times)
+
+
+def test_a_width_that_passes_waste_takes_others() -> None:
+    """Qwen2.5-7B's shape: at one row passes of 1,024 left an eighth of the last one empty, and eight rows were faster."""
+    shape = DecoderShape(3584, 18944, 28, 4, 128, 152064, qkv_bias=True)
+
+    def layer(rows: int) -> float:
+        return sum(few_time(KINDS_OF[each][0], rows, *shape.weight(each)) for each in JUNCTIONS)
+
+    tiles = [skinny_rule.best_tile(KINDS_OF[each][0], 1, *shape.weight(each), H200) for each in JUNCTIONS]
+    assert all(shape.weight(each)[1] % tile.step == 0 for each, tile in zip(JUNCTIONS, tiles, strict=True))
+    assert layer(1) <= layer(2) <= layer(8) < 1.13 * layer(1)
+
+
+def test_tensor_cores_take_two_rows() -> None:
+    assert [padded_rows(rows, Tile(16, 128, 4, 4, 3, 1)) for rows in (1, 2, 3, 16)] == [2, 2, 4, 16]
+    assert padded_rows(1, FEW) == 1
 
 
 def test_ways_take_over_in_order_where_that_loses_least() -> None:

@@ -80,10 +80,17 @@ TILES = sorted({Tile(*numbers) for found in SHIPPED.values() for numbers in foun
 
 @pytest.mark.parametrize("tile", TILES if torch.cuda.is_available() else TILES[::3], ids=repr)
 def test_every_tile_of_the_table(tile: Tile, device: str) -> None:
+    check_tile(tile, 2 if tile.splits == 0 else 7, device)
+
+
+def test_one_row_takes_a_tile_of_tensor_cores(device: str) -> None:
+    check_tile(Tile(16, 128, 4, 4, 3, 1), 1, device)
+
+
+def check_tile(tile: Tile, rows: int, device: str) -> None:
     """On a small odd shape: what a tile reaches beyond the matrix counts for nothing."""
     from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, launch
 
-    rows = 2 if tile.splits == 0 else 7
     i = inputs((rows, 70, 2072), torch.float16, device, True)
     for mode, outputs, op in ((STORE, 70, norm_linear), (SILU, 35, norm_gate_up)):
         out = torch.empty(rows, outputs, dtype=torch.float16, device=device)
@@ -128,7 +135,7 @@ def test_every_tile_can_be_launched(kind: Kind) -> None:
         for outputs, size in ((2, 8), (6144, 1024), (28672, 4096), (151936, 1024)):
             tile = tile_for(kind, rows, outputs, size)
             assert tile.block_n >= 1 and tile.num_warps % max(tile.splits, 1) == 0
-            assert tile.splits or row_bucket(rows) == 1, "many rows want tensor cores"
+            assert tile.splits or row_bucket(rows) == 1, "more rows want tensor cores"
 
 
 def test_meta_gives_shapes() -> None:

@@ -61,3 +61,17 @@ def test_which_passes_a_size_holds() -> None:
     assert PassShape(1, 100).holds(PassShape(1, 90)) and not PassShape(1, 90).holds(PassShape(1, 100))
     assert PassShape(4, 50).holds(PassShape(3, 50)) and not PassShape(4, 60).holds(PassShape(3, 50))
     assert not PassShape(1, 100, 3).holds(PassShape(1, 90, 4))
+
+
+def test_sizes_that_are_captured_end_where_they_are_told_to() -> None:
+    spec, _ = tower_of(FAMILIES[0])
+    most = PassShape(1, 2**16)
+    everything = pass_shapes(most, spec, one_size=False, most_units=2**17, most_graphs=10**6)
+    assert everything[-1].holds(most), "nothing is left out"
+    few = pass_shapes(most, spec, one_size=False, most_units=2**17, most_graphs=2 * spec.num_layers)
+    assert few == everything[:2], "the largest are left out first"
+    small = pass_shapes(most, spec, one_size=False, most_units=everything[2].units, most_graphs=10**6)
+    assert small == everything[:3]
+    assert pass_shapes(most, spec, one_size=False, most_units=1) == everything[:1], (
+        "the smallest is there whatever it takes"
+    )

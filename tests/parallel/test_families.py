@@ -78,6 +78,14 @@ def test_more_ranks_than_experts(tmp_path: Path) -> None:
         on_ranks(Mesh(4, 1), lambda world: load_shard(tmp_path, world, whole_experts=True))
 
 
+def test_as_many_ranks_as_experts(tmp_path: Path) -> None:
+    """One expert each."""
+    write(configuration("llama4-two-experts")[1] | {"num_local_experts": 2}, tmp_path)
+    parts = on_ranks(Mesh(2, 1), lambda world: load_shard(tmp_path, world, whole_experts=True))
+    held = [[len(each) for name, each in part.named_parameters() if name.endswith("ffn.down")] for part in parts]
+    assert held[0] == held[1] and set(held[0]) == {1}
+
+
 def test_models_without_experts_are_refused(tmp_path: Path) -> None:
     write(configuration("llama")[1], tmp_path)
     with pytest.raises(UnsupportedModelError, match="has no experts to deal out; leave out enable_expert_parallel"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headway.scheduler.cache.manager import KVManager
 from tests.scheduler.fake_device import make_request
 from tests.scheduler.loop import Loop, make_config
 
@@ -99,3 +102,12 @@ def test_a_resumed_request_counts_once() -> None:
     loop.finish()
     stats = loop.scheduler.stats()
     assert stats.num_preemptions > 0 and stats.prefix_cache_queries == 30 and stats.prompt_tokens == 30
+
+
+@pytest.mark.parametrize(("cleared", "start"), [(0, 10), (8, 8), (9, 7), (256, 0)])
+def test_entries_before_a_window_are_cleared_as_far_as_kernels_load(cleared: int, start: int) -> None:
+    """Blocks of 4 tokens, of which the first ten lie before the window."""
+    manager: Any = SimpleNamespace(block_size=4, cross=None)
+    request: Any = SimpleNamespace(blocks=[list(range(1, 13))], first_kept=[10])
+    [edit] = KVManager.opening_edits(manager, request, cleared)
+    assert (edit[0], edit[1], list(edit[2])) == (0, start, list(range(1 + start, 13)))

@@ -189,7 +189,7 @@ def test_every_figure_of_the_engine_is_published() -> None:
     rows: tuple[tuple[str, str, str], ...] = (
         metrics.GAUGES + metrics.COUNTERS + metrics.DEVICE_COUNTERS + metrics.HISTOGRAMS + metrics.DEVICE_HISTOGRAMS
     )
-    rows += metrics.DRAFT_COUNTERS
+    rows += metrics.DRAFT_COUNTERS + metrics.DRAFT_GAUGES
     published = {field for _, field, _ in rows} | {"waits", "wait_seconds", "host_waits", "num_accepted_tokens_per_pos"}
     elsewhere = {"back_pressure_waits", "back_pressure_seconds"}  # a reason of waits
     elsewhere |= {"has_device_clock", "recent_steps"}  # decides what is shown; for the live page
@@ -241,8 +241,10 @@ def test_the_label_is_the_first_served_name() -> None:
 
 def test_drafts_are_published_where_some_are_made() -> None:
     stats = EngineStats(num_drafts=4, num_draft_tokens=8, num_accepted_tokens=5, num_accepted_tokens_per_pos=[3, 2])
+    stats.draft_saved_seconds = -0.5
     found = samples(text_of(stats))
     assert value(found, "spec_decode_num_drafts_total") == 4
     assert value(found, "spec_decode_num_accepted_tokens_per_pos_total", position="0") == 3
     assert value(found, "spec_decode_num_accepted_tokens_per_pos_total", position="1") == 2
+    assert value(found, "spec_decode_time_saved_seconds") == -0.5, "drafts that cost more than they bring"
     assert "spec_decode" not in text_of(EngineStats())

@@ -3,13 +3,16 @@ after."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.speculative.suffix import SuffixDrafter
 from tests.engine.harness import request, run
 from tests.engine.test_depths import FEATURES
 from tests.engine.tiny_grammars import VOCABULARY
@@ -124,3 +127,13 @@ def test_sweep(number: int, depth: int) -> None:
         check(core, batch)
         core.check_integrity()
         core.shutdown()
+
+
+@pytest.mark.parametrize(("store_tokens", "kept"), [(2**18, 3 * 2 * 33), (40, 40)])
+def test_the_memory_of_answers_is_that_of_the_answers_or_of_the_store(store_tokens: int, kept: int) -> None:
+    tables = {"history": torch.zeros(2, 32, dtype=torch.int32), "drafts": torch.zeros(2, 4, dtype=torch.int32)}
+    arena: Any = SimpleNamespace(
+        num_slots=2, ints=tables["history"], view=lambda name: tables.get(name, torch.zeros(2, dtype=torch.int32))
+    )
+    drafter = SuffixDrafter(arena, 4, 8, 3, 1.0, 0.1, store_tokens=store_tokens)
+    assert drafter._store.numel() == kept

@@ -2,11 +2,12 @@
 
     python -m tests.syncs.run_corpus [--json F] [--only NAME] [--detector live ...]
 
-On CUDA: live, headway's guard alone; cupti, the driver boundary alone (cupti-python's callbacks), which is also the ground
-truth the labels are checked against; both, the two together, as `headway syncs --driver cupti` runs them; profiler, the
-driver boundary from torch.profiler's records; torch, set_sync_debug_mode alone. Anywhere without a GPU: simulation. F is
-written anew after each detector, so that one that breaks loses nothing of the others. Exit status 1 if a label disagrees
-with the driver boundary, a detector could not run, or headway's own detectors miss something.
+On CUDA: live, headway's guard alone; cupti, the driver boundary alone (cupti-python's callbacks), on this thread and on those
+of autograd, which is also the ground truth the labels are checked against; both, the guard and the driver boundary, as
+`headway syncs --driver cupti` runs them; profiler, the driver boundary from torch.profiler's records; torch,
+set_sync_debug_mode alone. Anywhere without a GPU: simulation. F is written anew after each detector, so that one that breaks
+loses nothing of the others. Exit status 1 if a label disagrees with the driver boundary, a detector could not run, or headway's
+own detectors miss something.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import re
 import runpy
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -28,8 +30,11 @@ import torch
 
 from headway import syncs
 from headway.syncs.cupti_probe import CuptiProbe
+from headway.syncs.errors import ProbeError
+from headway.syncs.findings import Wait
 from headway.syncs.live import MESSAGE, LiveProbe
 from headway.syncs.profiler_probe import ProfilerRun
+from headway.syncs.regions import PROCESS
 from headway.syncs.runtime import CudaRuntime
 from headway.syncs.simulate import SimulationProbe
 
@@ -65,6 +70,10 @@ def corpus() -> list[Snippet]:
     return [load(path) for path in sorted(CORPUS.glob("*.py"))]
 
 
+Detector = Callable[[], contextlib.AbstractContextManager[list[str]]]
+"""Gives the kinds of waits that happen while its context is open."""
+
+
 @contextlib.contextmanager
 def probes_log(*probes: Any) -> Iterator[list[str]]:
     """Kinds seen by headway's probes."""
@@ -72,6 +81,50 @@ def probes_log(*probes: Any) -> Iterator[list[str]]:
     with syncs.record(probes=probes or None) as log:
         yield kinds
     kinds.extend(str(finding.kind) for finding in log.findings)
+
+
+AUTOGRADS_THREADS = "pt_autograd_"
+"""How the system's names of the threads begin that torch makes for backward passes, one for each device."""
+
+
+def on_autograds_thread() -> bool:
+    """Whether this thread runs a backward pass for another one, which waits in ``backward()`` until it is done."""
+    name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    return name.exists() and name.read_text().startswith(AUTOGRADS_THREADS)
+
+
+@contextlib.contextmanager
+def driver_log() -> Iterator[list[str]]:
+    """Kinds seen at the driver boundary on this thread and on autograd's.
+
+    Other threads are no part of the snippet's work: those that pin memory, those of the test runner, those of NCCL.
+    """
+    kinds: list[str] = []
+    launching = threading.get_ident()
+
+    def hear(wait: Wait) -> None:
+        if threading.get_ident() == launching or on_autograds_thread():
+            kinds.append(str(wait.kind))
+
+    PROCESS.watch(hear)
+    try:
+        yield kinds
+    finally:
+        PROCESS.unwatch(hear)
+
+
+def prove_that_autograd_is_heard(detector: Detector, device: str) -> None:
+    """Wait on purpose in a backward pass.
+
+    Raises:
+        ProbeError: the detector did not hear it, so silence about backward passes would mean nothing.
+    """
+    x = torch.ones(1, device=device, requires_grad=True)
+    x.register_hook(lambda gradient: gradient.mul(gradient.item()))
+    with detector() as kinds:
+        (x * 2).sum().backward()
+    if not kinds:
+        raise ProbeError("a deliberate wait in a backward pass was not heard: are autograd's threads called otherwise?")
 
 
 @contextlib.contextmanager
@@ -98,9 +151,6 @@ def profiler() -> Iterator[list[str]]:
     kinds.extend(str(wait.kind) for wait in trace.waits + trace.outside)
 
 
-Detector = Callable[[], contextlib.AbstractContextManager[list[str]]]
-
-
 Made = contextlib.AbstractContextManager[Detector]
 """A detector that stays attached while the context is open: CUPTI is not to be subscribed to a hundred times."""
 
@@ -112,7 +162,7 @@ def detectors() -> dict[str, Callable[[], Made]]:
     return {
         "live": lambda: attached(LiveProbe(CudaRuntime())),
         "torch": lambda: contextlib.nullcontext(torch_mode),
-        "cupti": lambda: attached(CuptiProbe()),
+        "cupti": driver_boundary,
         "both": lambda: attached(LiveProbe(CudaRuntime()), CuptiProbe()),
         "profiler": lambda: contextlib.nullcontext(profiler),
     }
@@ -123,6 +173,18 @@ def attached(*probes: Any) -> Iterator[Detector]:
     """headway's probes."""
     with syncs.record(probes=probes):
         yield lambda: probes_log(*probes)
+
+
+@contextlib.contextmanager
+def driver_boundary(device: str = "cuda") -> Iterator[Detector]:
+    """CUPTI alone; proves first that it hears autograd's threads.
+
+    Raises:
+        ProbeError: it cannot attach, or does not hear them.
+    """
+    with syncs.record(probes=(CuptiProbe(),)):
+        prove_that_autograd_is_heard(driver_log, device)
+        yield driver_log
 
 
 def judge(snippet: Snippet, detector: Detector) -> list[str]:

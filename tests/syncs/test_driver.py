@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib.util
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from headway import syncs
 from headway.syncs.counting import CallCounter, direction
@@ -14,6 +18,7 @@ from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.driver import blocking, plain
 from tests.syncs.fake import device_tensor, probe
 from tests.syncs.fake_cupti import CallbackData, CopyCall, FakeCupti, Site, install
+from tests.syncs.run_corpus import driver_boundary, driver_log
 
 
 @pytest.fixture(params=["13.0", "13.4"])
@@ -140,3 +145,52 @@ def test_a_blind_probe_is_an_error(monkeypatch: pytest.MonkeyPatch, fault: str, 
     install(monkeypatch, FakeCupti(**{fault: True}))
     with pytest.raises(syncs.ProbeError, match=says), syncs.record(probes=(CuptiProbe(),)):
         pass
+
+
+def on_a_thread_of_torchs(name: str, work: Callable[[], None]) -> None:
+    """Run ``work`` on a thread that ``threading`` did not start, with a name that only the system knows; wait for it."""
+    done = _thread.allocate_lock()
+
+    def run() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        try:
+            work()
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(run, ())
+    with done:
+        pass
+
+
+def test_the_labeller_hears_autograds_threads_and_no_helpers(cupti: FakeCupti) -> None:
+    with syncs.record(probes=(CuptiProbe(),)):
+        with driver_log() as kinds:
+            cupti.call("cudaStreamSynchronize")
+            on_a_thread_of_torchs("pt_autograd_0", lambda: cupti.call("cudaEventSynchronize"))
+            on_a_thread_of_torchs("pt_nccl_watchdg", lambda: cupti.call("cudaDeviceSynchronize"))
+            pinning = threading.Thread(target=lambda: cupti.call("cudaFreeHost"), name="pin_memory")
+            pinning.start()
+            pinning.join()
+        cupti.call("cudaFree")
+    assert kinds == ["stream", "event"]
+
+
+@pytest.mark.parametrize(("name", "heard"), [("pt_autograd_0", True), ("python", False)])
+def test_no_label_is_written_by_a_labeller_that_is_deaf_to_autograd(
+    cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch, name: str, heard: bool
+) -> None:
+    def item(tensor: torch.Tensor) -> float:
+        on_a_thread_of_torchs(name, lambda: cupti.call("cudaStreamSynchronize"))
+        return 1.0
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    if heard:
+        with driver_boundary("cpu") as detector, detector() as kinds:
+            cupti.call("cudaStreamSynchronize")
+        assert kinds == ["stream"]
+    else:
+        with pytest.raises(syncs.ProbeError, match="deliberate wait in a backward pass"), driver_boundary("cpu"):
+            pass
+    assert cupti.callback is None

@@ -22,7 +22,7 @@ def test_every_snippet_runs_to_its_end(folder: Path, least: int) -> None:
 
 
 ON_AUTOGRADS_THREAD = {"gradient_scaled_by_a_number", "anomalies_detected", "gradient_hook_that_looks_for_nan"}
-"""These wait, and the simulation says so; the labels come from a labeller that watches the main thread alone."""
+"""These wait, and the simulation says so; labels.json is from before the labeller heard autograd's threads."""
 
 IN_DOUBT = ON_AUTOGRADS_THREAD | {
     "embedding_with_a_greatest_norm",

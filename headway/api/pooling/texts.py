@@ -30,8 +30,8 @@ class Texts:
         most: tokens of a text that fit, special ones included.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int) -> None:
-        self.tokenizer, self.most = tokenizer, most
+    def __init__(self, tokenizer: Tokenizer, most: int, *, longest_token: int = LONGEST_TOKEN) -> None:
+        self.tokenizer, self.most, self._longest_token = tokenizer, most, longest_token
         backend = getattr(tokenizer, "backend", None)
         self.single: Frame | None = None if backend is None else single_frame(backend)
         self._pair: list[Frame | None] = []
@@ -118,14 +118,14 @@ class Texts:
         return batch(texts, **BARE)
 
     def _refuse_endless(self, texts: Sequence[str]) -> None:
-        most = max(PROCESS_CHARS, LONGEST_TOKEN * self.most)
+        most = max(PROCESS_CHARS, self._longest_token * self.most)
         for text in texts:
             if len(text) > most:
                 raise too_long(f"a text has {len(text)} characters, and {most} are read at most", self.most, pools=True)
 
     def _part(self, text: str, keep: int, side: str) -> list[int]:
         """Ids of as much of a long text as gives ``keep`` of them, and a few."""
-        size, most = (keep + SLACK_TOKENS) * CHARS_A_TOKEN, max(PROCESS_CHARS, LONGEST_TOKEN * keep)
+        size, most = (keep + SLACK_TOKENS) * CHARS_A_TOKEN, max(PROCESS_CHARS, self._longest_token * keep)
         while True:
             part = _to_blank(text[:size]) if side == "right" else _to_blank(text[-size:][::-1])[::-1]
             [ids] = self._batch([part if size < len(text) else text])

@@ -167,6 +167,12 @@ def block(found: dict[str, Any], settings: Settings) -> str:
     lines.append(_line("Peak output token throughput (tok/s):", found["max_output_tokens_per_s"]))
     lines.append(_line("Peak concurrent requests:", float(found["max_concurrent_requests"])))
     lines.append(_line("Total token throughput (tok/s):", found["total_token_throughput"]))
+    if "spec_decode_num_drafts" in found:
+        lines.append("Speculative Decoding".center(WIDTH, "-"))
+        lines.append(_line("Drafted tokens:", found["spec_decode_num_draft_tokens"]))
+        lines.append(_line("Accepted tokens:", found["spec_decode_num_accepted_tokens"]))
+        length = found["spec_decode_acceptance_length"]
+        lines.append(_line("Acceptance length:", float("nan") if length is None else length))
     for name in settings.metrics:
         short, long = TITLES[name]
         lines.append(long.center(WIDTH, "-"))

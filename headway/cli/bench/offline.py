@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli.bench import drafts
 from headway.cli.errors import clean_errors
 from headway.cli.options import engine_kwargs, with_options
 from headway.core.config import EngineArgs
@@ -88,9 +89,10 @@ def throughput(
                 n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len, detokenize=not disable_detokenize
             )
         _checked(llm.generate([prompts[0][:16]], SamplingParams(max_tokens=16, ignore_eos=True), use_tqdm=False))
-        start = perf_counter()
+        before, start = drafts.counted(llm.stats()), perf_counter()
         outputs = _checked(llm.generate(list(prompts), params, use_tqdm=not nano))
         elapsed = perf_counter() - start
+        drafted = _drafted(llm, before)
     num_input = sum(len(output.prompt_token_ids) for output in outputs)
     num_output = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     total = num_input + num_output
@@ -108,7 +110,7 @@ def throughput(
         "tokens_per_second": total / elapsed,
         "output_tokens_per_second": num_output / elapsed,
     }
-    _write(output_json, figures)
+    _write(output_json, figures | drafted)
 
 
 @clean_errors
@@ -141,13 +143,17 @@ def latency(
     rng = random.Random(engine.seed)
     latencies = []
     with _start(engine) as llm:
+        before = drafts.counted(llm.stats())
         for i in range(num_iters_warmup + num_iters):
+            if i == num_iters_warmup:
+                before = drafts.counted(llm.stats())
             # New prompts each time: the prefix cache must not shorten the prefill.
             prompts = random_prompts(rng, batch_size, input_len, llm.model_info.vocab_size)
             start = perf_counter()
             _checked(llm.generate(list(prompts), params, use_tqdm=False))
             if i >= num_iters_warmup:
                 latencies.append(perf_counter() - start)
+        drafted = _drafted(llm, before)
         if trace is not None:
             batch = random_prompts(rng, batch_size, input_len, llm.model_info.vocab_size)
             command = "headway bench latency"
@@ -159,7 +165,16 @@ def latency(
     typer.echo(f"Avg latency: {average} seconds")
     for percent, seconds in percentiles.items():
         typer.echo(f"{percent}% percentile latency: {seconds} seconds")
-    _write(output_json, {"avg_latency": average, "latencies": latencies, "percentiles": percentiles})
+    _write(output_json, {"avg_latency": average, "latencies": latencies, "percentiles": percentiles, **drafted})
+
+
+def _drafted(llm: LLM, before: drafts.DraftCounts | None) -> dict[str, Any]:
+    """Says what was drafted since ``before`` and returns it for JSON; nothing without drafts."""
+    now = drafts.counted(llm.stats())
+    if now is None:
+        return {}
+    typer.echo(drafts.sentence(now.since(before)))
+    return now.since(before).figures()
 
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:

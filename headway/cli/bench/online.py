@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import typer
 
-from headway.cli.bench import metrics
+from headway.cli.bench import drafts, metrics
 from headway.cli.bench.datasets import Item, arrivals, make_items, rates, request_body
 from headway.cli.bench.flags import takes
 from headway.cli.bench.load import LoadResult, Plan, Planned, run
@@ -89,8 +89,18 @@ async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
     times = arrivals(rates(args), args.burstiness, args.seed)
     planned = [Planned(i, time, body) for i, (time, body) in enumerate(zip(times, bodies))]
     _allow_sockets(len(planned) if args.max_concurrency is None else args.max_concurrency)
+    before = await _drafts(args)
     result = await _run_load(args, planned, show and not args.disable_tqdm)
-    return _figures(args, model, items, result)
+    found, after = _figures(args, model, items, result), await _drafts(args)
+    return found if after is None else found | after.since(before).figures()
+
+
+async def _drafts(args: ServeArgs) -> drafts.DraftCounts | None:
+    client = HttpClient(args.address(), args.headers())
+    try:
+        return await drafts.asked(client)
+    finally:
+        await client.close()
 
 
 def _figures(args: ServeArgs, model: str, items: list[Item], result: LoadResult) -> dict[str, Any]:

@@ -21,6 +21,8 @@ START = 1.6
 """Microseconds from the kernel ahead to the next one, apart from its weights."""
 HIDDEN = 1.5
 """Microseconds of loads, at most, that are over when the kernel ahead has ended."""
+BUCKETS = (1, 2, 4, 8, 16)
+"""Numbers of rows that kernels are compiled for."""
 REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
 """What an SM has room for."""
 ROW = 0.35
@@ -59,6 +61,15 @@ def predicted(kind: Kind, tile: Tile, rows: int, outputs: int, inputs: int, card
         + spilled
         + (ROW * rows if not tile.splits else 0.0)
     )
+
+
+def expected(kind: Kind, tile: Tile, rows: int, outputs: int, inputs: int, card: Card) -> float:
+    """``predicted`` where rows never make a product faster: a tile pads fewer rows to more, at no less than these take.
+
+    What ``predicted`` says of programs that share an SM is a guess, and may fall when rows take more registers.
+    """
+    more = (each for each in BUCKETS if each >= row_bucket(rows))
+    return min(predicted(kind, tile, each, outputs, inputs, card) for each in more)
 
 
 @lru_cache(maxsize=4096)
@@ -103,13 +114,32 @@ def candidates(kind: Kind, rows: int, inputs: int) -> Iterator[Tile]:
                 yield Tile(wide // pair, block_k, splits, warps, stages, held)
 
 
+@lru_cache(maxsize=4096)
 def best_tile(kind: Kind, bucket: int, outputs: int, inputs: int, card: Card) -> Tile:
-    """The tile for a bucket of rows: what won, or came within a few percent, over measured shapes."""
-    pair = 2 if kind == "norm_gate_up" else 1
-    if bucket == 1:
-        block_k = min(1024, max(16, next_power_of_2(inputs)))
+    """The tile for a bucket of rows: what won, or came within a few percent, over measured shapes.
+
+    One row is multiplied without tensor cores, by tiles as they won there; which passes waste least of K, and how programs are
+    spread, is the prediction's to say. Where even the best takes longer than more rows do, one row takes their tile.
+    """
+    usual = _of_more_rows(kind, outputs, inputs, card)
+    if bucket > 1:
+        return usual
+    own = min(_of_one_row(kind, inputs), key=lambda tile: (predicted(kind, tile, 1, outputs, inputs, card), repr(tile)))
+    alone, padded = predicted(kind, own, 1, outputs, inputs, card), expected(kind, usual, 2, outputs, inputs, card)
+    return own if alone <= padded + ROW else usual
+
+
+def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
+    pair, whole = 2 if kind == "norm_gate_up" else 1, max(16, next_power_of_2(inputs))
+    for wide, block_k, each in product((4, 8), dict.fromkeys(min(size, whole) for size in (1024, 512, 256)), (32, 16)):
+        warps = max(1, wide * block_k // (32 * each))
         passes = cdiv(inputs, block_k)
-        return Tile(4 // pair, block_k, 0, 4, 1 if passes <= 4 else 3, min(passes, 4))
+        if warps <= 8:
+            yield Tile(wide // pair, block_k, 0, warps, 1 if passes <= 4 else 3, min(passes, 4))
+
+
+def _of_more_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
+    pair = 2 if kind == "norm_gate_up" else 1
     if outputs >= 32768 and pair == 1:
         return Tile(32, 64, 2, 2, 4, 0)  # 36 KB
     if inputs <= 2048:  # the whole tile in registers

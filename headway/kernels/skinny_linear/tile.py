@@ -41,3 +41,8 @@ class Tile:
 def row_bucket(rows: int) -> int:
     """Rows are padded to it: kernels are compiled per bucket, not per number of rows."""
     return next_power_of_2(rows)
+
+
+def padded_rows(rows: int, tile: Tile) -> int:
+    """Rows that a kernel is compiled for: tensor cores take two at least."""
+    return max(row_bucket(rows), 2 if tile.splits else 1)

@@ -18,7 +18,8 @@ import triton.language as tl
 from headway.core.ints import cdiv
 from headway.kernels.silu_mul import GATES
 from headway.kernels.silu_mul.triton import opened
-from headway.kernels.skinny_linear.tiles import Tile, row_bucket, tile_for
+from headway.kernels.skinny_linear.tile import Tile, padded_rows
+from headway.kernels.skinny_linear.tiles import tile_for
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 STORE, SILU, ADD = 0, 1, -1
@@ -259,7 +260,7 @@ def launch(
     skinny_linear_kernel[(cdiv(outputs, tile.block_n),)](
         x, x if norm is None else norm, weight, x if bias is None else bias, out,
         rows, x.stride(0), out.stride(0), eps,
-        N=outputs, K=inputs, ROWS=row_bucket(rows), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
+        N=outputs, K=inputs, ROWS=padded_rows(rows, tile), BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=tile.splits,
         HELD=min(tile.held, cdiv(inputs, tile.step)), STAGES=tile.num_stages,
         NORM=norm is not None, BIAS=bias is not None, MODE=mode, FACTOR=factor,
         num_warps=tile.num_warps, **launch_early(x.device),

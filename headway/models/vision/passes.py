@@ -119,7 +119,9 @@ LEAST_TILE = 64
 """Patches of the smallest size."""
 
 
-def pass_shapes(most: PassShape, spec: VisionSpec, *, one_size: bool) -> list[PassShape]:
+def pass_shapes(
+    most: PassShape, spec: VisionSpec, *, one_size: bool, most_units: int = MOST_UNITS, most_graphs: int = MOST_GRAPHS
+) -> list[PassShape]:
     """Sizes whose blocks are captured, rising: for pictures of one size by tiles, else by patches, so that padding is a third
     at most. The largest are left out first: there launching a block's kernels takes less time than they do."""
     found: list[PassShape]
@@ -131,5 +133,5 @@ def pass_shapes(most: PassShape, spec: VisionSpec, *, one_size: bool) -> list[Pa
         sizes = {n for power in range(7, 31) for n in (2**power, 3 * 2**power // 4)} | {most.tile}
         rounded = sorted({n // square * square for n in sizes if LEAST_TILE <= n <= most.tile} | {most.tile})
         found = [padded_shape(n, spec) for n in rounded]
-    found = [each for i, each in enumerate(found) if each.units <= MOST_UNITS or not i]
-    return found[: max(MOST_GRAPHS // max(spec.num_layers, 1), 1)]
+    found = [each for i, each in enumerate(found) if each.units <= most_units or not i]
+    return found[: max(most_graphs // max(spec.num_layers, 1), 1)]

@@ -181,9 +181,9 @@ class KVManager:
         request.first_kept = [group.first_needed(position) for group in self._groups]
         request.num_registered = hits.depth
 
-    def opening_edits(self, request: Request) -> Iterator[BlockEdit]:
+    def opening_edits(self, request: Request, cleared_tokens: int = CLEARED_TOKENS) -> Iterator[BlockEdit]:
         """What the block tables of a request that has just been opened must say."""
-        margin = cdiv(CLEARED_TOKENS, self.block_size)
+        margin = cdiv(cleared_tokens, self.block_size)
         for group, (blocks, first) in enumerate(zip(request.blocks, request.first_kept, strict=True)):
             start = max(first - margin, 0)
             if len(blocks) > start:
