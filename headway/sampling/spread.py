@@ -23,7 +23,7 @@ class SpreadLogits:
         if part.own:
             own = logits if part.own == part.rows else logits[:, : part.own].contiguous()
             local = draw.apply(own, slots, 0)
-            there = local.clamp(min=0)
+            there = local.clamp(0, part.own - 1)  # rehearsals leave launches out, so there may be anything
             value = own.gather(1, there[:, None].long()).float().masked_fill_(local[:, None] < 0, float("-inf"))
         else:
             there = torch.zeros_like(slots)

@@ -56,3 +56,19 @@ def test_the_best_is_the_best_of_all(ranks: int, vocab: int) -> None:
     for best, gathered in on_ranks(Mesh(ranks, 1), work):
         assert torch.equal(best, wanted)
         torch.testing.assert_close(gathered, whole, rtol=0, atol=0, equal_nan=True)
+
+
+class Garbage:
+    """A draw whose kernels are left out: what its memory held is anything."""
+
+    def apply(self, logits: torch.Tensor, slots: torch.Tensor, flags: int) -> torch.Tensor:
+        return torch.full((ROWS,), 0x7F7F7F7F, dtype=torch.int32)
+
+
+def test_a_rehearsal_reads_no_logit_outside() -> None:
+    def work(world: World) -> torch.Tensor:
+        draw: Any = Garbage()
+        part = VocabularyPart(world.tensor, 97)
+        return SpreadLogits(part).best(torch.zeros(ROWS, part.rows), torch.arange(ROWS, dtype=torch.int32), draw)
+
+    assert all(len(each) == ROWS for each in on_ranks(Mesh(2, 1), work))
