@@ -8,13 +8,13 @@ from tests.house import rules
 from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
-    "cli": 5_707, "server": 7_004, "api": 10_045, "engine": 5_049, "runner": 2_710, "speculative": 1_740, "multimodal": 940,
+    "cli": 5_707, "server": 7_004, "api": 10_045, "engine": 5_090, "runner": 2_710, "speculative": 1_740, "multimodal": 940,
     "models": 14_820, "attention": 795, "recurrent": 230, "sampling": 860, "pooling": 280, "state": 767, "parallel": 1_667,
     "scheduler": 2_990, "device": 3_036, "kernels": 24_100, "weights": 1_700, "core": 2_780,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 87_220
+WHOLE_BUDGET = 87_261
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)
