@@ -106,8 +106,8 @@ class Leader(Link):
         self._answers = queue.Queue()
         self._ended = threading.Event()
         self._heard = time.monotonic() + START_SECONDS  # until its first sign of life: it waits for other ranks before
-        for work in (self._beat, self._listen):
-            threading.Thread(target=work, name="headway-beats", daemon=True).start()
+        threading.Thread(target=self._beat, name="headway-beats", daemon=True).start()
+        threading.Thread(target=self._listen, name="headway-listens", daemon=True).start()
 
     def receive(self, seconds: float | None = None) -> tuple[int, bytes] | None:
         """See ``Link``."""

@@ -138,7 +138,7 @@ def client_of(args: EngineArgs) -> tuple[ProcessClient, int]:
 @pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_followers_of_a_stopped_leader_leave(model: Path, busy: bool) -> None:
     """It says nothing, so they cannot know whether it ever will. When it goes on it finds that they have gone."""
-    client, rank = client_of(two(model, distributed_timeout_seconds=2))
+    client, rank = client_of(two(model, distributed_timeout_seconds=3))
     try:
         if busy:
             client.add([request("a", [7, 8, 9], **ENDLESS)])
@@ -170,17 +170,6 @@ def test_followers_of_a_dead_leader_leave(model: Path, busy: bool) -> None:
         client.close()
 
 
-def test_the_shortest_time_out_harms_no_healthy_engine(model: Path) -> None:
-    """Signs of life come several times within it."""
-    core = build_engine(two(model, distributed_timeout_seconds=1), progress=False)
-    pause = threading.Event()
-    for _ in range(5):
-        assert not pause.wait(0.5)
-        assert not core.has_work(), "a rank was given up"
-        core.step()
-    core.shutdown()
-
-
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Followers are ``slow_follower``; those that were begun."""
@@ -200,7 +189,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[byte
 
 def test_a_rank_too_slow_for_an_exchange(model: Path, slow: list[subprocess.Popen[bytes]]) -> None:
     """It says that it lives, so nobody knows whom to blame: those who waited are named, and their group."""
-    core = build_engine(two(model, distributed_timeout_seconds=2), progress=False)
+    core = build_engine(two(model, distributed_timeout_seconds=5), progress=False)
     core.add(request("a", [7, 8, 9], **ENDLESS))
     with pytest.raises(
         RankError, match=r"^rank 0 \(part 0\), group tensor0-0: another rank has gone or does not answer"
@@ -230,7 +219,7 @@ def test_the_network_between_two_hosts_fails(
     monkeypatch.setenv(rank_messages.SECRET_VARIABLE, SECRET)
     port, built = free_port(), list[EngineCore]()
     cable = Cable(port)
-    args = two(model, nnodes=2, master_port=port, distributed_timeout_seconds=3)
+    args = two(model, nnodes=2, master_port=port, distributed_timeout_seconds=5 if silent else 30)
     leader = threading.Thread(target=lambda: built.append(build_engine(args, progress=False)))
     leader.start()
     code = "import sys, logging; from headway.core.config import EngineArgs; from headway.engine.node import run_node; "

@@ -97,7 +97,7 @@ def test_a_dead_rank_answers_everybody_and_the_server_comes_back(tmp_path: Path)
 
 def test_a_rank_that_stops_ends_the_server(tmp_path: Path) -> None:
     """Without ``--restart`` whoever runs the server learns of it by its status."""
-    with serving(served.save(tmp_path), distributed_timeout_seconds=3) as live, live.client() as client:
+    with serving(served.save(tmp_path), distributed_timeout_seconds=5) as live, live.client() as client:
         _, follower = ranks_of(live)
         with client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as answer:
             lines = answer.iter_lines()
