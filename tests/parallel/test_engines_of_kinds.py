@@ -52,7 +52,11 @@ def wanted(kind: tuple[str, Path]) -> dict[str, Answer]:
 
 @pytest.fixture
 def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hardly more blocks than the longest request may want, whatever a rank's part of one takes."""
+    """Hardly more blocks than the longest request may want, whatever a rank's part of one takes. And rows of five tokens make
+    keys and values of cached latents, in pieces."""
+    monkeypatch.setattr("headway.core.latents.SHORT_ROW", 4)
+    monkeypatch.setattr("headway.core.latents.SMALL_STEP", 4)
+    monkeypatch.setattr("headway.attention.mla.PIECE_BYTES", 0)
     fit = sizes.fit_context
 
     def tight(size: Any, layout: Any, block_bytes: int, budget: int, *, explicit: bool) -> Any:
