@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from typing import Final, Protocol
@@ -38,6 +40,8 @@ IDLE_SECONDS: Final = 1.0
 BUSY_SECONDS: Final = 50e-6
 """How long to listen for the next message before looking whether a step has ended."""
 BEAT_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 2.0
+"""How long a rank whose leader has gone may take to find it out by itself, and to end as it should."""
 
 
 class Inbox(Protocol):
@@ -90,31 +94,67 @@ def serve(args: EngineArgs, world: World, inbox: Inbox, device: Device, threshol
         world.close()
 
 
-class Beats:
-    """Tells the leader every second that this rank lives, over its link."""
+class Leader(Link):
+    """The link with the leader. Once ``watch`` was called, each end tells the other that it lives."""
 
-    def __init__(self, link: Link) -> None:
-        self._link, self._ended = link, threading.Event()
-        threading.Thread(target=self._run, name="headway-beats", daemon=True).start()
+    _answers: queue.Queue[tuple[int, bytes]] | None = None
 
-    def _run(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+    def watch(self, own: str, seconds: float) -> None:
+        """End this process, rank ``own``, when the leader has gone or has said nothing for so many seconds: the main thread may
+        wait for it on a device. From now on ``receive`` gives only what answers a question."""
+        self._own, self._seconds = own, seconds
+        self._answers = queue.Queue()
+        self._ended = threading.Event()
+        self._heard = time.monotonic() + START_SECONDS  # until its first sign of life: it waits for other ranks before
+        threading.Thread(target=self._beat, name="headway-beats", daemon=True).start()
+        threading.Thread(target=self._listen, name="headway-listens", daemon=True).start()
+
+    def receive(self, seconds: float | None = None) -> tuple[int, bytes] | None:
+        """See ``Link``."""
+        if self._answers is None:
+            return super().receive(seconds)
+        with contextlib.suppress(queue.Empty):
+            return self._answers.get(timeout=seconds)
+        return None
+
+    def _beat(self) -> None:
+        pause = min(BEAT_SECONDS, self._seconds / 4)
+        while not self._ended.wait(pause):
+            with contextlib.suppress(RankError):  # who listens learns of it
+                self.send(rank_messages.BEAT, seconds=pause)
+            silent = time.monotonic() - self._heard
+            if silent > self._seconds:
+                self._leave(f"{self.name} has not been heard of for {silent:.0f} s")
+
+    def _listen(self) -> None:
+        while True:
             try:
-                self._link.send(rank_messages.BEAT, seconds=BEAT_SECONDS)
-            except RankError:
-                os._exit(1)  # the leader has gone, and the main thread may wait for it on a device
+                message = super().receive()
+            except RankError as error:
+                if not self._ended.wait(LEAVE_SECONDS):
+                    self._leave(str(error))
+                return
+            self._heard = time.monotonic()
+            if message is not None and message[0] != rank_messages.BEAT and self._answers is not None:
+                self._answers.put(message)
+
+    def _leave(self, reason: str) -> None:
+        logger.error("%s ends: %s", self._own, reason)
+        os._exit(1)
 
     def end(self) -> None:
+        """This rank ends by itself."""
         self._ended.set()
 
 
-def run(link: Link, inbox: Inbox, boot: rank_messages.Boot) -> int:
+def run(link: Leader, inbox: Inbox, boot: rank_messages.Boot) -> int:
     """Be the follower that the leader's first message describes; the exit status."""
     args = boot.args
     mesh = mesh_of(args, boot.seat).at(boot.rank)
     if boot.log_level is not None:
         show(boot.log_format, boot.log_level)
-    beats, seconds = Beats(link), float(args.distributed_timeout_seconds)
+    seconds = float(args.distributed_timeout_seconds)
+    link.watch(mesh.name, seconds)
     try:
         keys = FarKeys(link, START_SECONDS) if boot.seat is None else FileKeys(boot.seat.folder)
         world = World(mesh, keys, seconds)
@@ -129,12 +169,12 @@ def run(link: Link, inbox: Inbox, boot: rank_messages.Boot) -> int:
             link.send(rank_messages.FAILED, f"{type(error).__name__}: {error}{details}".encode(), seconds=BEAT_SECONDS)
         return 1
     finally:
-        beats.end()
+        link.end()
 
 
 def local(control: int, bell: int, memory: int) -> int:
     """Be a follower of a leader on this host; the file descriptors are inherited."""
-    link = Link(socket.socket(fileno=control), "the leader")
+    link = Leader(socket.socket(fileno=control), "the leader")
     inbox = Ring(memory, socket.socket(fileno=bell), "the leader")
     os.close(memory)
     return _booted(link, inbox)
@@ -147,11 +187,11 @@ def far(address: str, port: int, rank: int) -> int:
     for use in (rank_messages.CONTROL, rank_messages.STEPS):
         connection = rank_messages.connected(address, port)
         greet(connection, secret, rank_messages.hello(rank, use))
-        ends.append(Link(connection, "the leader"))
+        ends.append(Leader(connection, "the leader"))
     return _booted(*ends)
 
 
-def _booted(link: Link, inbox: Inbox) -> int:
+def _booted(link: Leader, inbox: Inbox) -> int:
     message = link.receive(START_SECONDS)
     if message is None or message[0] != rank_messages.BOOT:
         raise RankError("the leader did not begin with what a follower needs")

@@ -186,10 +186,13 @@ class _Watch:
                 continue
             follower.heard = time.monotonic()
             kind, data = message
-            if kind == rank_messages.FAILED:
+            if kind == rank_messages.BEAT:
+                with contextlib.suppress(RankError):  # if it has gone, the next look tells
+                    follower.link.send(rank_messages.BEAT, seconds=WATCH_SECONDS)
+            elif kind == rank_messages.FAILED:
                 self._lose(f"{follower.name} failed: {data.decode(errors='replace')}")
                 return
-            if kind in (SET, GET, ADD):
+            elif kind in (SET, GET, ADD):
                 with contextlib.suppress(RankError):
                     self._keys.serve(follower.link, kind, data)
 

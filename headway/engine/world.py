@@ -178,9 +178,10 @@ class World:
             raise RankError(self.lost)
 
     def explain(self, error: RankError) -> RankError:
-        """``error`` of a collective, or what the watch has found out meanwhile, which names the rank."""
+        """``error`` of a collective, or what the watch has found out meanwhile, which names the rank. Either is the end."""
         if not self.is_alone:
             self._known.wait(REASON_SECONDS)
+            self.lose(str(error))
         return error if self.lost is None else RankError(self.lost)
 
     def fail(self, error: BaseException) -> None:

@@ -4,7 +4,7 @@ A seed draws requests, when they come, which are taken back, and how long messag
 launches reach the follower late, letters between replicas come late, out of order and twice. Ten neighbouring seeds share an
 engine, which the first one draws: parts, stages, replicas that share experts, with micro-batches or without, drafts, the
 run-ahead depth, the device, graphs or not, room for few requests or many. Whatever they draw, tokens are those of one rank at
-depth 0.
+depth 0, and all waits are counted: of each rank for its device, and of replicas for each other.
 
 A delay is as real as the threads are, so a seed does not fix the interleaving: play one that failed several times.
 """
@@ -42,6 +42,7 @@ from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES, save_tiny_llama
 from tests.parallel.families import write
 from tests.parallel.test_engine import HALVES, THREADS, in_threads
+from tests.parallel.waits import watched
 
 SHARE = 10
 """Seeds to an engine: its start takes as long as some scenarios."""
@@ -216,12 +217,13 @@ def play(seeds: range) -> None:
     everything, wanted = pool(name)
     weather = Weather()
     weather.rng.seed(seeds[0])
-    with weather.over():
+    args = arguments(name, more)
+    with weather.over(), watched() as waits:
         engine: EngineCore | ReplicaClient
         if "data_parallel_size" in more:
-            engine = ReplicaClient(arguments(name, more), in_threads)
+            engine = ReplicaClient(args, in_threads)
         else:
-            engine = build_engine(arguments(name, more), progress=False)
+            engine = build_engine(args, progress=False)
         engine.learn(VOCABULARY)
         try:
             for seed in seeds:
@@ -230,6 +232,7 @@ def play(seeds: range) -> None:
                 engine.check_integrity()
         finally:
             engine.close() if isinstance(engine, ReplicaClient) else engine.shutdown()
+        waits.check(args.num_ranks * args.data_parallel_size)
 
 
 def _play(

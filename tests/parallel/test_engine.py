@@ -22,6 +22,7 @@ from tests.engine.harness import Answer, MakeEngine, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.parallel.waits import watched
 
 THREADS: dict[str, Any] = {"distributed_executor_backend": "threads", "distributed_timeout_seconds": 90}
 HALVES: dict[str, Any] = {"enable_dbo": True, "dbo_decode_token_threshold": 2, "dbo_prefill_token_threshold": 2}
@@ -78,7 +79,10 @@ def test_every_feature(make_engine: MakeEngine, oracle: dict[str, Answer], kind:
     compare(run(core, all_features()), oracle)
 
 
-@pytest.mark.parametrize(("kind", "ranks", "depth"), [("tp2", 2, 1), ("pp2", 2, 4), ("halves", 1, 1)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "depth"),
+    [("tp2", 2, 1), ("pp2", 2, 4), ("halves", 1, 1), ("tp2-pp2", 4, 2), ("tp2-halves", 2, 2)],
+)
 def test_preemption(make_engine: MakeEngine, oracle: dict[str, Answer], kind: str, ranks: int, depth: int) -> None:
     memory = 18 * KV_BLOCK_BYTES // ranks
     core = make_engine(run_ahead=depth, max_num_batched_tokens=24, kv_cache_memory_bytes=memory, **KINDS[kind])
@@ -125,13 +129,16 @@ def test_on_the_simulated_device(tiny_model: Path, kind: str, seed: int, depth: 
     )
     found = []
     for each in (plain, args):
-        core = build_engine(each, progress=False)
-        core.learn(VOCABULARY)
-        found.append(run(core, made))
-        core.check_integrity()
-        assert core.stats().num_graph_steps or each is plain
-        core.shutdown()
+        with watched() as waits:
+            core = build_engine(each, progress=False)
+            core.learn(VOCABULARY)
+            found.append(run(core, made))
+            core.check_integrity()
+            assert core.stats().num_graph_steps or each is plain
+            core.shutdown()
+            waits.check(each.num_ranks)
     compare(found[1], found[0])
+    assert waits.seen, "the device was meant to be late"
 
 
 def test_halves_of_prompts_overlap(
