@@ -392,9 +392,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", type=Path, default=CATALOGUE, help="another catalogue")
     parser.add_argument("--batch", help="a batch held out, by name; its first outcomes are kept")
     parser.add_argument("--again", action="store_true", help="try a batch anew; its first outcomes stay")
-    parser.add_argument(
-        "--budget", type=float, default=1e9, help="seconds after which no other check of a fault begins"
-    )
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further check begins")
     parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each fault")

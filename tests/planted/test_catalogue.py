@@ -134,7 +134,9 @@ def test_a_batch_fits_the_tree_and_is_on_the_page_with_its_first_run(batch: Path
     faults, _ = tool().load(batch)
     assert len({fault.name for fault in faults}) == len(faults) and all(fault.round != "grown" for fault in faults)
     for fault in faults:
-        ast.parse(fault.planted((ROOT / fault.file).read_text(encoding="utf-8")))
+        planted = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+        if fault.file.endswith(".py"):
+            ast.parse(planted)
     run = batch.with_suffix(".json")
     if not run.exists():  # it waits for its first run
         return
