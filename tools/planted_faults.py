@@ -16,7 +16,7 @@ a check fails, and as caught as meant when the failure is of the kind the catalo
 A batch is a catalogue of faults that nobody wrote tests for (``tools/draw_faults.py`` draws some). Its first outcomes are kept
 beside it, in NAME.json, and never overwritten: a second run takes up where the first was ended, and a third does nothing.
 ``--again`` tries a batch anew, for what is caught now. Its faults start with the folders of their floor. ``--budget`` ends a
-fault's checks after so many seconds; what was not caught by then counts as missed.
+fault's checks after so many seconds, but never before its first; what was not caught by then counts as missed.
 
  A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
 table those of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when
@@ -244,9 +244,11 @@ def try_fault(fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = F
         copy_tree(folder)
         target = folder / fault.file
         target.write_text(fault.planted(target.read_text(encoding="utf-8")), encoding="utf-8")
+        begun = None
         for name, check in ordered(fault, checks, held_out):
-            if time.monotonic() - start > budget:
+            if begun is not None and time.monotonic() - begun > budget:
                 break
+            begun = begun or time.monotonic()
             output = run_check(folder, check)
             if output is not None and clean.passes(name, check, output):
                 caught_by = name
@@ -390,7 +392,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", type=Path, default=CATALOGUE, help="another catalogue")
     parser.add_argument("--batch", help="a batch held out, by name; its first outcomes are kept")
     parser.add_argument("--again", action="store_true", help="try a batch anew; its first outcomes stay")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which a fault's checks end")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further check begins")
     parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each fault")

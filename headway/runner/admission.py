@@ -11,7 +11,7 @@ from headway.core.automaton import MAX_TABLE_INTS
 from headway.core.log import logger
 from headway.core.messages import AddRequest
 from headway.core.params import MAX_STOP_TOKEN_IDS
-from headway.core.plan import Admission, Int32s, Texts
+from headway.core.plan import NO_INTS, Admission, Int32s, Texts
 from headway.kernels.suffix_draft import OFF, OWN, SHARED
 from headway.runner.pooled_admission import PooledAdmissions
 from headway.sampling.feature import SlotEdit, ints
@@ -95,7 +95,8 @@ class AdmissionWriter:
         self._prepared[request.request_id] = Prepared(tuple([edit.table for edit in single]), values, rows)
         mask = segment_ints(self._arena.stride("allowed_bits")) if request.host_grammar is not None else 0
         mask += segment_ints(1) * runs
-        return mask + segment_ints(1) * len(single) + sum(segment_ints(len(edit.values)) for edit in rows)
+        begun = sum(segment_ints(len(edit.values)) for edit in self._sampler.restart(request, NO_INTS))
+        return mask + begun + segment_ints(1) * len(single) + sum(segment_ints(len(edit.values)) for edit in rows)
 
     def _prompt_seen(self, request: AddRequest) -> int:
         return len(request.prompt_token_ids) if self._sees_prompt else 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, PoolingParams, RequestFailedError
+from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
 from headway.api.pooling.requests import OpenPooling
 from headway.core.task import Task
 from tests.api.pooling_core import CLS, SEP, WORDS, PoolingCore, install, vector
@@ -62,6 +63,54 @@ def test_encode_yields_once_and_score_compares() -> None:
             assert await llm.tokenize("w1 w2") == [CLS, WORDS.index("w1"), WORDS.index("w2"), SEP]
 
     run(both())
+
+
+LONG = "w1 " * 2000
+CUT = PoolingParams(truncate_prompt_tokens=-1)
+Call = Callable[[AsyncLLM], Coroutine[Any, Any, Any]]
+LONG_CALLS: list[tuple[str, Call]] = [
+    ("embed", lambda llm: llm.pool([LONG], CUT)),
+    ("embed", lambda llm: llm.pool(["w1", LONG], CUT)),
+    ("embed", lambda llm: llm.pool(["w1", {"prompt": LONG}], CUT)),
+    ("embed", lambda llm: llm.pool([f"w{i % 9}" for i in range(300)], CUT)),
+    *(
+        (name, call)
+        for name in ("embed", "cross")
+        for call in (
+            lambda llm: llm.score(LONG, "w1", CUT),
+            lambda llm: llm.score("w1", LONG, CUT),
+            lambda llm: llm.score("w1", ["w2", LONG], CUT),
+            lambda llm: llm.score(["w2", LONG], ["w1", "w2"], CUT),
+        )
+    ),
+    ('labels {"num_token_types": 2}', lambda llm: llm.pool_pairs(LONG, "w1", CUT)),
+    ('labels {"num_token_types": 2}', lambda llm: llm.pool_pairs("w1", LONG, CUT)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LONG_CALLS)))
+def test_what_takes_long_is_prepared_beside_the_event_loop(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in a call the long text stands, and where there are many short ones."""
+    model, call = LONG_CALLS[number]
+    asked: list[int] = []
+    beside = TextLanes.beside
+
+    async def listened(lanes: TextLanes, work: Callable[[], Any], size: int) -> Any:
+        asked.append(size)
+        return await beside(lanes, work, size)
+
+    monkeypatch.setattr(TextLanes, "beside", listened)
+
+    async def ask() -> None:
+        async with AsyncLLM(model, multiprocess=False) as llm:
+            await llm.pool_pairs("w1", "w2") if "num_token_types" in model else await (
+                llm.score("w1", "w2") if model == "cross" else llm.pool(["w1"])
+            )
+            assert asked == [], "short texts are not"
+            await call(llm)
+            assert len(asked) == 1 and asked[0] > LONG_TEXT_CHARS
+
+    run(ask())
 
 
 def test_one_wrong_prompt_fails_its_call_alone() -> None:

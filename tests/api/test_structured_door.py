@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.api import killable
 from headway.api.inputs import Door
 from headway.api.killable import Job, Pool, TooMuchError
 from headway.api.structured import compiler
+from headway.api.structured.compile import Outcome
 from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.door import vocabulary_of
 from headway.api.tokenizer import from_gguf
@@ -85,6 +87,9 @@ def test_the_memory_of_what_was_compiled_is_bounded(grammars: GrammarCompiler, m
     for i in range(5):
         grammars.compile(StructuredOutputsParams(regex=f"a{{{i + 1}}}"))
     assert len(grammars._known) == 3
+    for i in range(5, 9):
+        grammars.compile(StructuredOutputsParams(regex=f"a{{{i + 1}}}"))
+        assert grammars.known(StructuredOutputsParams(regex="a{5}")) is not None, "what is asked for stays"
     monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 100)
     grammars.compile(StructuredOutputsParams(regex="b{30}"))
     assert grammars._known_bytes <= 100
@@ -108,6 +113,30 @@ def test_a_grammar_that_takes_too_long_is_killed_alone() -> None:
         now[0] = compiler.LIMIT_SECONDS
         assert made.known(StructuredOutputsParams(regex=BOMB)) is None, "not for long: the machine may have been busy"
         assert made.known(StructuredOutputsParams(regex="b+")) is not None
+    finally:
+        made.close()
+
+
+def test_a_verdict_that_did_not_hold_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that went over a limit on a busy machine and compiled later is remembered like any other."""
+    now, runs = [0.0], list[bool]()
+    made = GrammarCompiler(EVERY, clock=lambda: now[0])
+
+    def work(data: bytes, job: Job | None) -> bytes:
+        runs.append(True)
+        if len(runs) == 1:
+            raise TooMuchError(time=True)
+        return msgspec.msgpack.encode(Outcome(host_grammar="g"))
+
+    monkeypatch.setattr(made._pool, "run", work)
+    wanted = StructuredOutputsParams(regex="a+")
+    try:
+        assert "processor time" in refusal(made, regex="a+")
+        now[0] = compiler.LIMIT_SECONDS
+        for later in range(3):
+            assert made.compile(wanted).host_grammar == "g" and len(runs) == 2, "compiled once more, and no more"
+            now[0] += later * compiler.LIMIT_SECONDS
+        assert made.known(wanted) is not None and not made._until
     finally:
         made.close()
 

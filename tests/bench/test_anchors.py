@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -94,6 +95,18 @@ def test_the_whole_table(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )  # not this card's, not this size's
     text = next(tmp_path.glob("*.md")).read_text()
     assert "**not served**: needs a CUDA device" in text
+
+
+def test_processor_time_is_the_processes_own() -> None:
+    """User and system time, as the system's own clock of the process has it; nothing of children that have ended."""
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    before = os.times()
+    found = server.processor_seconds(os.getpid())
+    after = os.times()
+    tick = 2 / os.sysconf("SC_CLK_TCK")
+    assert found is not None and before.children_user > 2 * tick
+    assert before.user + before.system - tick <= found <= after.user + after.system + tick
+    assert server.processor_seconds(2**30) is None
 
 
 def test_runs_give_medians(model: Path, tmp_path: Path) -> None:

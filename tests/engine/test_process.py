@@ -17,6 +17,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, OutOfMemoryError
+from headway.engine import process
 from headway.engine.process import ProcessClient
 from tests.engine import fake_core
 from tests.engine.fake_core import ROOT
@@ -63,6 +64,14 @@ def test_a_whole_life(client: ProcessClient) -> None:
     for call in (client.poll, client.stats, lambda: client.add([]), lambda: client.abort([])):
         with pytest.raises(EngineDeadError, match="shut down"):
             call()
+
+
+def test_an_engine_that_stands_is_given_its_time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that is still being made is killed at once: it would not hear."""
+    made = ProcessClient(EngineArgs(model="fake"), FACTORY)
+    monkeypatch.setattr(process, "BOOT_EXIT_SECONDS", 0.0)
+    made.close()
+    assert made._link.child.returncode == 0
 
 
 def test_a_killed_engine_is_noticed(client: ProcessClient) -> None:

@@ -71,10 +71,12 @@ def test_table_equals_transformers(name: str, max_len: int) -> None:
     torch.testing.assert_close(table, transformers_table(scaling, max_len, 1024), atol=5e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_length_dependent_kinds_are_one_table_for_the_engine(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"), [("dynamic", {}), ("longrope", {}), ("longrope", {"short_mscale": 1.1, "long_mscale": 1.3})]
+)
+def test_length_dependent_kinds_are_one_table_for_the_engine(kind: str, more: dict[str, Any]) -> None:
     """Within the original context a larger engine changes nothing; beyond it all positions move together."""
-    fields = SCALINGS[kind] | {"original_max_position_embeddings": 1024}
+    fields = SCALINGS[kind] | {"original_max_position_embeddings": 1024} | more
     rope = read_rope({"rope_parameters": {"rope_type": kind} | fields}, head_dim=HEAD_DIM, max_position=1024)
     short, full, beyond = (cos_sin_table(rope, n, CPU) for n in (100, 1024, 1025))
     assert torch.equal(short, full[:100])

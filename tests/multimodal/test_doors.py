@@ -3,18 +3,22 @@ clearly."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import processors
 
-from headway import LLM, SamplingParams
+from headway import LLM, AsyncLLM, SamplingParams
+from headway.api.pictures.placeholders import Placeholders, Shown
 from headway.core.errors import InvalidRequestError
-from tests.multimodal.tiny_sight import FAMILIES, TOKEN, arguments, hf_greedy, marker_of, sighted
+from tests.multimodal.tiny_sight import FAMILIES, TOKEN, VIDEO, arguments, hf_greedy, marker_of, sighted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -154,3 +158,47 @@ def test_a_model_without_sight_refuses_pictures() -> None:
             llm.generate({"prompt": "x", "multi_modal_data": {"image": noise(1)}}, GREEDY)
         with pytest.raises(InvalidRequestError, match="sees no pictures"):
             llm.chat([{"role": "user", "content": [{"type": "image", "image": noise(1)}]}], GREEDY)
+
+
+@pytest.mark.parametrize("name", ["llava", "paligemma"])
+def test_both_doors_read_a_prompt_alike(name: str) -> None:
+    """With a tokenizer that begins texts with a token, whoever asks for that or not, and with pictures or without."""
+    _, marker = marker_of(name)
+    llm = AsyncLLM(sighted(name).folder, multiprocess=False, **options())
+    try:
+        backend, first = llm.get_tokenizer().backend, 5
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{backend.id_to_token(first)}:0 $A:0", special_tokens=[(backend.id_to_token(first), first)]
+        )
+        data = {"multi_modal_data": {"image": noise(1)}}
+        prompts: list[Any] = ["see it", {"prompt": "see it"}, {"prompt": f"{marker}see"} | data]
+        for prompt, special in itertools.product(prompts, (True, False)):
+            beside = asyncio.run(llm._prepare(prompt, GREEDY, {"add_special_tokens": special}))
+            at_once = llm._door.prepare(prompt, GREEDY, add_special_tokens=special)
+            ids = at_once.children[0].prompt_token_ids
+            assert beside.children[0].prompt_token_ids == ids
+            own = (
+                name == "paligemma" and isinstance(prompt, dict) and len(prompt) == 2
+            )  # its form brings the first token
+            assert ids.count(first) == (special and not own)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("fences", [(), (101, 102)])
+def test_ids_with_and_without_all_placeholders_mean_the_same(fences: tuple[int, ...]) -> None:
+    """A picture alone, videos alone, both, and none."""
+    own = Placeholders("same", TOKEN, TOKEN, (), 8, video=VIDEO, fences=fences)
+    for picture, *clips in itertools.product((0, 1, 3), (0, 1, 4), (0, 2)):
+        shown = [Shown(TOKEN, [TOKEN] * picture)] if picture else []
+        shown += [own.of_clip([rows], [0.5]) for rows in clips if rows]
+        bare, whole = [7], [7]
+        for rows, marker in zip((picture, *clips), (TOKEN, VIDEO, VIDEO), strict=True):
+            around = fences if marker == VIDEO and rows else ()
+            stamp = [50] if around else []
+            bare += [*around[:1], *[marker] * (rows > 0), *around[1:], 8]
+            whole += [*stamp, *around[:1], *[marker] * rows, *around[1:], 8]
+        order = list(range(len(shown)))
+        assert own.into_ids(bare, shown, lambda _: [50]) == (whole, order)
+        if picture + sum(clips) != len(shown):  # a row each: they look like what has none yet
+            assert own.into_ids(whole, shown, lambda _: [50]) == (whole, order)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headway.engine.accord import Accord
 from headway.parallel.dp import IDLE, LAGS, STARTS, Agreement, Bucket, Letter, Want, agreed
 from headway.parallel.group import RankError
 from tests.parallel.network import SIZES, Network, Scenario
@@ -159,3 +161,13 @@ def test_letters_travel_as_bytes() -> None:
     assert Letter.decode(letter.encode()) == letter
     with pytest.raises(RankError):
         Letter.decode(b"x" * 31)
+
+
+def test_seconds_of_all_reasons_are_told_once() -> None:
+    """Sums over reasons are what an engine shows of itself."""
+    accord: Any = object.__new__(Accord)
+    for waited, counts in ((0.0, {}), (3.0, {"peer_lags": 4}), (3.0, {"peer_lags": 4, "starts": 1, "idle": 7})):
+        accord._waited, accord._agreement = waited, SimpleNamespace(waits=SimpleNamespace(by_reason=Counter(counts)))
+        found = accord.waits()
+        assert {reason: each.waits for reason, each in found.items()} == counts
+        assert sum(each.seconds for each in found.values()) == pytest.approx(waited)

@@ -11,6 +11,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from headway.core.messages import AddRequest, RequestUpdate
 from headway.core.seat import Seat
+from headway.engine import replicas as routing
 from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.replicas import ReplicaClient, Router, added, replica_args
@@ -257,6 +258,20 @@ def test_requests_go_where_their_prefix_lies() -> None:
     busy = [router.route(request("d", talks[0])) for _ in range(6)]
     assert set(busy) != {first[0]}, "a prefix is not worth any queue"
     assert sum(router.loads) == 15
+
+
+def test_prefixes_in_use_are_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "REMEMBERED", 3)
+    router = Router(3)
+    mine = router.route(request("a", [7] * 64))
+    for number in range(20):
+        router.route(request("b", [100 + number] * 64))
+        router.loads = [int(nth == mine) for nth in range(3)]  # another one is the idlest
+        assert router.route(request("a", [7] * 64)) == mine, "asked for after each of the others"
+        assert len(router._where) <= 3
+    for number in range(3):
+        router.route(request("b", [200 + number] * 64))
+    assert len(router._where) == 3 and {*router._where}.isdisjoint(routing._pieces(request("a", [7] * 64)))
 
 
 def test_a_salt_has_routes_of_its_own() -> None:

@@ -38,6 +38,25 @@ def ring(capacity: int) -> Iterator[tuple[Ring, Ring]]:
         end.close()
 
 
+def test_a_long_message_is_waited_for_once_it_has_begun() -> None:
+    """A reader that only looks whether something is there gets it whole, though its writer waits for room between pieces."""
+    data = bytes(range(256)) * 8
+    with ring(256) as (writer, reader):
+
+        def send() -> None:
+            for _ in range(5):
+                writer.send(3, data)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        found: list[tuple[int, bytes]] = []
+        while len(found) < 5:
+            message = reader.receive(0.0)
+            found += [] if message is None else [message]
+        sender.join()
+        assert found == [(3, data)] * 5 and writer.waits > 0 and reader.receive(0.0) is None
+
+
 def test_messages_of_all_lengths_go_round() -> None:
     rng = random.Random(1)
     sent = [(rng.randrange(1, 200), rng.randbytes(rng.choice((0, 1, 7, 8, 63, 900)))) for _ in range(3000)]

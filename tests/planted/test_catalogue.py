@@ -72,7 +72,10 @@ def test_a_catalogue_of_somebody_elses(tmp_path: Path, capsys: pytest.CaptureFix
     catalogue, outcomes, page = tmp_path / "faults.toml", tmp_path / "outcomes.json", tmp_path / "page.md"
     catalogue.write_text(FOREIGN)
     before = (ROOT / "headway/core/ints.py").read_text()
-    status = tool().main(["--faults", str(catalogue), "--json", str(outcomes), "--markdown", str(page), "--jobs", "1"])
+    written = ["--json", str(outcomes), "--markdown", str(page)]
+    status = tool().main(
+        ["--faults", str(catalogue), *written, "--jobs", "1", "--budget", "0"]
+    )  # the first check runs anyway
     assert status == 1
     found = {each["fault"]: each for each in json.loads(outcomes.read_text())}
     assert found["not-python"]["caught"] and found["not-python"]["as_meant"]
@@ -131,7 +134,9 @@ def test_a_batch_fits_the_tree_and_is_on_the_page_with_its_first_run(batch: Path
     faults, _ = tool().load(batch)
     assert len({fault.name for fault in faults}) == len(faults) and all(fault.round != "grown" for fault in faults)
     for fault in faults:
-        ast.parse(fault.planted((ROOT / fault.file).read_text(encoding="utf-8")))
+        planted = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+        if fault.file.endswith(".py"):
+            ast.parse(planted)
     run = batch.with_suffix(".json")
     if not run.exists():  # it waits for its first run
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -110,6 +111,17 @@ def test_long_steps_have_fewer_tails_that_cover_as_much() -> None:
     few, all_of_them = made._tail_variants(made.shapes[-1]), made._tail_variants(made.shapes[0])
     assert len(few) < len(all_of_them)
     assert all(any(one.covers(other) for one in few) for other in all_of_them)
+
+
+def test_what_covers_a_step_gives_all_that_was_asked_and_no_log_probabilities_that_were_not() -> None:
+    sizes = [Variant(*each) for each in product((0, 1, 3), (0, 2, 6), (-1, 0, 3))]
+    for mine, asked in product(sizes, sizes):
+        wanted = asked.edits & ~mine.edits == 0 and asked.flags & ~mine.flags == 0
+        if asked.max_logprobs < 0:
+            wanted = wanted and mine.max_logprobs < 0
+        else:
+            wanted = wanted and mine.max_logprobs >= asked.max_logprobs
+        assert mine.covers(asked) == wanted, (mine, asked)
 
 
 def test_rows_of_long_contexts_get_the_decode_kernel() -> None:

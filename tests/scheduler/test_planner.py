@@ -64,6 +64,29 @@ def test_who_is_cut_off_is_the_newest_whatever_its_length() -> None:
     assert [len(loop.tokens(name)) for name in ("short", "long")] == [5, 5]
 
 
+@pytest.mark.parametrize("cohorts", [2, 3])
+def test_rows_of_several_stages_take_turns(cohorts: int) -> None:
+    """A row waits while the last stage may still draw its token; a prompt's first token counts as any other."""
+    loop = Loop(make_config(cohorts=cohorts, max_num_seqs=8, max_num_batched_tokens=32), depth=1)
+    loop.add(make_request("a", [1, 2], 20, ignore_eos=True))
+    assert [owners(loop.launch()) for _ in range(2)] == [["a"], ["a"]]
+    loop.add(make_request("b", [1, 2, 3], 20, ignore_eos=True))
+    assert owners(loop.launch()) == ["a", "b"]
+    assert [owners(loop.launch()) for _ in range(4)] == [["a"], ["b"], ["a"], ["b"]], "both drew in the step before"
+    names = [f"r{number}" for number in range(2 * cohorts - 2)]
+    loop.add(*(make_request(name, [1] * (4 + number), 20, ignore_eos=True) for number, name in enumerate(names)))
+    drew: dict[str, int] = {}
+    for step in range(12):
+        plan = loop.launch()
+        rows = owners(plan)
+        assert plan is not None and len(rows[: plan.num_decode_rows]) <= 2
+        for row in rows[: plan.num_decode_rows]:
+            if row in drew and step > 2 * cohorts:
+                assert step - drew[row] == cohorts
+        drew |= dict.fromkeys(rows, step)
+    assert {*drew} == {"a", "b", *names}
+
+
 def test_no_more_rows_than_slots_and_first_come_first_served() -> None:
     loop = Loop(make_config(max_num_seqs=2), depth=1)
     for name in "abc":

@@ -6,12 +6,15 @@ import json
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway import __version__
 from headway.core.errors import ConfigError
 from headway.core.log import JsonFormatter, TextFormatter
-from headway.server.decode import MAX_PARTS
+from headway.server import decode
+from headway.server.decode import MAX_PARTS, Body
+from headway.server.errors import ApiError
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.settings import ServerSettings
 from tests.server.conftest import MakeClient
@@ -32,6 +35,39 @@ def test_every_route_but_health_asks_for_a_key(make_client: MakeClient, path: st
     assert client.get("/health").status_code == client.get("/live").status_code == 200
     for post in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
         assert client.post(post, json={}).status_code == 401
+
+
+class Anything(msgspec.Struct):
+    """A body."""
+
+    value: Any = None
+
+
+def taken(body: Body, value: bytes) -> bool:
+    try:
+        body.decode(b'{"value": ' + value + b"}", Anything)
+    except ApiError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("deepest", [1, 2, 5, 40])
+def test_bodies_as_deep_as_is_allowed_are_taken_and_no_deeper_ones(deepest: int) -> None:
+    body = Body(2**20, deepest, 2**20)
+    for opened, closed, inside in ((b"[", b"]", b""), (b'{"a":', b"}", b"1"), (b'[{"a":', b"}]", b"[]")):
+        levels = len(opened.replace(b'"a":', b""))
+        for depth in range(levels, deepest + 3):
+            number, rest = divmod(depth - (inside == b"[]"), levels)
+            if rest == 0:
+                assert taken(body, opened * number + inside + closed * number) == (depth <= deepest), depth
+
+
+def test_bodies_of_as_many_parts_as_are_allowed_are_taken_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_PARTS", 100)
+    body = Body(2**20, 10, 2**20)
+    for number in (96, 97, 98):  # two more are the body's own
+        lists = b"[" + b",".join([b"[]"] * number) + b"]"
+        assert taken(body, lists) == (number + 3 <= 100)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -8,13 +8,14 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from headway import AsyncLLM
 from headway.core.errors import ModelError
-from headway.server import connection, decode
+from headway.server import connection, decode, launch
 from headway.server.launch import RARELY, Supervisor, _bind
 from headway.server.settings import ServerSettings
 from tests.server.parrot import parrot
@@ -28,11 +29,11 @@ def _collections_as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def run(load: Callable[[], AsyncLLM], visit: Callable[[httpx.AsyncClient], Awaitable[None]]) -> int:
+def run(load: Callable[[], AsyncLLM], visit: Callable[[httpx.AsyncClient], Awaitable[None]], **options: Any) -> int:
     """Serve with ``load``'s engine while ``visit`` is a client; the exit status."""
 
     async def both() -> int:
-        settings = ServerSettings(port=0)
+        settings = ServerSettings(port=0, **options)
         with _bind(settings) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(Supervisor(load, settings).run(listener))
@@ -70,6 +71,42 @@ def test_before_and_after_the_model_is_loaded() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert run(load, visit) == 0
+
+
+def test_between_two_engines_is_as_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MAX_RESTART_DELAY", 0.0)
+    may_load, made = threading.Event(), list[AsyncLLM]()
+
+    def load() -> AsyncLLM:
+        assert not made or may_load.wait(60)
+        made.append(parrot(own_process=True))
+        return made[-1]
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        async def status() -> Any:
+            return (await client.get("/health")).json()["status"]
+
+        async def complete() -> httpx.Response:
+            return await client.post("/v1/completions", json={"prompt": "x"})
+
+        while await status() != "ready":
+            pass
+        assert (await complete()).status_code == 200
+        engine: Any = made[0]._hub.client
+        os.kill(engine.pid, signal.SIGKILL)
+        while await status() != "starting":
+            pass
+        for path in ("/ready", "/v1/models", "/"):
+            assert (await client.get(path)).json()["error"]["code"] == "loading"
+        answer = await complete()
+        assert answer.json()["error"]["code"] == "loading" and answer.headers["retry-after"] == "5"
+        may_load.set()
+        while await status() != "ready":
+            pass
+        assert (await complete()).json()["choices"][0]["text"] == "x"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(load, visit, restart=1) == 0 and len(made) == 2
 
 
 @pytest.mark.parametrize("case", ["silent", "drips", "drips after a request"])

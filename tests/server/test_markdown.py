@@ -66,6 +66,8 @@ DRAWN = [
     ("_f_ snake_case_name 2 * 3 * 4", "<p><em>f</em> snake_case_name 2 * 3 * 4</p>"),
     ("# T\n- a\n  - b\n- c", "<h3>T</h3><ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
     ("3. x\n4. y", '<ol start="3"><li>x</li><li>y</li></ol>'),
+    ("- a\n- b\n\n1. c\n2. d\n* e", "<ul><li>a</li><li>b</li></ul><ol><li>c</li><li>d</li></ol><ul><li>e</li></ul>"),
+    ("1. a\n   - b\n\n2. c", "<ol><li>a<ul><li>b</li></ul></li><li>c</li></ol>"),
     ("one\ntwo\n\nthree", "<p>one\ntwo</p><p>three</p>"),
     ("1 < 2 & <b>", "<p>1 &lt; 2 &amp; &lt;b&gt;</p>"),
     ("**bold *and* more**", "<p><strong>bold <em>and</em> more</strong></p>"),

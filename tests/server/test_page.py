@@ -99,6 +99,36 @@ def test_the_script_knows_the_order_of_a_steps_numbers() -> None:
         assert name in EngineStats.__struct_fields__, f"the script reads {name}"
 
 
+TEXTS = {
+    "ink": "paper back raise user code",
+    "soft": "paper back raise code",
+    "faint": "paper back raise",
+    "accent": "paper back accent-soft",
+    "bad": "bad-soft",
+    "accent-ink": "accent",
+}
+"""Colours of texts -> those that they stand on."""
+
+
+def brightness(colour: str) -> float:
+    """Relative luminance of "#rrggbb" or "#rgb", as WCAG 2 defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * each for each in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [":root {", ':root[data-theme="dark"] {'])
+def test_texts_stand_out_from_what_is_behind_them(theme: str) -> None:
+    html, _ = assemble()
+    rule = html.partition(theme)[2].partition("}")[0]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+);", rule))
+    for text, grounds in TEXTS.items():
+        for ground in grounds.split():
+            dark, light = sorted((brightness(colours[text]), brightness(colours[ground])))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{text} on {ground}"
+
+
 @pytest.fixture
 def browser(tmp_path: Path) -> Any:
     path = chromium.find()
@@ -275,6 +305,38 @@ def test_enter_before_the_first_figures_sends(browser: chromium.Browser, monkeyp
             widgets = "[...document.querySelectorAll('.tile, .card')]"
             shown = browser.evaluate(f"{widgets}.filter(e => getComputedStyle(e).display !== 'none').length")
             assert shown == 4 + 1 + 6, "what only a device's clock measures is not there"
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+def test_the_composer_takes_no_more_than_its_room(browser: chromium.Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read at the end stays in view when the composer grows; what its fields say fits into them."""
+    fakes.install(monkeypatch)
+    llm = AsyncLLM("fake", multiprocess=False)
+    try:
+        with Served(make_app(llm)) as address:
+            browser.open(address)
+            log, settle = "document.querySelector('#log')", "new Promise(done => setTimeout(done, 100))"
+            gap = f"{log}.scrollHeight - {log}.scrollTop - {log}.clientHeight"
+            browser.evaluate(f"for (let i = 0; i < 80; i++) {log}.append(document.createElement('p'), 'line ' + i)")
+            for width in (1400, 1000, 375):
+                browser.resize(width, 700)
+                browser.evaluate(f"{log}.scrollTop = 1e9; {settle}")
+                browser.click("#options")
+                browser.evaluate(settle)
+                assert browser.evaluate(gap) < 2, f"the end is hidden at {width} pixels"
+                room = """[...document.querySelectorAll("#settings input")].every(field => {
+                    const ctx = document.createElement("canvas").getContext("2d");
+                    ctx.font = getComputedStyle(field).font;
+                    const text = field.type === "number" ? "0.2 (model's)" : field.placeholder;
+                    return ctx.measureText(text).width + 18 <= field.clientWidth;
+                })"""
+                assert browser.evaluate(room), f"a field is too narrow at {width} pixels"
+                browser.evaluate(f"{log}.scrollTop = 100; {settle}")
+                browser.click("#options")
+                browser.evaluate(settle)
+                assert browser.evaluate(f"{log}.scrollTop") == 100, "who reads further up is left alone"
     finally:
         llm.shutdown()
 

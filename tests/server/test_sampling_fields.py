@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from headway.core.messages import AddRequest
+from headway.server.protocol import Sampling
 from tests.server.parrot import ParrotCore
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -30,6 +31,21 @@ EVERYWHERE: dict[str, Any] = {
     "frequency_penalty": -0.5,
     "logit_bias": {"105": -3.0},
     "seed": 12,
+    "bad_words": ["zz"],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "cache_salt": "mine",
+}
+ELSEWHERE = {
+    *("model", "stream", "stop", "structured_outputs", "parse_special"),  # have tests of their own
+    *(
+        "user",
+        "metadata",
+        "store",
+        "safety_identifier",
+        "prompt_cache_key",
+        "service_tier",
+    ),  # mean nothing to the engine
 }
 NOT_RESPONSES: dict[str, Any] = {
     "prompt_logprobs": 1,
@@ -52,6 +68,10 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[AddRequest]:
     return seen
 
 
+def test_no_field_is_forgotten_here() -> None:
+    assert {*Sampling.__struct_fields__} == EVERYWHERE.keys() | ELSEWHERE
+
+
 def post(client: TestClient, path: str, fields: dict[str, Any]) -> Any:
     answer = client.post(path, json={**BODIES[path], LENGTH.get(path, "max_output_tokens"): 3, **fields})
     assert answer.status_code == 200, answer.text
@@ -68,8 +88,10 @@ def test_a_field_reaches_the_engine(client: TestClient, added: list[AddRequest],
         return
     post(client, path, {field: value})
     [request] = added
-    if field == "seed":
-        assert request.seed == value
+    if field == "bad_words":
+        assert request.bad_words_token_ids
+    elif field in ("seed", "cache_salt"):
+        assert getattr(request, field) == value
     else:
         wanted = {int(key): bias for key, bias in value.items()} if field == "logit_bias" else value
         assert getattr(request.params, field) == wanted

@@ -156,6 +156,19 @@ def test_blocking_uploads_are_counted_at_start_up(lazy: SimDevice, case: Case) -
     assert set(pending) <= {"free"}, "a blocking copy waits for all that its stream was given before"
 
 
+def test_of_several_errors_the_first_is_told(lazy: SimDevice) -> None:
+    """What follows from an error is not its cause."""
+    x = torch.zeros(4, device=lazy.torch_device)
+    lazy.arm()
+    for wait in (lambda: x[0].item(), lazy.wait_idle, x.tolist):
+        with pytest.raises(HostSyncError):
+            wait()
+    assert len(lazy.timeline.violations) == 3
+    with pytest.raises(HostSyncError) as caught:
+        lazy.check()
+    assert caught.value is lazy.timeline.violations[0]
+
+
 FINE: dict[str, Case] = {
     "slice assignment": lambda x, d: assign(x, slice(0, 2), 3.0),
     "index_fill": lambda x, d: x.index_fill_(0, x.long(), 3.0),

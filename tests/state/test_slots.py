@@ -29,6 +29,14 @@ def test_views_do_not_overlap_and_positions_match() -> None:
     assert (slots.view("a") == 1).all() and (slots.view("long") == 3).all() and (slots.view("real") == 0.5).all()
 
 
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 5])
+def test_tables_begin_where_kernels_may_load_sixteen_bytes(num_slots: int) -> None:
+    tables = [Table(f"{width} {copies}", width, copies=copies) for width in (1, 2, 3, 5, 7) for copies in (1, 3)]
+    slots = SlotArena(tables, num_slots, torch.device("cpu"))
+    for table in tables:
+        assert slots.position(table.name, 0) % 4 == 0 and slots.view(table.name).data_ptr() % 16 == 0, table
+
+
 def test_too_large_an_arena_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"):
         SlotArena([Table("history", 2**26)], 64, torch.device("meta"))

@@ -71,13 +71,15 @@ def rows(page: Browser) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 375])
+@pytest.mark.parametrize("width", [1400, 1000, 375])
 def test_nothing_is_wider_than_the_window(window: tuple[Browser, Path], width: int, dark: bool) -> None:
     page, file = window
     page.open(file, width, dark=dark)
     assert page.script("return document.documentElement.dataset.ready") == "1"
     page.picture(file.with_suffix(f".{width}{'dark' if dark else ''}.png"))
     assert page.script("return innerWidth") == width, "a phone shows a page that is too wide at another scale"
+    names = "rows.every(row => 8 + ctx.measureText(fitted(row.name, LEFT - 14)).width <= LEFT)"
+    assert page.script(f"return {names} && LEFT <= innerWidth / 2"), "names lie beside the bars"
     assert page.script("return document.documentElement.scrollWidth") <= width
     outside = (
         'return [...document.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1)'

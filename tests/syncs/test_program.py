@@ -74,6 +74,23 @@ def test_a_program_with_threads_and_children(program: Path, tmp_path: Path) -> N
 
 
 @no_cuda
+def test_a_second_run_knows_nothing_of_the_first(tmp_path: Path) -> None:
+    """In one process: its steps, waits and streams are its own."""
+    script, found = tmp_path / "steps.py", []
+    script.write_text(
+        "import torch\nfrom headway import syncs\nx = torch.ones(2, device='cuda')\nx.tolist()\n"
+        "for _ in range(3):\n    syncs.step()\n    x.sum().item()\n"
+    )
+    for number in range(3):
+        report = tmp_path / f"{number}.json"
+        assert main(["--simulate", "--json", str(report), "--", str(script)]) == 0
+        data = json.loads(report.read_text())
+        told = [(each["line"], each["count"], each["steps"], each["when"]) for each in data["findings"]]
+        found.append((data["steps"], sorted(told), data["totals"]))
+    assert found[0][0] == 3 and found[0] == found[1] == found[2]
+
+
+@no_cuda
 def test_without_cuda_the_command_fails_rather_than_reporting_nothing(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

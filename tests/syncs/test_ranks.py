@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,34 @@ def one_rank(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch, *waits: W
         ["python", "t.py"], "simulation", log, 100.0 + rank, {}, 1000.0 + rank, notes=["everywhere", f"only {rank}"]
     )
     ranks.write(run, folder)
+
+
+def test_waits_of_several_logs_are_those_of_one() -> None:
+    """Whatever is counted of a finding, where some have it and others not: times, steps, threads."""
+    rng = random.Random(3)
+    for _ in range(40):
+        waits = [
+            Wait(
+                Site("/p/a.py", rng.randrange(1, 4), "f"),
+                Kind.READ,
+                "Tensor.item",
+                rng.choice([None, 4.0, 8.0]),
+                thread=rng.choice("ab"),
+                step=rng.choice([None, 1, 2]),
+            )
+            for _ in range(rng.randrange(1, 12))
+        ]
+        one, logs = Log(), [Log(), Log(), Log()]
+        for wait in waits:
+            one.add(wait)
+            rng.choice(logs).add(wait)
+        joined = logs[0]
+        for log in logs[1:]:
+            for finding in log.findings:
+                joined.join(finding)
+        assert [each.to_dict() for each in joined.findings] == [each.to_dict() for each in one.findings]
+        assert [each.timed for each in joined.findings] == [each.timed for each in one.findings]
+        assert (joined.count, joined.lines) == (one.count, one.lines)
 
 
 def test_findings_of_all_ranks_are_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,17 @@ def test_matrices_come_in_their_blocks_where_that_is_asked(tmp_path: Path) -> No
         assert torch.equal(whole, plain[name]), name
 
 
+def test_a_files_size_is_that_of_its_tensors(tmp_path: Path) -> None:
+    """Memory is planned by it: blocks count as the numbers that they hold."""
+    raw = {name: (encoded(name), Q[name]) for name in ("Q4_0", "Q6_K", "Q8_0")}
+    names = {"Q4_0": "blk.0.ffn_up.weight", "Q6_K": "output.weight", "Q8_0": "blk.1.attn_v.weight"}
+    raw = {names[kind]: both for kind, both in raw.items()}
+    arrays = {name: array for name, array in llama_arrays().items() if name not in raw}
+    arrays = {name: array.astype(np.float16) if "attn_k" in name else array for name, array in arrays.items()}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays, raw=raw)))
+    assert checkpoint.num_bytes == sum(tensor.nbytes for _, tensor in checkpoint.tensors())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_plain_types_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     values = torch.randn(5, HIDDEN).to(dtype)

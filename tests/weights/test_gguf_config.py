@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Q
 
 from headway.core.errors import ModelError, UnsupportedModelError, WeightsError
 from headway.weights import open_checkpoint
+from headway.weights.source import Source
 from tests.weights.tiny_gguf import Arrays, llama_arrays, write_gguf
 
 
@@ -18,6 +19,20 @@ def config(tmp_path: Path, extra: dict[str, Any] | None = None, arch: str = "lla
     arrays: Arrays = kw.pop("arrays", None) or llama_arrays()
     path = write_gguf(tmp_path / "m.gguf", arrays, arch=arch, extra=extra, **kw)
     return open_checkpoint(str(path)).config
+
+
+def test_what_the_file_advises_on_sampling_comes_before_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "penalty_repeat": 1.1, "mirostat": 2}
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays(), extra={f"general.sampling.{k}": v for k, v in said.items()})
+    names = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.1}
+    assert open_checkpoint(str(path)).generation_config == pytest.approx(names)
+    known = dict.fromkeys(names, 0.5) | {"presence_penalty": 0.25}
+    monkeypatch.setattr("headway.weights.checkpoint.locate", lambda *_, **__: Source(path, True, known))
+    for load_format in ("auto", "dummy"):
+        found = open_checkpoint("known", load_format=load_format).generation_config
+        assert found == pytest.approx(names | {"presence_penalty": 0.25})
 
 
 def test_plain_llama(tmp_path: Path) -> None:

@@ -16,6 +16,11 @@ let running = null; // AbortController of the answer under way
 
 function pinned(log) { return log.scrollHeight - log.scrollTop - log.clientHeight < 60; }
 
+// Whoever reads the end goes on seeing it when the composer takes room: settings, pictures, long messages, a phone's keyboard.
+let atEnd = true;
+$("log").addEventListener("scroll", () => { atEnd = pinned($("log")); });
+new ResizeObserver(() => { if (atEnd) $("log").scrollTop = $("log").scrollHeight; }).observe($("log"));
+
 function addTurn(role, text) {
   const log = $("log"), turn = el(log, "article", "turn " + role);
   turn.setAttribute("aria-label", role === "user" ? "You" : "Model");

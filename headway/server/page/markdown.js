@@ -16,7 +16,7 @@ function drawMarkdown(parent, source) {
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,30})/, HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/, RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^(\s{0,12})(?:[-*+]|(\d{1,9})[.)])\s+(\S.*)?$/, QUOTE = /^ {0,3}> ?/, ROW = /^\s*\|.*\|\s*$/, TURN = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 
-// Lines in groups: a fence with its content, a list, a quote, a table, a heading, a rule, a paragraph.
+// Lines in groups: a fence with its content, a list of one kind, a quote, a table, a heading, a rule, a paragraph.
 function blocksOf(lines) {
   const blocks = [];
   let at = 0;
@@ -31,7 +31,12 @@ function blocksOf(lines) {
     } else if (HEADING.test(line) || RULE.test(line)) take(at, at + 1);
     else if (QUOTE.test(line)) take(at, run(at, each => QUOTE.test(each)));
     else if (ITEM.test(line)) {
-      take(at, run(at, (each, i) => ITEM.test(each) || /^\s{2,}\S/.test(each) || (each.trim() === "" && i + 1 < lines.length && (ITEM.test(lines[i + 1]) || /^\s{2,}\S/.test(lines[i + 1])))));
+      const head = ITEM.exec(line);
+      const belongs = each => { // an item of the other kind, as far out as the first, begins another list
+        const item = ITEM.exec(each);
+        return item ? item[1].length >= head[1].length + 2 || (item[2] === undefined) === (head[2] === undefined) : /^\s{2,}\S/.test(each);
+      };
+      take(at, run(at, (each, i) => belongs(each) || (each.trim() === "" && i + 1 < lines.length && belongs(lines[i + 1]))));
     } else if (ROW.test(line) && at + 1 < lines.length && TURN.test(lines[at + 1]) && lines[at + 1].includes("-")) take(at, run(at, each => ROW.test(each) || TURN.test(each)));
     else take(at, run(at, each => each.trim() !== "" && !FENCE.test(each) && !HEADING.test(each) && !RULE.test(each) && !QUOTE.test(each) && !ITEM.test(each)));
   }
