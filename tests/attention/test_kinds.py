@@ -31,9 +31,10 @@ CPU: dict[str, Any] = {"device": "cpu", "run_ahead": 0, "enable_prefix_caching":
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
-def some_always(*names: str) -> list[Any]:
-    """All kinds, of which the others run with the soak alone."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in KINDS]
+def some_always(*names: str, without: tuple[str, ...] = ()) -> list[Any]:
+    """All kinds but those ``without``, of which the others run with the soak alone."""
+    kinds = [name for name in KINDS if name not in without]
+    return [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in kinds]
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +74,9 @@ def requests(max_tokens: int = 6, **more: Any) -> list[AddRequest]:
 
 
 @functools.cache
-def truth(name: str, dtype: str = "auto") -> dict[str, list[int]]:
+def truth(name: str, dtype: str = "auto", max_tokens: int = 6) -> dict[str, list[int]]:
     core = engine(name, kv_cache_dtype=dtype)
-    found = {key: answer.token_ids for key, answer in run(core, requests()).items()}
+    found = {key: answer.token_ids for key, answer in run(core, requests(max_tokens)).items()}
     core.shutdown()
     return found
 
@@ -118,19 +119,20 @@ def test_drafts_change_nothing(name: str) -> None:
     check_on_simulated_device(name, 1, speculative_config=NGRAM)
 
 
-@pytest.mark.parametrize("name", some_always("chunks"))
+@pytest.mark.parametrize("name", some_always("chunks", without=("sinks",)))
 def test_preempted_requests_go_on(name: str) -> None:
-    """Hardly more blocks than one request needs."""
+    """Hardly more blocks than one request needs, and answers that outgrow what was left when they began. That is never so with
+    sinks, whose windows give back what they took in with; gpt-oss is preempted in tests/sim/test_kinds.py."""
     core = engine(name, max_num_seqs=1)
     scheduler = core._scheduler
     assert isinstance(scheduler, Scheduler)
     blocks, layout = scheduler._life.kv.pool.num_blocks, core._runner.executor.body.model.spec.cache
     core.shutdown()
-    small = (blocks + 1) * bytes_per_block(layout, 8, torch.float32)
+    small = blocks * bytes_per_block(layout, 8, torch.float32)
     changes = arguments(name, run_ahead=2, kv_cache_memory_bytes=small)
     with simulated(5, **changes) as (core, _, _):
-        for key, answer in run(core, requests()).items():
-            assert answer.token_ids == truth(name)[key], key
+        for key, answer in run(core, requests(24)).items():
+            assert answer.token_ids == truth(name, max_tokens=24)[key], key
         assert core.stats().num_preemptions > 0
 
 
