@@ -226,6 +226,13 @@ PARTS = (
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
 
 
+_AROUND = {
+    "mistral3": ("[IMG_BREAK]", "[IMG_END]"), "internvl": ("<img>", "</img>"),
+    "smolvlm": ("<fake_token_around_image>", "<global-img>", *(f"<row_{i}_col_{j}>" for i in (1, 2) for j in (1, 2))),
+}  # fmt: skip
+"""Texts of the tokens that stand around rows and tiles."""
+
+
 def marker_of(name: str) -> tuple[str, str]:
     """See ``MARKERS``."""
     return MARKERS.get(name, ("<|image_pad|>",) * 2)
@@ -242,6 +249,7 @@ def _save_texts(name: str, folder: Path) -> None:
         specials["<|video_pad|>"] = VIDEO
         own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
+    specials |= {text: 106 + i for i, text in enumerate(_AROUND.get(name, ()))}
     specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
@@ -254,8 +262,8 @@ def _save_texts(name: str, folder: Path) -> None:
     sizes: dict[str, Any] = {
         "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
         "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
-        "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": False},
-        "internvl": {"size": {"height": 28, "width": 28}}, "mistral3": {"size": {"longest_edge": 40}},
+        "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": True},
+        "internvl": {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6}, "mistral3": {"size": {"longest_edge": 40}},
         "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
@@ -437,10 +445,16 @@ def _answers() -> dict[Any, list[int]]:
 
 def hf_greedy(one: Sighted, info: VisionInfo, parts: list[Any], count: int) -> list[int]:
     """Greedy tokens, by full forward passes."""
-    ids, given = hf_inputs(one, info, parts)
-    key = (one.name, *(_hashable(part) for part in parts))
-    known = _answers().setdefault(key, [])
-    while len(known) < count:
-        logits = hf_logits(one, ids + known, len(ids), given)
-        known.append(int(logits[-1].argmax()))
+    known = _answers().setdefault((one.name, *(_hashable(part) for part in parts)), [])
+    if len(known) < count:
+        ids, given = hf_inputs(one, info, parts)
+        known += hf_answer(one, ids, len(ids), known, given, count - len(known))
     return known[:count]
+
+
+def hf_answer(one: Sighted, ids: list[int], prompt_len: int, made: list[int], given: dict[str, Any], count: int) -> list[int]:
+    """``count`` greedy tokens behind ``made``, of a prompt as the engine saw it."""
+    found: list[int] = []
+    while len(found) < count:
+        found.append(int(hf_logits(one, ids + made + found, prompt_len, given)[-1].argmax()))
+    return found
