@@ -168,10 +168,10 @@ def kinds_section(kinds: list[dict[str, Any]], features: int) -> list[str]:
     """What kinds of models do with all features, and what they refuse."""
     lines = [
         *paragraph(
-            f"All {features} features in one batch on a tiny model of each kind, with chunks, hits and few blocks. Answers are those",
-            "of an engine that does one step after the other, and, but for a grammar that the host holds, each token is judged",
-            "by the features' definitions on transformers' logits (`tests/engine/oracle.py`). No sampling feature is refused or",
-            "turned off. *Log* tells kinds whose log names requests for which fast prefill is turned off.",
+            f"All {features} features in one batch on a tiny model of each kind, with chunks, hits and few blocks. Answers are",
+            "those of an engine that does one step after the other, and, but for a grammar that the host holds, each token is",
+            "judged by the features' definitions on transformers' logits (`tests/engine/oracle.py`). No sampling feature is",
+            "refused or turned off. *Log* tells kinds whose log names requests for which fast prefill is turned off.",
         ),
         "| kind | depth | steps | of graphs | preempted | tokens hit | drafts taken | tokens judged | log | refused |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -188,7 +188,7 @@ def kinds_section(kinds: list[dict[str, Any]], features: int) -> list[str]:
                 why = re.sub(r"\w+For(CausalLM|ConditionalGeneration)", "the model", row["refused"][option])
                 whys.setdefault(why, []).append(row["kind"].partition(" (")[2].rstrip(")"))
         for why, names in whys.items():
-            lines += textwrap.wrap(f"- {option}: \"{why}\" ({'; '.join(names)})", 130, subsequent_indent="  ")
+            lines += textwrap.wrap(f'- {option}: "{why}" ({"; ".join(names)})', 130, subsequent_indent="  ")
     return [*lines, ""]
 
 

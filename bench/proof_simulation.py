@@ -1,5 +1,5 @@
-"""The figures of docs/proof.md that need no GPU: the engine's feature matrix, kinds of models and random scenarios on the simulated
-device, and the corpus of snippets under the simulation.
+"""The figures of docs/proof.md that need no GPU: the engine's feature matrix, kinds of models and random scenarios on the
+simulated device, and the corpus of snippets under the simulation.
 
     python bench/proof_simulation.py --json bench/reports/proof/simulation.json [--scenarios 200]
     python bench/proof_simulation.py --json bench/reports/proof/simulation.json --kinds        these alone, into what is there

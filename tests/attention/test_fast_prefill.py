@@ -48,7 +48,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def named(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
     """Requests that the log says turn it off since this was asked last, and the layers that run on all of their tokens."""
-    lines = [re.search(r"request (\S+) asks for prompt_logprobs: .* upper (\d+) layers", each) for each in caplog.messages]
+    lines = [
+        re.search(r"request (\S+) asks for prompt_logprobs: .* upper (\d+) layers", each) for each in caplog.messages
+    ]
     caplog.clear()
     return {line[1]: int(line[2]) for line in lines if line is not None}
 
@@ -67,9 +69,7 @@ def same(found: dict[str, Answer], wanted: dict[str, Answer]) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_changes_no_answer(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whole prompts without it; then with it steps of 40 and 23 tokens, drafts, and the simulated device two steps ahead. The
     log names each request that turns it off, and only where there is something to turn off."""
     narrowed = counted(monkeypatch)

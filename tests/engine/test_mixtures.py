@@ -110,9 +110,7 @@ def check_on_simulated_device(name: str, depth: int, **more: Any) -> EngineStats
     return stats
 
 
-@pytest.mark.parametrize(
-    ("depth", "name"), [(2, "glm4-moe"), *((depth, "qwen3-moe") for depth in (0, 1, 4))]
-)
+@pytest.mark.parametrize(("depth", "name"), [(2, "glm4-moe"), *((depth, "qwen3-moe") for depth in (0, 1, 4))])
 def test_simulated_device_gives_the_same_tokens(depth: int, name: str) -> None:
     check_on_simulated_device(name, depth)
 

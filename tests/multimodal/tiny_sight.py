@@ -263,7 +263,8 @@ def _save_texts(name: str, folder: Path) -> None:
         "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
         "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
         "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": True},
-        "internvl": {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6}, "mistral3": {"size": {"longest_edge": 40}},
+        "internvl": {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
+        "mistral3": {"size": {"longest_edge": 40}},
         "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
@@ -452,7 +453,9 @@ def hf_greedy(one: Sighted, info: VisionInfo, parts: list[Any], count: int) -> l
     return known[:count]
 
 
-def hf_answer(one: Sighted, ids: list[int], prompt_len: int, made: list[int], given: dict[str, Any], count: int) -> list[int]:
+def hf_answer(
+    one: Sighted, ids: list[int], prompt_len: int, made: list[int], given: dict[str, Any], count: int
+) -> list[int]:
     """``count`` greedy tokens behind ``made``, of a prompt as the engine saw it."""
     found: list[int] = []
     while len(found) < count:

@@ -91,7 +91,7 @@ def watched(core: EngineCore) -> list[Admission]:
             seen.extend(plan.admissions)
         return launch(plan, *others)
 
-    core._runner.launch = noted  # type: ignore[method-assign]
+    core._runner.launch = noted  # type: ignore[assignment]
     return seen
 
 
@@ -120,6 +120,7 @@ def test_every_model_goes_on_behind_checkpoints(name: str, monkeypatch: pytest.M
     assert stats.prefix_cache_hits > 0
     if name not in WITHOUT_BLOCKS:
         assert stats.num_preemptions > 0 and any(count >= 40 for count in resumed(admitted)), resumed(admitted)
+
 
 def test_the_third_of_many_that_share_a_prefix_hits_it() -> None:
     """The first leaves keys and values, the second a checkpoint where it parts with it; all others hit all of its blocks."""

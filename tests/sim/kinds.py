@@ -158,7 +158,9 @@ class Kind:
         if layout.has_states:
             number = self.changes.get("speculative_config", {}).get("num_speculative_tokens", 0)
             places = ring_places(WRITE_BACK, number + 1) if number else 0
-            kept = StateStorage(slots + CHECKPOINTS, torch.float32, checkpoints=CHECKPOINTS, drafts=number, replays=places)
+            kept = StateStorage(
+                slots + CHECKPOINTS, torch.float32, checkpoints=CHECKPOINTS, drafts=number, replays=places
+            )
         own = kept.bytes(layout) if layout.has_states else 0
         return own + self.blocks * bytes_per_block(layout, 8, torch.float32)
 
@@ -207,7 +209,8 @@ def _heard(model: Any, asked: AddRequest, tokens: list[int]) -> torch.Tensor:
 
 
 def _latent(name: str, what: str, depth: int, blocks: int, **changes: Any) -> Kind:
-    return Kind(what, lambda: latents.folder_of(name), cache(lambda: latents.hf_model(latents.LATENTS[name])), depth, blocks, changes)
+    oracle_of = cache(lambda: latents.hf_model(latents.LATENTS[name]))
+    return Kind(what, lambda: latents.folder_of(name), oracle_of, depth, blocks, changes)
 
 
 def _mixture(name: str, what: str, depth: int, blocks: int, **changes: Any) -> Kind:
@@ -219,7 +222,8 @@ def _attending(name: str, what: str, depth: int, blocks: int, **changes: Any) ->
 
 
 def _hybrid(name: str, what: str, depth: int, blocks: int, **changes: Any) -> Kind:
-    return Kind(what, lambda: hybrids.folder_of(name), cache(lambda: hybrids.hf_model(hybrids.HYBRIDS[name])), depth, blocks, changes)
+    oracle_of = cache(lambda: hybrids.hf_model(hybrids.HYBRIDS[name]))
+    return Kind(what, lambda: hybrids.folder_of(name), oracle_of, depth, blocks, changes)
 
 
 _whisper = cache(hearing.whisper)

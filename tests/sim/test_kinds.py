@@ -1,9 +1,10 @@
-"""Every sampling feature on every kind of model: all of them in one batch, run ahead, in chunks, behind hits, preempted, against
-the plain engine, and against what the features mean on transformers' logits. What a kind refuses it refuses by name."""
+"""Every sampling feature on every kind of model: all of them in one batch, run ahead, in chunks, behind hits, preempted,
+against the plain engine, and against what the features mean on transformers' logits. What a kind refuses it refuses by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from tests.engine.test_depths import FEATURES
 from tests.sim.kinds import KINDS, check, known, options, refusals
 
+PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
 SEEN_WHOLE = "an encoder, whose outputs belong to whole rows"
 STATES = {
     "halved steps": "has states, whose chunk tables are the whole step's",
@@ -66,7 +68,9 @@ def test_all_features_together(name: str) -> None:
     assert seen.hits or name == "hearing", "prompts were meant to begin alike"
     assert bool(seen.graph_steps) != bool(kind.changes.get("enforce_eager"))
     assert bool(seen.accepted) == ("speculative_config" in kind.changes)
-    assert len(seen.told) == name.startswith("fast prefill"), "who asks for what turns fast prefill off is named, nobody else"
+    assert len(seen.told) == name.startswith("fast prefill"), (
+        "who asks for what turns fast prefill off is named, nobody else"
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -77,3 +81,13 @@ def test_what_is_refused_is_named(name: str) -> None:
         assert (message is None) == (option not in expected), (option, message)
         assert message is None or expected[option] in message
     assert {*expected} <= {*options()}
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    """Written by ``bench/proof_simulation.py --kinds`` and ``bench/proof_pages.py``."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    told = {row[0]: row[-1] for row in rows}
+    for name, kind in KINDS.items():
+        refused = ", ".join(option for option in options() if option in REFUSED.get(name, {}))
+        assert told[kind.what] == refused

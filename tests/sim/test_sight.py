@@ -66,7 +66,8 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
     blocks = 13 if name in ("gemma3", "gemma4") else 18 if name == "internvl" else 19
     options = vars_of(
         arguments(
-            plain(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3, max_num_batched_tokens=96 if name == "paligemma" else 28,
+            plain(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3,
+            max_num_batched_tokens=96 if name == "paligemma" else 28,
             encoder_step_ratio=1e-9, kv_cache_memory_bytes=blocks * BLOCK_BYTES, max_model_len=136, enforce_eager=eager,
         )
     )  # fmt: skip
