@@ -21,8 +21,7 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
         dtype: the model's.
 
     Raises:
-        ConfigError: the model has no such states, or no keys and values whose dtype is named, or the drafts need a ring that
-            it cannot have.
+        ConfigError: the model does not cache what an argument is of, or the drafts need a ring that it cannot have.
     """
     layout, architecture = spec.cache, spec.architecture
     named, write_back = args.mamba_ssm_cache_dtype, args.replayssm_buffer_len
@@ -32,10 +31,7 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
             "use mamba_ssm_cache_dtype='auto'"
         )
     if args.kv_cache_dtype != "auto" and not any(layout.layers):
-        raise ConfigError(
-            f"kv_cache_dtype={args.kv_cache_dtype!r} is of keys and values, and {architecture} caches none; "
-            "use kv_cache_dtype='auto'"
-        )
+        raise ConfigError(f"{architecture} caches no keys and values; use kv_cache_dtype='auto'")
     if write_back and not layout.recurrent:
         raise ConfigError(
             f"replayssm_buffer_len={write_back} is of recurrent states, and {architecture} has none; leave it out"

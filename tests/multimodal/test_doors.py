@@ -16,7 +16,8 @@ from headway import LLM, SamplingParams
 from headway.core.errors import InvalidRequestError
 from headway.multimodal.process import cut
 from tests.multimodal import tiny_sight
-from tests.multimodal.tiny_sight import FAMILIES, TOKEN, arguments, hf_answer, hf_inputs, marker_of, sighted
+from tests.multimodal.tiny_sight import FAMILIES, TOKEN, arguments, hf_answer, hf_inputs, sighted
+from tests.multimodal.tiny_texts import marker_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

@@ -25,7 +25,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "indexer": LATENTS,
     "states alone": {
         "a draft model": "no layer of the model keeps every token, so there are no blocks for a drafter's keys",
-        "8-bit keys and values": "is of keys and values, and Mamba2ForCausalLM caches none",
+        "8-bit keys and values": "Mamba2ForCausalLM caches no keys and values",
         **STATES,
     },
     "state beside keys": STATES,
