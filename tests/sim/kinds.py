@@ -13,6 +13,7 @@ from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -294,6 +295,8 @@ def check(kind: Kind, tolerance: float = 1e-3) -> Seen:
         patch.setattr(oracle, "ROUNDING", tolerance)
         core = kind.plain()
         asked = kind.requests(core.info)
+        again = next(each for each in asked if each.request_id == "prompt_logprobs")  # its prompt is cached by then
+        asked.append(msgspec.structs.replace(again, request_id="prompt_logprobs again"))
         wanted = run(core, asked)
         core.shutdown()
         told.clear()
