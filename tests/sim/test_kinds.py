@@ -65,7 +65,8 @@ def test_all_features_together(name: str) -> None:
     seen = check(kind)
     assert seen.judged.tokens > 5 * len(FEATURES) and seen.judged.close_calls <= 1 + seen.judged.tokens // 50
     assert bool(seen.preemptions) != (name == "states alone"), "the pool was meant to be too small"
-    assert seen.hits or name == "hearing", "prompts were meant to begin alike"
+    # Recordings differ, and one checkpoint is overwritten too soon: tests/recurrent/test_prefixes.py hits those of Mamba-2.
+    assert bool(seen.hits) != (name in ("hearing", "states alone")), "prompts were meant to begin alike"
     assert bool(seen.graph_steps) != bool(kind.changes.get("enforce_eager"))
     assert bool(seen.accepted) == ("speculative_config" in kind.changes)
     assert len(seen.told) == 2 * name.startswith("fast prefill"), (
