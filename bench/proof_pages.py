@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 import tomllib
 from pathlib import Path
@@ -161,6 +162,34 @@ def simulated_section(simulation: dict[str, Any], soak: dict[str, Any]) -> list[
             "`docs/simulation.md` says what is checked, and what is not.",
         ),
     ]
+
+
+def kinds_section(kinds: list[dict[str, Any]], features: int) -> list[str]:
+    """What kinds of models do with all features, and what they refuse."""
+    lines = [
+        *paragraph(
+            f"All {features} features in one batch on a tiny model of each kind, with chunks, hits and few blocks. Answers are",
+            "those of an engine that does one step after the other, and, but for a grammar that the host holds, each token is",
+            "judged by the features' definitions on transformers' logits (`tests/engine/oracle.py`). No sampling feature is",
+            "refused or turned off. *Log* tells kinds whose log names requests for which fast prefill is turned off.",
+        ),
+        "| kind | depth | steps | of graphs | preempted | tokens hit | drafts taken | tokens judged | log | refused |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in kinds:
+        numbers = [row[name] for name in ("depth", "steps", "graph_steps", "preemptions", "hits", "accepted", "judged")]
+        cells = [row["kind"], *map(str, numbers), "yes" if row["told"] else "", ", ".join(row["refused"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "What is refused is refused at the start, by name:", ""]
+    for option in sorted({option for row in kinds for option in row["refused"]}):
+        whys: dict[str, list[str]] = {}
+        for row in kinds:
+            if option in row["refused"]:
+                why = re.sub(r"\w+For(CausalLM|ConditionalGeneration)", "the model", row["refused"][option])
+                whys.setdefault(why, []).append(row["kind"].partition(" (")[2].rstrip(")"))
+        for why, names in whys.items():
+            lines += textwrap.wrap(f'- {option}: "{why}" ({"; ".join(names)})', 130, subsequent_indent="  ")
+    return [*lines, ""]
 
 
 def soaked(soak: dict[str, Any]) -> str:
@@ -322,6 +351,7 @@ def proof_page(
         "```",
         "",
         *simulated_section(simulation, simulation_soak),
+        *(kinds_section(simulation["kinds"], simulation["matrix"]["features"]) if "kinds" in simulation else []),
         *(planted_section(planted) if planted else []),
         "## 3. The sync detector against a corpus",
         "",

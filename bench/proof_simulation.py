@@ -1,7 +1,8 @@
-"""The figures of docs/proof.md that need no GPU: the engine's feature matrix and random scenarios on the simulated device, and
-the corpus of snippets under the simulation.
+"""The figures of docs/proof.md that need no GPU: the engine's feature matrix, kinds of models and random scenarios on the
+simulated device, and the corpus of snippets under the simulation.
 
     python bench/proof_simulation.py --json bench/reports/proof/simulation.json [--scenarios 200]
+    python bench/proof_simulation.py --json bench/reports/proof/simulation.json --kinds        these alone, into what is there
 
 Every answer is compared with the synchronous oracle's; any host wait on the launching thread, race or broken invariant raises.
 CPU time is this process's.
@@ -22,6 +23,7 @@ import torch
 from tests.engine.harness import run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.sim import kinds as of_kinds
 from tests.sim.harness import SMALL_SEEDS, expected, play, simulated
 from tests.sim.rounding import TOLERANCE
 from tests.syncs import run_corpus
@@ -63,6 +65,22 @@ def matrix() -> dict[str, Any]:
     return sums | {"depths": DEPTHS, "features": len(FEATURES), "cpu_seconds": round(time.process_time() - begin, 1)}
 
 
+def kinds() -> list[dict[str, Any]]:
+    """Every feature on every kind of model, and what a kind refuses."""
+    found = []
+    with of_kinds.known():
+        for name, kind in of_kinds.KINDS.items():
+            begin, seen = time.process_time(), of_kinds.check(kind)
+            told = bool(seen.told)
+            row = {"kind": kind.what, "depth": kind.depth, "steps": seen.steps, "graph_steps": seen.graph_steps}
+            row |= {"preemptions": seen.preemptions, "hits": seen.hits, "accepted": seen.accepted, "told": told}
+            row |= {"judged": seen.judged.tokens, "close_calls": seen.judged.close_calls}
+            row |= {"refused": {option: why for option, why in of_kinds.refusals(kind).items() if why is not None}}
+            found.append(row | {"cpu_seconds": round(time.process_time() - begin, 1)})
+            print(f"{name}: ok", flush=True)
+    return found
+
+
 def scenarios(number: int) -> dict[str, Any]:
     """Random scenarios, small and large; raises at the first that fails."""
     begin = time.process_time()
@@ -76,15 +94,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--scenarios", type=int, default=200)
+    parser.add_argument("--kinds", action="store_true")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    if given.kinds:
+        known = json.loads(given.json.read_text()) | {"kinds": kinds()}
+        given.json.write_text(json.dumps(known, indent=1) + "\n")
+        return
     report: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
     snippets = run_corpus.corpus()
     report["corpus"] = run_corpus.about(snippets) | {
         "results": {name: run_corpus.run(snippets, make) for name, make in run_corpus.detectors().items()}
     }
     report["matrix"] = matrix()
+    report["kinds"] = kinds()
     report["scenarios"] = scenarios(given.scenarios)
     given.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({"matrix": report["matrix"], "scenarios": report["scenarios"]}, indent=1))

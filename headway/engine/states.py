@@ -21,7 +21,7 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
         dtype: the model's.
 
     Raises:
-        ConfigError: the model has no such states, or the drafts need a ring that it cannot have.
+        ConfigError: the model does not cache what an argument is of, or the drafts need a ring that it cannot have.
     """
     layout, architecture = spec.cache, spec.architecture
     named, write_back = args.mamba_ssm_cache_dtype, args.replayssm_buffer_len
@@ -30,6 +30,8 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
             f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {architecture} has none; "
             "use mamba_ssm_cache_dtype='auto'"
         )
+    if args.kv_cache_dtype != "auto" and not any(layout.layers) and spec.stage is None:
+        raise ConfigError(f"{architecture} caches no keys and values; use kv_cache_dtype='auto'")
     if write_back and not layout.recurrent and spec.stage is None:  # other stages may have some
         raise ConfigError(
             f"replayssm_buffer_len={write_back} is of recurrent states, and {architecture} has none; leave it out"

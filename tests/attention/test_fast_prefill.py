@@ -3,6 +3,7 @@ rows that decode, that draft, and that ask for the log-probabilities of their pr
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def named(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    """Requests that the log says turn it off since this was asked last, and the layers that run on all of their tokens."""
+    lines = [
+        re.search(r"request (\S+) asks for prompt_logprobs: .* upper (\d+) layers", each) for each in caplog.messages
+    ]
+    caplog.clear()
+    return {line[1]: int(line[2]) for line in lines if line is not None}
+
+
 def same(found: dict[str, Answer], wanted: dict[str, Answer]) -> None:
     for key, answer in wanted.items():
         assert found[key].token_ids == answer.token_ids, key
@@ -55,15 +65,16 @@ def same(found: dict[str, Answer], wanted: dict[str, Answer]) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole prompts without it; then with it steps of 40 and 23 tokens, drafts, and the simulated device two steps ahead."""
+def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whole prompts without it; then with it steps of 40 and 23 tokens, drafts, and the simulated device two steps ahead. The
+    log names each request that turns it off, and only where there is something to turn off."""
     narrowed = counted(monkeypatch)
     with monkeypatch.context() as without:
         without.setenv(FAST_PREFILL, "0")
         core = engine(name, max_num_batched_tokens=128)
         wanted = run(core, asked())
         core.shutdown()
-    assert not narrowed
+    assert not narrowed and not named(caplog)
     assert [len(answer.prompt_logprobs) for answer in wanted.values()] == [
         len(prompt) - 1 if n % 3 == 1 else 0 for n, prompt in enumerate(prompts())
     ]
@@ -71,6 +82,7 @@ def test_it_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for changes in others:
         core = engine(name, **changes)
         same(run(core, asked()), wanted)
+        assert named(caplog) == {f"r{n}": core._runner.executor.body.model.spec.narrow_layers for n in (1, 4)}
         core.shutdown()
         assert bool(narrowed) == ("speculative_config" not in changes), "steps whose rows draft run whole"
         narrowed.clear()

@@ -19,6 +19,8 @@ from headway.models import registry
 from headway.models.decoder import DecoderModel
 from headway.models.interface import ALL_TOKENS
 from headway.models.load import load_model
+from headway.scheduler import Scheduler
+from headway.state.cache_pool import bytes_per_block
 from headway.weights import open_checkpoint
 from tests.attention.kinds import KINDS, OWN, VOCAB, folder_of, greedy
 from tests.engine.harness import request, run
@@ -29,9 +31,10 @@ CPU: dict[str, Any] = {"device": "cpu", "run_ahead": 0, "enable_prefix_caching":
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
-def some_always(*names: str) -> list[Any]:
-    """All kinds, of which the others run with the soak alone."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in KINDS]
+def some_always(*names: str, without: tuple[str, ...] = ()) -> list[Any]:
+    """All kinds but those ``without``, of which the others run with the soak alone."""
+    kinds = [name for name in KINDS if name not in without]
+    return [name if name in names else pytest.param(name, marks=pytest.mark.soak) for name in kinds]
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +74,9 @@ def requests(max_tokens: int = 6, **more: Any) -> list[AddRequest]:
 
 
 @functools.cache
-def truth(name: str, dtype: str = "auto") -> dict[str, list[int]]:
+def truth(name: str, dtype: str = "auto", max_tokens: int = 6) -> dict[str, list[int]]:
     core = engine(name, kv_cache_dtype=dtype)
-    found = {key: answer.token_ids for key, answer in run(core, requests()).items()}
+    found = {key: answer.token_ids for key, answer in run(core, requests(max_tokens)).items()}
     core.shutdown()
     return found
 
@@ -98,7 +101,7 @@ def check_on_simulated_device(name: str, depth: int, **more: Any) -> None:
         assert core.stats().prefix_cache_hits > 0
 
 
-@pytest.mark.parametrize(("depth", "name"), [(2, "gemma4"), (1, "chunks"), (4, "sinks"), (2, "flex")])
+@pytest.mark.parametrize(("depth", "name"), [(2, "gemma4"), (1, "chunks"), (4, "sinks")])
 def test_simulated_device_gives_the_same_tokens(depth: int, name: str) -> None:
     check_on_simulated_device(name, depth)
 
@@ -116,17 +119,21 @@ def test_drafts_change_nothing(name: str) -> None:
     check_on_simulated_device(name, 1, speculative_config=NGRAM)
 
 
-@pytest.mark.parametrize("name", some_always("chunks"))
+@pytest.mark.parametrize("name", some_always("chunks", without=("sinks",)))
 def test_preempted_requests_go_on(name: str) -> None:
-    """Hardly more blocks than one request needs."""
-    core = engine(name)
-    sizes = core.info.num_kv_tokens
+    """Hardly more blocks than one request needs, and answers that outgrow what was left when they began. That is never so with
+    sinks, whose windows give back what they took in with; gpt-oss is preempted in tests/sim/test_kinds.py."""
+    core = engine(name, max_num_seqs=1)
+    scheduler = core._scheduler
+    assert isinstance(scheduler, Scheduler)
+    blocks, layout = scheduler._life.kv.pool.num_blocks, core._runner.executor.body.model.spec.cache
     core.shutdown()
-    small = arguments(name)["kv_cache_memory_bytes"] * 200 // sizes
+    small = blocks * bytes_per_block(layout, 8, torch.float32)
     changes = arguments(name, run_ahead=2, kv_cache_memory_bytes=small)
     with simulated(5, **changes) as (core, _, _):
-        for key, answer in run(core, requests()).items():
-            assert answer.token_ids == truth(name)[key], key
+        for key, answer in run(core, requests(24)).items():
+            assert answer.token_ids == truth(name, max_tokens=24)[key], key
+        assert core.stats().num_preemptions > 0
 
 
 @pytest.mark.parametrize("name", some_always("chunks"))
@@ -136,7 +143,8 @@ def test_8_bit_keys(name: str) -> None:
             assert answer.token_ids == truth(name, "fp8")[key], key
 
 
-@pytest.mark.parametrize("name", some_always("gemma4"))
+@pytest.mark.soak
+@pytest.mark.parametrize("name", KINDS)
 def test_prompt_log_probabilities(name: str) -> None:
     """Rows that ask for them run all layers on all tokens, and their neighbours' tokens stay the same."""
     core = engine(name)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headway.core.automaton import DEAD, MAX_TOKEN_BYTES, Automaton
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 
@@ -165,13 +166,17 @@ class SamplingOracle:
         self._logits, self._texts = logits, texts
 
     def judge(
-        self, request: AddRequest, answer: Any, choices: Sequence[bytes] | None = None, ended: bool = True
+        self,
+        request: AddRequest,
+        answer: Any,
+        choices: Sequence[bytes] | Automaton | None = None,
+        ended: bool = True,
     ) -> Tally:
         """Raises AssertionError, naming the request and the position, unless ``answer`` (``tests.engine.harness.Answer``) is
         what the request asks for.
 
         Args:
-            choices: the request's grammar, where it is one of some texts.
+            choices: the request's grammar: some texts, or which texts an automaton reads.
             ended: False for a request that was aborted: what it got must be the beginning of an answer.
         """
         params, prompt, made = request.params, list(request.prompt_token_ids), list(answer.token_ids)
@@ -196,14 +201,21 @@ class SamplingOracle:
         self._judge_rows(request, answer, raw)
         return tally
 
-    def _follower(self, choices: Sequence[bytes], made: Sequence[int], request: AddRequest) -> Callable[[int], bool]:
+    def _follower(
+        self, choices: Sequence[bytes] | Automaton, made: Sequence[int], request: AddRequest
+    ) -> Callable[[int], bool]:
         written = b"".join(self._texts[token] for token in made)
+
+        def begins(text: bytes) -> bool:
+            if isinstance(choices, Automaton):
+                return choices.walk(choices.start, text) != DEAD
+            return any(each.startswith(text) for each in choices)
 
         def may(token: int) -> bool:
             if token in request.eos_token_ids:
-                return written in choices
-            text = self._texts[token]
-            return bool(text) and any(each.startswith(written + text) for each in choices)
+                return choices.accepts(written) if isinstance(choices, Automaton) else written in choices
+            text = self._texts[token] if token < len(self._texts) else b""
+            return 0 < len(text) <= MAX_TOKEN_BYTES and begins(written + text)
 
         return may
 

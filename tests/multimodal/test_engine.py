@@ -82,7 +82,7 @@ def test_every_logit_is_that_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "depth"),
-    [*((name, 2) for name in FAMILIES), *((name, depth) for name in ("gemma4", "qwen2.5") for depth in (0, 1, 4)),
+    [*((name, 2) for name in FAMILIES), *((name, depth) for name in ("gemma4", "qwen2.5", "mistral3") for depth in (0, 1, 4)),
      ("gemma3", 0), ("qwen3", 0)],
 )  # fmt: skip
 def test_tokens_are_those_of_transformers(name: str, depth: int) -> None:

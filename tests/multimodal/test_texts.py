@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,3 +97,48 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert order == list(range(count))
         expected = np.asarray(processor(text=prompt, images=given)["input_ids"]).ravel().tolist()
         assert backend().encode(text, add_special_tokens=False).ids == expected, prompt
+
+
+ALONE: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # architecture, image processor, processor, image processor's settings, what the processor knows, the model's numbers
+    "mistral3": (
+        "Mistral3ForConditionalGeneration", "pixtral.Pixtral", "pixtral.Pixtral",
+        {"size": {"longest_edge": 40}, "patch_size": 8},
+        {"patch_size": 4, "spatial_merge_size": 2, "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+        {"patch": 4, "group": 2},
+    ),
+    "internvl": (
+        "InternVLForConditionalGeneration", "got_ocr2.GotOcr2", "internvl.InternVL",
+        {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
+        {"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
+        {"patch": 7, "group": 2, "one_size": 28},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.filterwarnings("ignore")
+def test_what_stands_for_a_picture_is_that_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of processors that cannot be made without torchvision: what one puts in a marker's place is asked of its class. Pixtral's
+    module imports its other image processor, which needs torchvision, for a size that is not asked for here."""
+    architecture, images, processor, settings, known, numbers = ALONE[name]
+    folder, kind = processor.split(".")
+    absent = ModuleType("absent")
+    absent.__dict__["get_resize_output_image_size"] = None
+    monkeypatch.setitem(sys.modules, "transformers.models.pixtral.image_processing_pixtral", absent)
+    module = importlib.import_module(f"transformers.models.{folder}.processing_{folder}")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    replace = getattr(module, f"{kind}Processor").replace_image_token
+    knowing = SimpleNamespace(image_token="<image>", **known)
+
+    own = {key: value for key, value in settings.items() if key != "patch_size"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(own))
+    info = VisionInfo(token=SPECIAL.index("<image>"), longest=10**6, **numbers)
+    ours, placeholders = read_settings(tmp_path, architecture, info, {})
+    for number, picture in enumerate(PICTURES):
+        pieces = placeholders.pieces(cut(picture, ours))
+        written = "".join(str(backend().id_to_token(each)) if isinstance(each, int) else each for each in pieces)
+        expected = replace(knowing, theirs_of(images, settings)(PICTURES, return_tensors=None), number)
+        assert written == expected, number

@@ -21,6 +21,7 @@ from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.models.registry import model_class, read_config
 from headway.multimodal.items import find_runs, make_item
+from tests.multimodal.tiny_texts import save_texts
 
 TOKEN, VIDEO, VOCAB = 100, 103, 120
 SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
@@ -185,7 +186,7 @@ def sighted(name: str) -> Sighted:
             tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
     folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
     model.save_pretrained(folder)
-    _save_texts(name, folder)
+    save_texts(name, folder, TOKEN, VIDEO)
     return Sighted(name, model, str(folder))
 
 
@@ -212,54 +213,6 @@ def plain(name: str) -> str:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
-
-
-MARKERS = {
-    "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
-    "gemma4": ("<|image|>",) * 2, "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
-}  # fmt: skip
-"""Text of the token that stands for a row, and of the one that a prompt has for a picture."""
-PARTS = (
-    "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
-)
-PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
-
-
-def marker_of(name: str) -> tuple[str, str]:
-    """See ``MARKERS``."""
-    return MARKERS.get(name, ("<|image_pad|>",) * 2)
-
-
-def _save_texts(name: str, folder: Path) -> None:
-    """A tokenizer of one token for each character, a chat template, and the image processor's settings."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    row, marker = marker_of(name)
-    specials = {"<pad>": 0, "<s>": 1, "</s>": 2, "<turn>": 99, row: TOKEN, "<eoi>": 102, "<other>": 105}
-    if name.startswith("qwen"):
-        specials["<|video_pad|>"] = VIDEO
-        own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
-        (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
-    specials.setdefault("<boi>" if marker == row else marker, 101)
-    chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
-    backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(list(specials))
-    backend.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": PARTS.replace("MARKER", marker)}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    sizes: dict[str, Any] = {
-        "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
-        "llava": {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
-        "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": False},
-        "internvl": {"size": {"height": 28, "width": 28}}, "mistral3": {"size": {"longest_edge": 40}},
-        "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
-    }  # fmt: skip
-    own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
-    (folder / "preprocessor_config.json").write_text(json.dumps(own))
 
 
 def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uint8]:
@@ -437,10 +390,18 @@ def _answers() -> dict[Any, list[int]]:
 
 def hf_greedy(one: Sighted, info: VisionInfo, parts: list[Any], count: int) -> list[int]:
     """Greedy tokens, by full forward passes."""
-    ids, given = hf_inputs(one, info, parts)
-    key = (one.name, *(_hashable(part) for part in parts))
-    known = _answers().setdefault(key, [])
-    while len(known) < count:
-        logits = hf_logits(one, ids + known, len(ids), given)
-        known.append(int(logits[-1].argmax()))
+    known = _answers().setdefault((one.name, *(_hashable(part) for part in parts)), [])
+    if len(known) < count:
+        ids, given = hf_inputs(one, info, parts)
+        known += hf_answer(one, ids, len(ids), known, given, count - len(known))
     return known[:count]
+
+
+def hf_answer(
+    one: Sighted, ids: list[int], prompt_len: int, made: list[int], given: dict[str, Any], count: int
+) -> list[int]:
+    """``count`` greedy tokens behind ``made``, of a prompt as the engine saw it."""
+    found: list[int] = []
+    while len(found) < count:
+        found.append(int(hf_logits(one, ids + made + found, prompt_len, given)[-1].argmax()))
+    return found

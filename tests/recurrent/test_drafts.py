@@ -33,6 +33,9 @@ from tests.speculative.tiny_eagle import save_eagle
 PATTERNS: tuple[Pattern, ...] = ("all", "none", "random")
 KINDS = ("mamba", "mamba2", "falcon-h1", "qwen3-next", "lfm2")
 """Mamba-1, Mamba-2, the same beside attention, gated delta net, short convolutions."""
+OTHERS = (
+    "jamba", "nemotron-h", "granite-hybrid", "qwen3.5", "olmo-hybrid", "zamba2", "minimax", "kimi-linear"
+)  # fmt: skip
 BLOCK = 8
 ROWS = 4
 TOLERANCE = 1e-3
@@ -99,10 +102,18 @@ def test_tokens_of_plain_decoding(name: str, number: int) -> None:
     on_cpu(name, number, PATTERNS[turn % 3], (0, 1, 2, 4)[turn % 4], preempting=preempting)
 
 
+@pytest.mark.parametrize(("name", "number", "pattern", "depth"), [
+    ("zamba2", 2, "random", 2), ("minimax", 4, "random", 4), ("kimi-linear", 3, "random", 1),
+])  # fmt: skip
+def test_rings_of_other_mixers(name: str, number: int, pattern: Pattern, depth: int) -> None:
+    """Shared blocks, lightning attention, decays of each channel; on few blocks."""
+    on_cpu(name, number, pattern, depth, preempting=True)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", [*KINDS, "jamba", "nemotron-h", "granite-hybrid", "qwen3.5", "olmo-hybrid"])
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_every_pattern_and_depth(name: str, pattern: Pattern, number: int) -> None:
     for depth in (0, 1, 2, 4):
         for preempting in (False, True)[: 1 if name in ("mamba", "mamba2") else 2]:
@@ -118,8 +129,11 @@ def on_simulated_device(name: str, number: int, pattern: Pattern, depth: int, **
 
 @pytest.mark.parametrize(
     ("name", "number", "pattern", "depth"),
-    [("mamba", 2, "random", 1), ("falcon-h1", 3, "random", 2), ("qwen3-next", 4, "all", 4), ("lfm2", 1, "none", 0)],
-)
+    [
+        ("mamba", 2, "random", 1), ("falcon-h1", 3, "random", 2), ("qwen3-next", 4, "all", 4), ("lfm2", 1, "none", 0),
+        ("kimi-linear", 2, "random", 2),
+    ],
+)  # fmt: skip
 def test_on_the_simulated_device(name: str, number: int, pattern: Pattern, depth: int) -> None:
     small = {"kv_cache_memory_bytes": memory(name, 19, number), "enable_prefix_caching": False}
     on_simulated_device(name, number, pattern, depth, **small if name != "mamba" else {})

@@ -6,14 +6,17 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from headway.core.config import Thresholds
 from headway.core.messages import AddRequest
+from headway.core.plan import Admission
 from headway.engine.core import EngineCore
 from headway.scheduler import Scheduler
+from headway.state.cache_pool import StateStorage, bytes_per_block
 from tests.engine.harness import request, run
 from tests.recurrent.test_engine import arguments, engine
-from tests.recurrent.tiny_hybrids import VOCAB
+from tests.recurrent.tiny_hybrids import VOCAB, pair
 from tests.sim.harness import simulated
 
 SHARED = 67
@@ -25,8 +28,9 @@ def scheduler_of(core: EngineCore) -> Scheduler:
     return core._scheduler
 
 
-def conversation(seed: int = 5) -> list[AddRequest]:
-    """Prompts of which most begin alike, some of them with each other's whole prompt; greedy and random."""
+def conversation(seed: int = 5, least: int = 2) -> list[AddRequest]:
+    """Prompts of which most begin alike, some of them with each other's whole prompt; greedy and random, of ``least`` tokens
+    or up to nine more."""
     rng = random.Random(seed)
     stem = [rng.randrange(3, VOCAB) for _ in range(SHARED)]
     found = []
@@ -34,9 +38,16 @@ def conversation(seed: int = 5) -> list[AddRequest]:
         prompt = stem[: rng.choice([SHARED, SHARED, SHARED, 41, 64])] + [
             rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 9))
         ]
-        options: dict[str, Any] = {"max_tokens": rng.randrange(2, 12), "ignore_eos": True, "seed": number}
+        options: dict[str, Any] = {"max_tokens": rng.randrange(least, least + 10), "ignore_eos": True, "seed": number}
         found.append(request(f"r{number}", prompt, temperature=rng.choice([0.0, 1.2]), **options))
     return found
+
+
+def memory(name: str, rows: int, checkpoints: int, blocks: int) -> int:
+    """Bytes for exactly so many."""
+    layout = pair(name).model.spec.cache
+    states = StateStorage(rows + checkpoints, torch.float32, checkpoints=checkpoints).bytes(layout)
+    return states + blocks * bytes_per_block(layout, 8, torch.float32)
 
 
 def truth(name: str, requests: list[AddRequest]) -> dict[str, list[int]]:
@@ -63,6 +74,52 @@ def test_hits_give_the_same_tokens(name: str, depth: int, rows: int, checkpoints
             for key, answer in run(core, conversation()).items():
                 assert answer.token_ids == expected[key], key
         assert core.stats().prefix_cache_hits > 0
+
+
+ONES = ("mamba", "falcon-mamba", "jamba", "nemotron-h", "granite-hybrid", "qwen3.5", "olmo-hybrid")
+"""Models that hit on the CPU alone, each with another mixer or another way between them."""
+WITHOUT_BLOCKS = ("mamba", "falcon-mamba")
+
+
+def watched(core: EngineCore) -> list[Admission]:
+    """What is admitted from now on."""
+    seen: list[Admission] = []
+    launch = core._runner.launch
+
+    def noted(plan: Any, *others: Any) -> Any:
+        if plan is not None:
+            seen.extend(plan.admissions)
+        return launch(plan, *others)
+
+    core._runner.launch = noted  # type: ignore[assignment]
+    return seen
+
+
+def resumed(admissions: list[Admission]) -> list[int]:
+    """Of each admission of a request that had generated something: how many of its tokens were not run again."""
+    return [each.num_computed for each in admissions if len(each.token_ids) > len(each.request.prompt_token_ids)]
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_every_model_goes_on_behind_checkpoints(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the same prompts, on hardly more blocks than one needs: the second time they hit, and those that are preempted
+    go on behind the checkpoint of their prompts."""
+    monkeypatch.setattr("headway.engine.sizes.CHECKPOINTS_PER_SLOT", 2)
+    monkeypatch.setattr("headway.engine.sizes.CHECKPOINT_SHARE", 1.0)
+    asked = conversation(least=24)
+    expected = truth(name, asked)
+    core = engine(name, enable_prefix_caching=True, kv_cache_memory_bytes=memory(name, 4, 8, 19))
+    admitted = watched(core)
+    for turn in range(2):
+        for key, answer in run(core, asked).items():
+            assert answer.token_ids == expected[key], key
+            assert answer.num_cached_tokens >= 40 or not turn, "all begin with what the first turn has left"
+    stats = core.stats()
+    core.check_integrity()
+    core.shutdown()
+    assert stats.prefix_cache_hits > 0
+    if name not in WITHOUT_BLOCKS:
+        assert stats.num_preemptions > 0 and any(count >= 40 for count in resumed(admitted)), resumed(admitted)
 
 
 def test_the_third_of_many_that_share_a_prefix_hits_it() -> None:

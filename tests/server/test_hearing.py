@@ -16,6 +16,7 @@ from headway.server.app import build_app
 from headway.server.settings import ServerSettings
 from tests.api import tiny_whisper as tiny
 from tests.multimodal.test_audio import HOSTILE, wav
+from tests.server.children import Kept
 
 GRANULARITIES = "timestamp_granularities[]"
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
@@ -111,6 +112,17 @@ def test_hostile_files_are_refused(client: TestClient, kind: str) -> None:
     answer = post(client, data=HOSTILE[kind])
     assert answer.status_code in (400, 413), answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_the_server_goes_on(client: TestClient) -> None:
+    """After all of them, twice, a recording is heard as before, by the same processes, which have their memory back."""
+    for data in HOSTILE.values():  # now each library is loaded
+        post(client, data=data)
+    expected, kept = post(client, language="en").json(), Kept("headway.api.hearing.decode_child")
+    for data in [*HOSTILE.values()] * 2:
+        assert post(client, data=data).status_code in (400, 413)
+    kept.check()
+    assert post(client, language="en").json() == expected
 
 
 @pytest.mark.parametrize(

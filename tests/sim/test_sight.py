@@ -55,7 +55,7 @@ def noted(passes: PassRunner | None) -> list[Encoding]:
     [
         ("gemma3", 4, 2, False), ("qwen2.5", 2, 3, False), ("qwen3", 4, 4, False), ("paligemma", 2, 5, False),
         ("llava", 0, 6, False), ("smolvlm", 1, 7, False), ("gemma3", 1, 1, True), ("qwen3", 4, 8, True),
-        ("gemma4", 2, 9, False),
+        ("gemma4", 2, 9, False), ("internvl", 1, 10, True), ("mistral3", 2, 11, False),
     ],
 )  # fmt: skip
 def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bool) -> None:
@@ -63,10 +63,11 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
     aborted while its picture is under way. Beside rows that decode a step does one block of the tower."""
     wanted = run(oracle(name), traffic(name, oracle(name).info.vision))
     # Windows have a group of blocks of their own, each of half the layers.
-    blocks = 13 if name in ("gemma3", "gemma4") else 19
+    blocks = 13 if name in ("gemma3", "gemma4") else 18 if name == "internvl" else 19
     options = vars_of(
         arguments(
-            plain(name), run_ahead=depth, max_num_seqs=3, max_num_batched_tokens=96 if name == "paligemma" else 28,
+            plain(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3,
+            max_num_batched_tokens=96 if name == "paligemma" else 28,
             encoder_step_ratio=1e-9, kv_cache_memory_bytes=blocks * BLOCK_BYTES, max_model_len=136, enforce_eager=eager,
         )
     )  # fmt: skip
