@@ -106,8 +106,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=FIRST, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of this sitting")
     given = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     report = Report.load(given.json, given.first)
     go_on(report, given.number, given.seconds, lambda: _save(report, given.json))
     print(f"{report.number - len(report.failed)} of {report.number} scenarios passed")
@@ -118,5 +116,7 @@ def _save(report: Report, path: Path) -> None:
     path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # what follows is for the whole process, which may be the tests'
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     sys.exit(main())

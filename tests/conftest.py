@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,9 @@ def no_mode_is_left_on() -> Iterator[None]:
     before = modes_of_torch()
     yield
     assert modes_of_torch() == before, "the test left a mode of torch on; close its device"
+    assert logging.root.manager.disable == logging.NOTSET, (
+        "the test left logging off: others that read the log would find none"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

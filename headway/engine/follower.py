@@ -214,4 +214,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed. The interpreter's own end would stop threads within frames of C++ libraries, which aborts the process.
+    os._exit(status)

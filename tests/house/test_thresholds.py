@@ -58,6 +58,7 @@ APART: dict[str, dict[str, str]] = {
     },
     "durations and waits": {
         "api/killable.py": "STUCK_SECONDS", "engine/ranks.py": "WATCH_SECONDS", "engine/world.py": "START_SECONDS",
+        "engine/follower.py": "BEAT_SECONDS",
         "parallel/ring.py": "NAP_SECONDS SPIN_SECONDS", "server/health.py": "LONG_STEP_SECONDS SILENT_SECONDS WORK_SECONDS",
         "server/launch.py": "MAX_RESTART_DELAY",
         "api/structured/compiler.py": "MAX_SECONDS",
@@ -65,12 +66,13 @@ APART: dict[str, dict[str, str]] = {
         "server/metrics_source.py": "PATIENCE_SECONDS", "api/hearing/windows.py": "SEARCHED_SECONDS",
     },
     "layouts, units and tiles: no other way behind them": {
+        "parallel/rooms.py": "WHOLE",
         "api/token_bound.py": "CHAR_BYTES", "attention/alignment.py": "SMOOTHED", "attention/flex.py": "KEYS QUERIES",
         "core/chunks.py": "CHUNK", "multimodal/audio/mel.py": "WINDOW", "state/packed_step.py": "EDIT_INTS HEADER_INTS",
         "runner/launch.py": "_PROMPT_WORDS", "runner/prefill_graphs.py": "_BLOCK_TOKENS _NEWCOMERS",
     },
     "sizes chosen once, at the start, from the memory that there is or from what a card computes: no step goes another way": {
-        "engine/sizes.py": "CHECKPOINTS_PER_SLOT CHECKPOINT_SHARE CPU_KV_MOST CPU_KV_SHARE WHOLE_PROMPT",
+        "engine/sizes.py": "CHECKPOINT_SHARE CPU_KV_MOST CPU_KV_SHARE WHOLE_PROMPT",
         "engine/sight.py": "ENCODER_CACHE_ITEMS ENCODER_CACHE_LEAST FLOPS_PER_BYTE LEAST_TOKENS",
         "models/vision/passes.py": "LEAST_TILE", "models/vision_language.py": "MOST_ROWS",
         "scheduler/cache/state.py": "LEAST_BLOCKS", "engine/accord.py": "LEAST_TOKENS", "engine/process.py": "MAX_IPC_PATH",

@@ -20,7 +20,6 @@ from tests.kernels.test_expert_mlp import check, inputs
         (6, 12, 192, 128, 4, True, "clamped_swiglu", True),
         (40, 3, 128, 320, 2, False, "silu", True),
         (90, 3, 64, 64, 1, True, "gelu", False),
-        (150, 2, 64, 64, 1, True, "silu", True),  # more than WORD_ROWS an expert: plain Triton
     ],
 )
 def test_kernels_equal_reference(

@@ -8,10 +8,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+import torch
 
+from headway.core.cache import CacheKind, CacheLayout, CacheSpec, Part
 from headway.core.config import EngineArgs, Thresholds
 from headway.core.messages import AddRequest, EngineStats
 from headway.engine.boot import build_engine
+from headway.engine.sizes import Sizes, with_states
+from headway.state.cache_pool import StateStorage
 from tests.engine.harness import Answer, request, run
 from tests.parallel.families import configuration, write
 from tests.parallel.test_engine import THREADS, compare
@@ -99,3 +103,14 @@ def test_on_the_simulated_device(name: str, seed: int) -> None:
     found, stats = answers_of(name, run_ahead=2, device=f"sim:{seed}", **TWO)
     compare(found, one_rank(name))
     assert stats.num_graph_steps
+
+
+def test_all_ranks_have_room_for_as_many_checkpoints() -> None:
+    """Memory differs from rank to rank; what the leader plans with is the least."""
+    layout = CacheLayout.of([None], 64, [CacheSpec(CacheKind.STATE, (Part("conv", (64,)),))])
+    args, storage = EngineArgs(model="nowhere"), StateStorage(4, torch.float32)
+    sizes = Sizes(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, block_size=16, max_logprobs=0)
+    own, taken = with_states(args, layout, storage, sizes, 2**20)
+    fewer, less = with_states(args, layout, storage, sizes, 2**20, lambda mine: mine - 3)
+    assert fewer.num_checkpoints == own.num_checkpoints - 3 > 0
+    assert taken - less == 3 * 64 * 4

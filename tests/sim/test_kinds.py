@@ -14,10 +14,7 @@ from tests.sim.kinds import KINDS, check, known, options, refusals
 
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
 SEEN_WHOLE = "an encoder, whose outputs belong to whole rows"
-STATES = {
-    "halved steps": "has states, whose chunk tables are the whole step's",
-    "stages": "has layers that read what other layers cache, or states, which stages do not hand on",
-}
+STATES = {"halved steps": "has states, whose chunk tables are the whole step's"}
 LATENTS = {"halved steps": "caches latents, whose kernels are chosen by the whole step"}
 BETWEEN = {"stages": "does something between its layers that stages do not hand on"}
 REFUSED: dict[str, dict[str, str]] = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headway.cli.http_client import HttpClient
 from headway.cli.http_wire import TransportError
-from headway.core.messages import EngineStats
+
+if TYPE_CHECKING:
+    from headway.core.messages import EngineStats
 
 PATIENCE_SECONDS: Final = 5.0
 """With a server that does not say what it drafted."""
