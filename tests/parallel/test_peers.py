@@ -349,7 +349,7 @@ def test_a_lost_world_ends_all_waiting() -> None:
 
 @pytest.mark.parametrize("reason", ["", "switch", "wrong", "rooms"])
 def test_which_way_is_said_once(reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "headway")
     drivers = [Memory("open" if reason == "rooms" else "") for _ in range(2)]
     taken = iter(drivers)
     lock = threading.Lock()

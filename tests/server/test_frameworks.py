@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -57,21 +58,35 @@ def client(url: str) -> Iterator[OpenAI]:
         yield made
 
 
-def langchain(url: str, **more: Any) -> Any:
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """Closed at the end; what langchain makes for itself is not."""
+    with httpx.Client() as made:
+        yield made
+
+
+def langchain(url: str, http: httpx.Client, **more: Any) -> Any:
     package = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed (make setup)")
     return package.ChatOpenAI(
-        base_url=url, api_key="none", model="smollm2", temperature=0, max_retries=0, max_completion_tokens=96, **more
+        base_url=url,
+        api_key="none",
+        model="smollm2",
+        temperature=0,
+        max_retries=0,
+        max_completion_tokens=96,
+        http_client=http,
+        **more,
     )
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_langchain_structured_output(url: str, method: str) -> None:
-    found = langchain(url).with_structured_output(City, method=method).invoke("Tell me about Rome.")
+def test_langchain_structured_output(url: str, http: httpx.Client, method: str) -> None:
+    found = langchain(url, http).with_structured_output(City, method=method).invoke("Tell me about Rome.")
     assert isinstance(found, City)
 
 
-def test_langchain_tools(url: str) -> None:
-    model = langchain(url)
+def test_langchain_tools(url: str, http: httpx.Client) -> None:
+    model = langchain(url, http)
     [call] = model.bind_tools([WEATHER, NOW], tool_choice="weather").invoke("How is the weather in Rome?").tool_calls
     assert call["name"] == "weather" and call["args"]["city"] in ("Rome", "Oslo")
     some = model.bind_tools([WEATHER, NOW], tool_choice="any", parallel_tool_calls=False).invoke("What time is it?")
@@ -85,8 +100,8 @@ def test_langchain_tools(url: str) -> None:
     assert streamed is not None and streamed.tool_calls[0]["args"]["city"] in ("Rome", "Oslo")
 
 
-def test_a_langchain_conversation_with_a_tools_result(url: str) -> None:
-    model = langchain(url)
+def test_a_langchain_conversation_with_a_tools_result(url: str, http: httpx.Client) -> None:
+    model = langchain(url, http)
     messages = pytest.importorskip("langchain_core.messages")
     asked = messages.HumanMessage("How is the weather in Rome?")
     called = model.bind_tools([WEATHER], tool_choice="weather").invoke([asked])
@@ -95,8 +110,8 @@ def test_a_langchain_conversation_with_a_tools_result(url: str) -> None:
     assert after.response_metadata["finish_reason"] in ("stop", "length", "tool_calls")
 
 
-def test_langchain_over_responses(url: str) -> None:
-    model = langchain(url, use_responses_api=True)
+def test_langchain_over_responses(url: str, http: httpx.Client) -> None:
+    model = langchain(url, http, use_responses_api=True)
     [call] = model.bind_tools([WEATHER], tool_choice="weather").invoke("How is the weather in Rome?").tool_calls
     assert call["name"] == "weather" and call["args"]["city"] in ("Rome", "Oslo")
 
