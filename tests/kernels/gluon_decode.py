@@ -18,6 +18,7 @@ import torch
 from triton.language.core import constexpr
 
 from headway.kernels.paged_attention.hopper import triton_copy, triton_decode, triton_factors, triton_merge
+from tests.kernels import gluon_pointer
 
 BOX = 1 << 20
 """Where the memory for a cluster begins."""
@@ -39,19 +40,8 @@ def value_of(x: Any) -> Any:
     return torch.as_tensor(x).as_subclass(Value)
 
 
-@dataclass
-class Pointer:
-    """Elements of a flat tensor."""
-
-    flat: torch.Tensor
-    at: Any = 0
-
-    @property
-    def dtype(self) -> Any:
-        return types.SimpleNamespace(element_ty=self.flat.dtype)
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.flat, self.at + offset)
+class Pointer(gluon_pointer.Pointer):
+    """As kernels of this kind use it."""
 
     def to(self, dtype: torch.dtype, bitcast: bool) -> Pointer:
         assert bitcast and self.at * self.flat.itemsize % dtype.itemsize == 0

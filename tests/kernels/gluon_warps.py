@@ -20,26 +20,13 @@ from typing import Any
 import torch
 from triton.language.core import constexpr
 
+from tests.kernels.gluon_pointer import Pointer
+
 PANEL = 64
 
 
 class RaceError(AssertionError):
     """The kernel relies on something that has not happened yet, or never will."""
-
-
-@dataclass
-class Pointer:
-    """Elements of a flat tensor."""
-
-    flat: torch.Tensor
-    at: Any = 0
-
-    @property
-    def dtype(self) -> Any:
-        return types.SimpleNamespace(element_ty=self.flat.dtype)
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.flat, self.at + offset)
 
 
 @dataclass(eq=False)

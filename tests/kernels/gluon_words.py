@@ -10,7 +10,6 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -20,24 +19,14 @@ import torch
 from headway.kernels.expert_mlp import reference
 from headway.kernels.expert_mlp.hopper import launch, triton_few, triton_grouped, triton_words
 from headway.kernels.expert_mlp.packing import codes_of
+from tests.kernels import gluon_pointer
 
 SHIFTED = 2.0**-126
 """What a factor is as it comes out of a word, before its scale: a subnormal number's worth."""
 
 
-@dataclass
-class Pointer:
-    """Elements of a flat tensor."""
-
-    flat: torch.Tensor
-    at: Any = 0
-
-    @property
-    def dtype(self) -> Any:
-        return types.SimpleNamespace(element_ty=self.flat.dtype)
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.flat, self.at + offset)
+class Pointer(gluon_pointer.Pointer):
+    """As kernels of this kind use it."""
 
     def to(self, kind: torch.dtype, bitcast: bool = False) -> Pointer:
         assert bitcast and isinstance(self.at, int) and self.at == 0

@@ -111,7 +111,8 @@ def run_model(
     gluon = pytest.importorskip("triton.experimental.gluon", reason="the kernels' modules import Gluon")
     assert gluon
     from headway.kernels.paged_attention.hopper import triton_prefill, triton_prefill8, triton_short, triton_short8
-    from tests.kernels.gluon_warps import Descriptor, Machine, Pointer
+    from tests.kernels.gluon_pointer import Pointer
+    from tests.kernels.gluon_warps import Descriptor, Machine
 
     q, cache, first, bound = inputs.q, inputs.k_cache, decode_rows(inputs), inputs.num_decode_rows
     rows = DecodeRows(bound, inputs.decode_rows)

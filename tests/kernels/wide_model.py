@@ -24,6 +24,7 @@ import torch
 from headway.kernels.mid_linear.hopper import triton as mid
 from headway.kernels.mid_linear.hopper import triton_thin as thin
 from headway.kernels.wide_linear.hopper import triton, triton_gate_up, triton_qkv
+from tests.kernels.gluon_pointer import Pointer
 
 PATIENCE = 20.0
 """Seconds until a barrier counts as stuck."""
@@ -40,21 +41,6 @@ NAMES = (
 
 class StuckError(AssertionError):
     """A barrier is waited for that nobody completes."""
-
-
-@dataclass
-class Pointer:
-    """Elements of a flat tensor."""
-
-    flat: torch.Tensor
-    at: Any = 0
-
-    @property
-    def dtype(self) -> Any:
-        return types.SimpleNamespace(element_ty=self.flat.dtype)
-
-    def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.flat, self.at + offset)
 
 
 class Shared:

@@ -15,15 +15,13 @@ import torch
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.messages import AddRequest, EngineStats
-from headway.engine.boot import build_engine
 from headway.parallel.group import Group
 from headway.speculative.agreed import AgreedDrafter
 from headway.speculative.chain import Chain
 from headway.speculative.rejection import Rejection
-from tests.engine.harness import Answer, request, run
-from tests.engine.tiny_grammars import VOCABULARY
+from tests.engine.harness import Answer, request
 from tests.engine.tiny_llama import save_tiny_llama
-from tests.parallel.test_engine import THREADS, all_features, compare
+from tests.parallel.test_engine import THREADS, all_features, compare, played
 from tests.sim.harness import folder_of_model
 from tests.speculative import tiny_mtp
 from tests.speculative.tiny_dflash import KINDS, save_dflash
@@ -64,14 +62,7 @@ def answers_of(
     args = arguments(method)
     drafts = args["speculative_config"] | {"adaptive": False}
     drafts |= {} if drawn is None else {"draft_sample_method": drawn}
-    core = build_engine(EngineArgs(**args | sizes | {"speculative_config": drafts} | more), progress=False)
-    core.learn(VOCABULARY)
-    try:
-        found = run(core, made)
-        core.check_integrity()
-        return found, core.stats()
-    finally:
-        core.shutdown()
+    return played(EngineArgs(**args | sizes | {"speculative_config": drafts} | more), made)
 
 
 def requests(temperature: float = 0.0) -> list[AddRequest]:

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
-from headway.core.messages import AddRequest, RequestUpdate
+from headway.core.messages import AddRequest, EngineStats, RequestUpdate
 from headway.core.seat import Seat
 from headway.engine import replicas as routing
 from headway.engine.boot import build_engine
@@ -40,6 +40,18 @@ KINDS: dict[str, dict[str, Any]] = {
 def all_features(seed: int = 2) -> list[AddRequest]:
     """Every sampling feature, grammars, log-probabilities of prompts and answers."""
     return requests_for(list(FEATURES.values()), seed=seed)
+
+
+def played(args: EngineArgs, made: list[AddRequest]) -> tuple[dict[str, Answer], EngineStats]:
+    """What an engine of its own says, and its counts."""
+    core = build_engine(args, progress=False)
+    core.learn(VOCABULARY)
+    try:
+        found = run(core, made)
+        core.check_integrity()
+        return found, core.stats()
+    finally:
+        core.shutdown()
 
 
 def compare(answers: dict[str, Answer], oracle: dict[str, Answer]) -> None:

@@ -58,6 +58,16 @@ def waiting(client: httpx.Client) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("headway:num_requests_waiting")))
 
 
+def cut_short(client: httpx.Client, rank: int, how: signal.Signals) -> None:
+    """A streamed answer ends with an error when process ``rank`` gets a signal."""
+    with client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(rank, how)
+        events, last = rest_of(lines)
+    assert last == "data: [DONE]" and events[-1]["error"]["code"] == "engine_dead"
+
+
 def test_a_dead_rank_answers_everybody_and_the_server_comes_back(tmp_path: Path) -> None:
     with serving(served.save(tmp_path), restart=1) as live, live.client() as client, ThreadPoolExecutor(3) as pool:
         told = asked(live)
@@ -84,12 +94,7 @@ def test_a_dead_rank_answers_everybody_and_the_server_comes_back(tmp_path: Path)
         live.wait_ready(2)
         assert asked(live) == told
         leader, follower = ranks_of(live)
-        with client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            os.kill(leader, signal.SIGKILL)
-            events, last = rest_of(lines)
-        assert last == "data: [DONE]" and events[-1]["error"]["code"] == "engine_dead"
+        cut_short(client, leader, signal.SIGKILL)
         assert live.wait() == 1
     live.wait_for("the engine process was killed by signal 9")
     ended(follower)
@@ -99,12 +104,7 @@ def test_a_rank_that_stops_ends_the_server(tmp_path: Path) -> None:
     """Without ``--restart`` whoever runs the server learns of it by its status."""
     with serving(served.save(tmp_path), distributed_timeout_seconds=5) as live, live.client() as client:
         _, follower = ranks_of(live)
-        with client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            os.kill(follower, signal.SIGSTOP)
-            events, last = rest_of(lines)
-        assert last == "data: [DONE]" and events[-1]["error"]["code"] == "engine_dead"
+        cut_short(client, follower, signal.SIGSTOP)
         assert live.wait() == 1
     live.wait_for(rf"rank 1 \(part 1\), process {follower}, has not been heard of for \d s")
     assert state(follower) is None

@@ -13,7 +13,6 @@ import torch
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats
-from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.engine.warm_up import hidden_from
 from headway.runner.graphs import decode_shapes
@@ -23,11 +22,10 @@ from headway.runner.step_body import StepBody
 from headway.sampling.sampler import Variant
 from headway.speculative.suffix import SuffixDrafter
 from headway.state.batch import StepBatch
-from tests.engine.harness import Answer, request, run
-from tests.engine.tiny_grammars import VOCABULARY
+from tests.engine.harness import Answer, request
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
 from tests.parallel.families import write
-from tests.parallel.test_engine import THREADS, all_features, compare
+from tests.parallel.test_engine import THREADS, all_features, compare, played
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_max_cached_requests": 3}
@@ -48,14 +46,7 @@ def answers_of(model: Path, made: list[AddRequest], **more: Any) -> tuple[dict[s
         "model": str(model), "dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_seqs": 6, "block_size": 8,
         "max_num_batched_tokens": 32, "run_ahead": 0, "kv_cache_memory_bytes": 192 * KV_BLOCK_BYTES,
     }  # fmt: skip
-    core = build_engine(EngineArgs(**sizes | more), progress=False)
-    core.learn(VOCABULARY)
-    try:
-        found = run(core, made)
-        core.check_integrity()
-        return found, core.stats()
-    finally:
-        core.shutdown()
+    return played(EngineArgs(**sizes | more), made)
 
 
 def when_started(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
