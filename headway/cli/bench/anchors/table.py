@@ -173,8 +173,11 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"# Anchors on {report['card']}, {report['date']}",
         "",
-        f"commit {report['commit']}, {', '.join(f'{name} {version}' for name, version in report['versions'].items())}; "
-        f"{report['num_runs']} run(s), medians; `{report['command']}`; a Python loop of 3 million additions takes the host "
+        f"commit {report['commit']}, {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        "",
+        f"`{report['command']}`",
+        "",
+        f"{report['num_runs']} run(s), medians; a Python loop of 3 million additions takes the host "
         f"{report['python_loop_s']} s",
         *(["", report["compared"]] if "compared" in report else []),
     ]
