@@ -155,7 +155,7 @@ class MixtureSpec:
 
 
 MOST_SHARED = 256
-"""Tokens up to which shared blocks run among the experts. Of more the plain products are the faster ones."""
+"""Tokens up to which shared blocks run among the experts. Of more, plain products should be faster; estimated, not measured."""
 
 
 def shared_experts(spec: MixtureSpec, device: torch.device) -> int:
