@@ -63,8 +63,8 @@ class Ways:
     def __init__(self, number: int, ranks: int, device: torch.device) -> None:
         import torch.distributed as dist
 
-        from headway.parallel.peers import Peers, room_bytes
-        from headway.parallel.rooms import Driver, cards_here, meet
+        from headway.parallel.peer_buffers import Driver, cards_here, meet
+        from headway.parallel.peers import Peers, buffer_bytes
 
         def gather(said: bytes) -> list[bytes]:
             found: list[Any] = [None] * ranks
@@ -77,8 +77,8 @@ class Ways:
             return found
 
         self.two, most = False, max(SIZES)
-        rooms = meet(Driver, cards_here(), number, number, room_bytes(ranks, most), gather)
-        self.peers = Peers(rooms, number, ranks, device, most)
+        buffers = meet(Driver, cards_here(), number, number, buffer_bytes(ranks, most), gather)
+        self.peers = Peers(buffers, number, ranks, device, most)
         self.peers.two_shot = lambda x: self.two  # type: ignore[method-assign]
         wrong = [each.decode() for each in gather(self.peers.try_out().encode()) if each]
         if wrong:

@@ -86,7 +86,7 @@ class Lab:
             free_memory()
             logger.removeHandler(handler)
 
-    def _note(self, message: str, word: str = "sums") -> None:
+    def _note(self, message: str, word: str = "all-reduces") -> None:
         if word in message:
             self.notes.append(message)
 

@@ -23,9 +23,10 @@ from limits import BYTES_PER_US
 from timing import time_calls
 
 from headway.core.ints import cdiv
+from headway.kernels.capability import num_sms
 from headway.kernels.paged_attention.hopper import early_decode
 from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
-from headway.kernels.paged_attention.tiles import choose_splits, num_sms
+from headway.kernels.paged_attention.tiles import choose_splits
 
 SHARED = 228 * 1024
 TABLE = early_decode.early_tile

@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from timing import time_calls
 
+from headway.kernels.capability import num_sms
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.hopper.overlap import SHORT, launch_overlapped, launch_short
 from headway.kernels.paged_attention.launch import launch_prefill
 from headway.kernels.paged_attention.rule import ScoreRule
-from headway.kernels.paged_attention.tiles import DecodeRows, num_sms, prefill_tile
+from headway.kernels.paged_attention.tiles import DecodeRows, prefill_tile
 from headway.kernels.rms_norm import add_rms_norm, rms_norm
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.silu_mul import silu_mul

@@ -20,8 +20,8 @@ from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
+from headway.parallel.peer_buffers import Gather
 from headway.parallel.peers import find_peers
-from headway.parallel.rooms import Gather
 from headway.parallel.stage import Stage
 from headway.parallel.turns import Turns
 

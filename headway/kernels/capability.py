@@ -23,6 +23,16 @@ SHARED_KB: Mapping[tuple[int, int], int] = MappingProxyType(
 )
 """Compute capability -> KB of shared memory a program may have (CUDA C++ Programming Guide, technical specifications)."""
 LEAST_KB, MOST_KB = min(SHARED_KB.values()), max(SHARED_KB.values())
+INTERPRETED_SMS = 4
+"""Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
+
+
+@lru_cache(maxsize=16)
+def num_sms(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device."""
+    if device.type != "cuda":
+        return INTERPRETED_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @lru_cache(maxsize=16)

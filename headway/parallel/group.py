@@ -193,10 +193,8 @@ class TorchTransport:
         self._group: Any
         self._what = f"{mine}, group {name}"
         self._limit = limit = datetime.timedelta(seconds=seconds)
-        named, self._store = (
-            dist.PrefixStore(name, store),
-            store,
-        )  # torch's threads ask it for as long as the group lives
+        self._store = store  # torch's threads ask it for as long as the group lives
+        named = dist.PrefixStore(name, store)
         self._nccl = device.type == "cuda"
         self._posted: deque[Work] = deque()
         try:

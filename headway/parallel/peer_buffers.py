@@ -1,4 +1,4 @@
-"""``Rooms``: a piece of every GPU's memory that the GPUs of all ranks of a group read and write.
+"""``PeerBuffers``: a piece of every GPU's memory that the GPUs of all ranks of a group read and write.
 
 By the driver's handles for other processes, which are 64 bytes that ranks leave for each other like any other word. NVLink's
 multicast is not touched, as it is when torch's symmetric memory meets without a variable of the environment against it.
@@ -24,20 +24,20 @@ ACCESS: Final = 2
 LAZY_PEERS: Final = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS."""
 WHOLE: Final = 2 * 2**20
-"""The driver shares memory by pieces of this size: a room that filled none would take other allocations along."""
+"""The driver shares memory by pieces of this size: a buffer that filled none would take other allocations along."""
 HOST: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-class NoRoomsError(Exception):
+class NoPeerBuffersError(Exception):
     """Why ranks cannot reach each other's memory."""
 
 
 class Offer(msgspec.Struct, array_like=True):
-    """What a rank says of its room.
+    """What a rank says of its buffer.
 
     Attributes:
         host, card: which they are; the same words mean the same on all ranks.
-        handle: of the room.
+        handle: of the buffer.
         refusal: why there is none.
     """
 
@@ -52,7 +52,7 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """The few functions of the CUDA driver that rooms need. On the device that is current."""
+    """The few functions of the CUDA driver that buffers need. On the device that is current."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -98,11 +98,11 @@ class Driver:
             raise OSError(f"{name} gives CUDA error {status}")
 
 
-class Rooms:
-    """Rooms of ``size`` bytes on every rank's GPU.
+class PeerBuffers:
+    """Buffers of ``size`` bytes on every rank's GPU.
 
     Attributes:
-        addresses: of all ranks' rooms, as this rank's GPU knows them.
+        addresses: of all ranks' buffers, as this rank's GPU knows them.
     """
 
     def __init__(self, driver: Driver, size: int) -> None:
@@ -143,38 +143,40 @@ class Rooms:
             self._driver.free(self._own)
 
 
-def meet(driver: Callable[[], Driver], cards: Sequence[str], own: int, rank: int, size: int, gather: Gather) -> Rooms:
-    """Make a room on this rank's GPU, the current one, and open the others'. All ranks call it; all have rooms, or none.
+def meet(
+    driver: Callable[[], Driver], cards: Sequence[str], own: int, rank: int, size: int, gather: Gather
+) -> PeerBuffers:
+    """Make a buffer on this rank's GPU, the current one, and open the others'. All ranks call it; all have buffers, or none.
 
     Args:
         driver: makes it.
         cards: the GPUs that this process sees.
         own: which of them is this rank's.
-        size: bytes of a room.
+        size: bytes of a buffer.
 
     Raises:
-        NoRoomsError: it does not work here.
+        NoPeerBuffersError: it does not work here.
     """
-    rooms: Rooms | None = None
+    buffers: PeerBuffers | None = None
     try:
-        rooms = Rooms(driver(), size)
-        offer = Offer(HOST.read_text().strip(), cards[own], rooms.handle())
+        buffers = PeerBuffers(driver(), size)
+        offer = Offer(HOST.read_text().strip(), cards[own], buffers.handle())
     except (OSError, AttributeError) as error:  # no driver, or one that knows no such function
         offer = Offer(refusal=str(error))
     offers = [msgspec.msgpack.decode(each, type=Offer) for each in gather(msgspec.msgpack.encode(offer))]
     failures = [f"rank {n}: {each.refusal}" for n, each in enumerate(offers) if each.refusal]
-    if rooms is not None and not failures:
+    if buffers is not None and not failures:
         try:
-            rooms.open(offers, rank, cards)
+            buffers.open(offers, rank, cards)
             said = gather(b"")
         except OSError as error:
             said = gather(str(error).encode())
         failures = [f"rank {n}: {each.decode()}" for n, each in enumerate(said) if each]
         if not failures:
-            return rooms
-    if rooms is not None:
-        rooms.close()
-    raise NoRoomsError(failures[0])
+            return buffers
+    if buffers is not None:
+        buffers.close()
+    raise NoPeerBuffersError(failures[0])
 
 
 def cards_here() -> list[str]:

@@ -1,4 +1,4 @@
-"""``Peers``: small sums over ranks through each other's memory (``kernels.peer_reduce``), in place of NCCL."""
+"""``Peers``: all-reduces of small tensors through peer memory (``kernels.peer_reduce``), in place of NCCL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from headway.core.log import logger
 from headway.core.switches import PEER_REDUCE, is_on
 from headway.kernels.peer_reduce import CHUNK, peer_reduce_, peer_reduce_norm_, region_bytes
-from headway.parallel.rooms import Driver, Gather, NoRoomsError, Rooms, cards_here, meet
+from headway.parallel.peer_buffers import Driver, Gather, NoPeerBuffersError, PeerBuffers, cards_here, meet
 
 SMALL_SUM: Final = 4 * 2**20
 """Bytes up to which a sum goes through peers' memory: on two H100s it is faster than NCCL up to 8 MiB, twice as fast at 4."""
@@ -31,10 +31,10 @@ Exchange = Callable[[], object]
 
 
 class Region(NamedTuple):
-    """See ``kernels.peer_reduce``; ``turns`` int32 [U]."""
+    """See ``kernels.peer_reduce``; ``parity`` int32 [U]."""
 
     start: int
-    turns: torch.Tensor
+    parity: torch.Tensor
 
 
 class Peers:
@@ -42,17 +42,17 @@ class Peers:
     lays out its regions as it meets their kinds, and so all have them at the same places.
 
     Args:
-        rooms: ``room_bytes`` each.
+        buffers: ``buffer_bytes`` each.
         most: bytes of the largest sum.
     """
 
-    def __init__(self, rooms: Rooms, rank: int, size: int, device: torch.device, most: int) -> None:
-        self.rank, self.size, self._held, self._most = rank, size, rooms, most
+    def __init__(self, buffers: PeerBuffers, rank: int, size: int, device: torch.device, most: int) -> None:
+        self.rank, self.size, self._held, self._most = rank, size, buffers, most
         self._stop = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        addresses = [*rooms.addresses, self._stop.data_ptr()]
-        self._rooms = torch.tensor(addresses, dtype=torch.int64, device=device)
+        addresses = [*buffers.addresses, self._stop.data_ptr()]
+        self._buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
         # One int32 for each unit there can be; cut here, since a capture must not record that it is made.
-        self._turns = torch.zeros(REGIONS * most // 128, dtype=torch.int32, device=device)
+        self._parity = torch.zeros(REGIONS * most // 128, dtype=torch.int32, device=device)
         self._regions: dict[tuple[int, int], Region | None] = {}
         self._bytes = self._units = 0
 
@@ -61,7 +61,9 @@ class Peers:
         region = self._region(x, CHUNK)
         if region is None:
             return None
-        return partial(peer_reduce_, x, region.turns, self._rooms, self.rank, self.size, region.start, self.two_shot(x))
+        return partial(
+            peer_reduce_, x, region.parity, self._buffers, self.rank, self.size, region.start, self.two_shot(x)
+        )
 
     def sum_norm(
         self,
@@ -78,7 +80,7 @@ class Peers:
         if region is None:
             return None
         return partial(
-            peer_reduce_norm_, x, residual, weight, out, region.turns, self._rooms, self.rank, self.size, region.start,
+            peer_reduce_norm_, x, residual, weight, out, region.parity, self._buffers, self.rank, self.size, region.start,
             self.two_shot(x), eps, factor,
         )  # fmt: skip
 
@@ -95,21 +97,21 @@ class Peers:
         if key not in self._regions:
             self._regions[key] = self._laid_out(*key)
         region = self._regions[key]
-        return None if region is None or x.numel() > elements * len(region.turns) else region
+        return None if region is None or x.numel() > elements * len(region.parity) else region
 
     def _laid_out(self, elements: int, itemsize: int) -> Region | None:
-        whole = room_bytes(self.size, self._most)
+        whole = buffer_bytes(self.size, self._most)
         each = region_bytes(1, elements, itemsize, self.size)
-        units = min(whole // REGIONS // each, len(self._turns) // REGIONS)
+        units = min(whole // REGIONS // each, len(self._parity) // REGIONS)
         if len(self._regions) == REGIONS or not units:
             return None
-        region = Region(self._bytes, self._turns[self._units : self._units + units])
+        region = Region(self._bytes, self._parity[self._units : self._units + units])
         self._bytes, self._units = self._bytes + units * each, self._units + units
         return region
 
     def try_out(self) -> str:
         """Add up something; what went wrong, if anything. At the start: it blocks."""
-        x = torch.full((CHUNK + 8,), 1.0, dtype=torch.bfloat16, device=self._rooms.device)
+        x = torch.full((CHUNK + 8,), 1.0, dtype=torch.bfloat16, device=self._buffers.device)
         wanted = float(self.size**4)
         for _ in range(4):  # each half twice
             exchange = self.sum(x)
@@ -135,8 +137,8 @@ class Peers:
         self._held.close()
 
 
-def room_bytes(size: int, most: int) -> int:
-    """Of each rank's room."""
+def buffer_bytes(size: int, most: int) -> int:
+    """Of each rank's buffer."""
     return REGIONS * region_bytes(most // 128, 64, 2, size)
 
 
@@ -149,19 +151,21 @@ def find_peers(rank: int, size: int, device: torch.device, gather: Gather) -> Pe
     peers: Peers | None = None
     try:
         if any(each != b"on" for each in gather(b"on" if is_on(PEER_REDUCE) else b"off")):
-            raise NoRoomsError(f"{PEER_REDUCE} is 0")
+            raise NoPeerBuffersError(f"{PEER_REDUCE} is 0")
         with torch.cuda.device(device):
             torch.empty(1, device=device)  # so that the driver has a context
-            rooms = meet(Driver, cards_here(), device.index or 0, rank, room_bytes(size, SMALL_SUM), gather)
-            peers = Peers(rooms, rank, size, device, SMALL_SUM)
+            buffers = meet(Driver, cards_here(), device.index or 0, rank, buffer_bytes(size, SMALL_SUM), gather)
+            peers = Peers(buffers, rank, size, device, SMALL_SUM)
             failures = [each.decode() for each in gather(peers.try_out().encode()) if each]
         if failures:
             peers.close()
-            raise NoRoomsError(failures[0])
-    except NoRoomsError as reason:
+            raise NoPeerBuffersError(failures[0])
+    except NoPeerBuffersError as reason:
         if not rank:
-            logger.warning("sums over %d ranks go by NCCL alone: %s", size, reason)
+            logger.warning("all-reduces over %d ranks use NCCL alone: %s", size, reason)
         return None
     if not rank:
-        logger.info("sums of up to %d KiB over %d ranks go through their memory, others by NCCL", SMALL_SUM >> 10, size)
+        logger.info(
+            "all-reduces of up to %d KiB over %d ranks use peer memory, larger ones NCCL", SMALL_SUM >> 10, size
+        )
     return peers

@@ -66,7 +66,7 @@ APART: dict[str, dict[str, str]] = {
         "server/metrics_source.py": "PATIENCE_SECONDS", "api/hearing/windows.py": "SEARCHED_SECONDS",
     },
     "layouts, units and tiles: no other way behind them": {
-        "parallel/rooms.py": "WHOLE",
+        "parallel/peer_buffers.py": "WHOLE",
         "api/token_bound.py": "CHAR_BYTES", "attention/alignment.py": "SMOOTHED", "attention/flex.py": "KEYS QUERIES",
         "core/chunks.py": "CHUNK", "multimodal/audio/mel.py": "WINDOW", "state/packed_step.py": "EDIT_INTS HEADER_INTS",
         "runner/launch.py": "_PROMPT_WORDS", "runner/prefill_graphs.py": "_BLOCK_TOKENS _NEWCOMERS",

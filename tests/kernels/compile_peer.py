@@ -18,7 +18,8 @@ from headway.kernels.peer_reduce.reference import CHUNK, part, stride
 from headway.kernels.peer_reduce.triton import peer_reduce_kernel
 
 TYPES = {
-    "turns_ptr": "*i32", "rooms_ptr": "*i64", "start": "i32", "units": "i32", "numel": "i32", "num_units": "i32", "eps": "fp32",
+    "parity_ptr": "*i32", "buffers_ptr": "*i64",
+    "start": "i32", "units": "i32", "numel": "i32", "num_units": "i32", "eps": "fp32",
 }  # fmt: skip
 KINDS = {
     "sum": ("*bf16", CHUNK, 2, False, False),

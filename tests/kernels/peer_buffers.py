@@ -1,4 +1,4 @@
-"""Ranks of ``peer_reduce_`` that share this machine's memory: each has a room with a region in it, and garbage around it."""
+"""Ranks of ``peer_reduce_`` that share this machine's memory: each has a buffer with a region in it, and garbage around it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GARBAGE = 21845
 EPS = 1e-5
 
 
-class Rooms:
+class PeerBuffers:
     """Of ranks that call with at most ``units`` units of ``elements``.
 
     Args:
-        memories: int16, one for each rank and one more, as large as ``room_ints`` says.
+        memories: int16, one for each rank and one more, as large as ``buffer_ints`` says.
         fresh: make them ready; else somebody has.
     """
 
@@ -38,33 +38,33 @@ class Rooms:
                     each.fill_(GARBAGE)
             self.stop.zero_()
         self.addresses = torch.tensor([each.data_ptr() for each in memories])
-        self.turns = [torch.zeros(units, dtype=torch.int32) for _ in range(self.size)]
+        self.parity = [torch.zeros(units, dtype=torch.int32) for _ in range(self.size)]
 
     def reduce(self, kind: str, rank: int, two_shot: bool, *tensors: Any) -> None:
         """Call it as ``rank``, by its "reference" or its "kernel"; with more tensors than x, the one with the norm."""
         op = peer_reduce_ if len(tensors) == 1 else peer_reduce_norm_
         call: Callable[..., None] = op.reference if kind == "reference" else op.implementation("cuda")
         more = (EPS, 0.5) if len(tensors) > 1 else ()
-        call(*tensors, self.turns[rank], self.addresses, rank, self.size, START, two_shot, *more)
+        call(*tensors, self.parity[rank], self.addresses, rank, self.size, START, two_shot, *more)
 
     def complaints(self) -> list[str]:
         """What is wrong between two calls."""
-        found = [f"room {n} is not empty" for n, each in enumerate(self.regions) if not bool((each == FILL).all())]
+        found = [f"buffer {n} is not empty" for n, each in enumerate(self.regions) if not bool((each == FILL).all())]
         for n, around in enumerate(self.around):
             if not all(bool((each == GARBAGE).all()) for each in around):
                 found.append(f"something was written beside the region of rank {n}")
         return found
 
 
-def room_ints(units: int, elements: int, itemsize: int, size: int) -> int:
-    """int16 numbers of a room, garbage included."""
+def buffer_ints(units: int, elements: int, itemsize: int, size: int) -> int:
+    """int16 numbers of a buffer, garbage included."""
     return (START + region_bytes(units, elements, itemsize, size)) // 2 + 64
 
 
-def own_rooms(size: int, units: int, dtype: torch.dtype, elements: int = CHUNK) -> Rooms:
+def own_buffers(size: int, units: int, dtype: torch.dtype, elements: int = CHUNK) -> PeerBuffers:
     """In this process's memory."""
-    ints = room_ints(units, elements, dtype.itemsize, size)
-    return Rooms([torch.empty(ints, dtype=torch.int16) for _ in range(size + 1)], units, elements, dtype.itemsize)
+    ints = buffer_ints(units, elements, dtype.itemsize, size)
+    return PeerBuffers([torch.empty(ints, dtype=torch.int16) for _ in range(size + 1)], units, elements, dtype.itemsize)
 
 
 def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
     python -m tests.kernels.peer_process FOLDER SIZE RANK
 
-The rooms are files that all map. Prints what is wrong, if anything.
+The buffers are files that all map. Prints what is wrong, if anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from headway.kernels.peer_reduce import CHUNK
 from headway.kernels.rms_norm.reference import add_rms_norm
 from headway.kernels.testing import interpreter_loops
-from tests.kernels.peer_rooms import EPS, Rooms, room_ints, total, values
+from tests.kernels.peer_buffers import EPS, PeerBuffers, buffer_ints, total, values
 
 CALLS = ((1, False), (3 * CHUNK + 5, False), (CHUNK + 64, True), (5 * CHUNK, True), (63, False), (4 * CHUNK + 1, False))
 """Elements, and whether two_shot."""
@@ -27,11 +27,11 @@ def main(folder: Path, size: int, rank: int) -> list[str]:
     """Sums, then sums with norms, in one order on all ranks."""
     dtype, found = torch.float32, []
     for elements in (CHUNK, ROW):
-        ints = room_ints(UNITS, elements, 4, size)
+        ints = buffer_ints(UNITS, elements, 4, size)
         names = [folder / f"{elements}-{n}" for n in range(size + 1)]
         memories = [torch.from_file(str(each), shared=True, size=ints, dtype=torch.int16) for each in names]
         ready = folder / f"{elements}-ready"
-        rooms = Rooms(memories, UNITS, elements, 4, fresh=not rank)
+        buffers = PeerBuffers(memories, UNITS, elements, 4, fresh=not rank)
         if not rank:
             ready.touch()
         while not ready.exists():
@@ -41,13 +41,13 @@ def main(folder: Path, size: int, rank: int) -> list[str]:
             parts = [values(count, dtype, 10 * call + n) for n in range(size)]
             if elements == CHUNK:
                 x = parts[rank].clone()
-                rooms.reduce("kernel", rank, two, x)
+                buffers.reduce("kernel", rank, two, x)
                 same = torch.equal(x, total(parts))
             else:
                 residual, weight = values(count, dtype, 77).view(-1, ROW), torch.linspace(0.5, 2, ROW)
                 wanted, out = residual.clone(), torch.empty_like(residual)
                 y = add_rms_norm(total(parts).view(-1, ROW), wanted, weight, EPS, 0.5)
-                rooms.reduce("kernel", rank, two, parts[rank].view(-1, ROW), residual, weight, out)
+                buffers.reduce("kernel", rank, two, parts[rank].view(-1, ROW), residual, weight, out)
                 same = torch.equal(residual, wanted) and torch.allclose(out, y, rtol=1e-5, atol=1e-5)
             if not same:
                 found.append(f"call {call} with {count} elements, two_shot {two}, units of {elements}")

@@ -22,8 +22,8 @@ from headway.models.layers.norm import LayerNorm, RMSNorm
 from headway.parallel import peers as peers_module
 from headway.parallel.group import RankError, RankGroup
 from headway.parallel.mesh import Mesh
-from headway.parallel.peers import HOP_BYTES, Peers, find_peers, room_bytes
-from headway.parallel.rooms import Driver, NoRoomsError, Offer, Rooms, meet
+from headway.parallel.peer_buffers import Driver, NoPeerBuffersError, Offer, PeerBuffers, meet
+from headway.parallel.peers import HOP_BYTES, Peers, buffer_bytes, find_peers
 from headway.runner.runner import InFlight, ModelRunner
 from tests.kernels.test_collectives import Echo
 
@@ -41,9 +41,9 @@ class Memory(Driver):
 
     def allocate(self, size: int) -> int:
         self._may("allocate")
-        room = torch.full((size // 2,), FILL, dtype=torch.int16)
-        self.held[room.data_ptr()] = room
-        return room.data_ptr()
+        buffer = torch.full((size // 2,), FILL, dtype=torch.int16)
+        self.held[buffer.data_ptr()] = buffer
+        return buffer.data_ptr()
 
     def free(self, address: int) -> None:
         del self.held[address]
@@ -85,7 +85,7 @@ def on_ranks(size: int, run: Callable[[int, Callable[[bytes], list[bytes]]], T])
             found[number] = run(number, gather)
         except BaseException as error:
             found[number] = error
-            if not isinstance(error, NoRoomsError):  # those are raised by all
+            if not isinstance(error, NoPeerBuffersError):  # those are raised by all
                 barrier.abort()
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
@@ -96,25 +96,25 @@ def on_ranks(size: int, run: Callable[[int, Callable[[bytes], list[bytes]]], T])
     return found
 
 
-def rooms_of(size: int, drivers: list[Memory] | None = None) -> list[Any]:
+def buffers_of(size: int, drivers: list[Memory] | None = None) -> list[Any]:
     drivers = drivers or [Memory() for _ in range(size)]
-    nbytes = room_bytes(size, MOST)
+    nbytes = buffer_bytes(size, MOST)
     return on_ranks(
         size, lambda rank, gather: meet(lambda: drivers[rank], CARDS, rank, rank, nbytes, gather)
     )  # fmt: skip
 
 
 def peers_of(size: int) -> list[Peers]:
-    return [Peers(rooms, rank, size, CPU, MOST) for rank, rooms in enumerate(rooms_of(size))]
+    return [Peers(buffers, rank, size, CPU, MOST) for rank, buffers in enumerate(buffers_of(size))]
 
 
-# -- rooms -------------------------------------------------------------------------------------------------------------
+# -- buffers -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_know_all_rooms(size: int) -> None:
     drivers = [Memory() for _ in range(size)]
-    found = rooms_of(size, drivers)
+    found = buffers_of(size, drivers)
     own = [next(iter(each.held)) for each in drivers]
     assert [each.addresses for each in found] == [own] * size
     for each in found:
@@ -126,8 +126,8 @@ def test_all_know_all_rooms(size: int) -> None:
 def test_one_that_cannot_keeps_all_from_it(fails: str) -> None:
     """All ranks say the same, name the rank, and give back what they had."""
     drivers = [Memory(), Memory(fails), Memory()]
-    found = rooms_of(3, drivers)
-    assert all(isinstance(each, NoRoomsError) for each in found)
+    found = buffers_of(3, drivers)
+    assert all(isinstance(each, NoPeerBuffersError) for each in found)
     assert len({str(each) for each in found}) == 1 and "rank 1" in str(found[0])
     assert not any(each.held or each.opened for each in drivers)
 
@@ -149,9 +149,9 @@ def test_ranks_without_a_driver_say_so() -> None:
     ],
 )
 def test_what_is_no_peer(offer: Offer, reason: str) -> None:
-    rooms = Rooms(Memory(), 100)
+    buffers = PeerBuffers(Memory(), 100)
     with pytest.raises(OSError, match=reason):
-        rooms.open([Offer("here", "GPU-a"), offer], 0, CARDS)
+        buffers.open([Offer("here", "GPU-a"), offer], 0, CARDS)
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------
@@ -171,12 +171,12 @@ def test_sums_take_the_way_of_their_size() -> None:
     assert norm(640) is not None and norm(320) is not None
     assert norm(160) is None, "there is room for three kinds"
     assert norm(640) is not None
-    turns = [each.turns for each in peers._regions.values() if each is not None]
-    ends = [each.data_ptr() + each.nbytes for each in turns]
-    assert all(end <= each.data_ptr() for end, each in zip(ends, turns[1:], strict=False)), (
-        "each kind has its own turns"
+    parity = [each.parity for each in peers._regions.values() if each is not None]
+    ends = [each.data_ptr() + each.nbytes for each in parity]
+    assert all(end <= each.data_ptr() for end, each in zip(ends, parity[1:], strict=False)), (
+        "each kind has its own parity"
     )
-    starts = [(each.start, len(each.turns)) for each in peers._regions.values() if each is not None]
+    starts = [(each.start, len(each.parity)) for each in peers._regions.values() if each is not None]
     assert starts[0][0] == 0 and len({start for start, _ in starts}) == 3 and min(units for _, units in starts) > 0
 
 
@@ -347,10 +347,10 @@ def test_a_lost_world_ends_all_waiting() -> None:
 # -- the start ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["", "switch", "wrong", "rooms"])
+@pytest.mark.parametrize("reason", ["", "switch", "wrong", "buffers"])
 def test_which_way_is_said_once(reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headway")
-    drivers = [Memory("open" if reason == "rooms" else "") for _ in range(2)]
+    drivers = [Memory("open" if reason == "buffers" else "") for _ in range(2)]
     taken = iter(drivers)
     lock = threading.Lock()
 
@@ -373,7 +373,7 @@ def test_which_way_is_said_once(reason: str, monkeypatch: pytest.MonkeyPatch, ca
         assert found == [None, None] and "NCCL alone" in said[0]
         assert not any(each.held or each.opened for each in drivers)
     else:
-        assert all(isinstance(each, Peers) for each in found) and "through" in said[0]
+        assert all(isinstance(each, Peers) for each in found) and "peer memory" in said[0]
 
 
 def test_the_trial_finds_wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:

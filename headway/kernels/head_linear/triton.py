@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.capability import num_sms
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 FEW, MANY = 16, 64

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.capability import shared_limit
+from headway.kernels.capability import num_sms, shared_limit
 from headway.kernels.mla_decode.triton import mla_decode_kernel, mla_merge_kernel
-from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.triton_early import launch_early
 
 MOST_MEMBERS, BLACKWELL_MEMBERS = 64, 32

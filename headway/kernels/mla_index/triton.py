@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import num_sms
 from headway.kernels.mla_decode.triton import row_of_token
-from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.rope_kv_write.triton import as_cached
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_math import widened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.ints import cdiv, next_power_of_2
-from headway.kernels.capability import shared_limit
+from headway.kernels.capability import num_sms, shared_limit
 from headway.kernels.paged_attention.hopper.early_decode import launch_early_decode, serves
 from headway.kernels.paged_attention.hopper.overlap import choose_overlap, fits, launch_overlapped, launch_short
 from headway.kernels.paged_attention.rule import ScoreRule
@@ -18,7 +18,6 @@ from headway.kernels.paged_attention.tiles import (
     choose_splits,
     decode_tile,
     holds_tile,
-    num_sms,
     prefill_tile,
 )
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel

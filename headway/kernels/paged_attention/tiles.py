@@ -22,8 +22,6 @@ COUNTED_SPLITS = 4
 """Most splits of a row, at least, where the number of rows is read on the device."""
 RESIDENTS = 3.0
 """Programs a processor, for which rows are split while there are fewer."""
-INTERPRETED_SMS = 4
-"""Stands for the device's size where kernels are interpreted on the CPU: a few splits, so that they are exercised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +165,3 @@ def choose_splits(programs: int, bound: int, block_n: int, sms: int, residents: 
     if programs < wanted:
         return max(1, min(cdiv(wanted, programs), tiles, MAX_SPLITS)), 1
     return max(1, min(bound // SPLIT_TOKENS, MAX_SPLITS_WHEN_FULL)), SPLIT_TOKENS // block_n
-
-
-@lru_cache(maxsize=16)
-def num_sms(device: torch.device) -> int:
-    """Streaming multiprocessors of a CUDA device."""
-    if device.type != "cuda":
-        return INTERPRETED_SMS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

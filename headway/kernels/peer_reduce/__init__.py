@@ -1,16 +1,16 @@
 """Sums of small tensors over ranks whose GPUs see each other's memory: one kernel, with no signal beside the data.
 
-peer_reduce_(x, turns, rooms, rank, size, start, two_shot)
+peer_reduce_(x, parity, buffers, rank, size, start, two_shot)
 
     x        f32, bf16 or f16, contiguous; becomes the sum over all ranks, added up in float32 in the order of the ranks and
              rounded once, so all ranks have the same bits
-    turns    int32 [U], zeros at first, kept by the op: which half of its place each unit uses next
-    rooms    int64 [size + 1], addresses: every rank's room, then an int32 that ends all waiting when it is not 0
+    parity   int32 [U], zeros at first, kept by the op: which half of its place each unit uses next
+    buffers  int64 [size + 1], addresses: every rank's buffer, then an int32 that ends all waiting when it is not 0
     rank, size  this rank, and how many
-    start    where the region of these calls begins in every room, in bytes; a multiple of 16
+    start    where the region of these calls begins in every buffer, in bytes; a multiple of 16
     two_shot a rank sums a part and hands it to all, instead of every rank summing all; the same bits
 
-peer_reduce_norm_(x, residual, weight, out, turns, rooms, rank, size, start, two_shot, eps, factor)
+peer_reduce_norm_(x, residual, weight, out, parity, buffers, rank, size, start, two_shot, eps, factor)
 
     x        [T, C], this rank's part of a product
     residual [T, C] in x's dtype, contiguous:  residual += factor * sum of x (each rounded to the dtype)
@@ -21,7 +21,7 @@ number of bytes an element, and of at most U units: ``region_bytes``. It holds n
 
     [2 halves, size + 1 lanes, U units, stride(elements of a unit)] elements
 
-A rank writes its elements into the lane of its number in the rooms of the others, and waits for theirs in its own room. An
+A rank writes its elements into the lane of its number in the buffers of the others, and waits for theirs in its own buffer. An
 element has arrived when it is not EMPTY, a bit pattern that is never sent. So there is no flag beside the data, and nothing
 has to be ordered. Whoever has read a place makes it EMPTY again. The two halves of a unit take turns: a half is written
 again two calls later, and a peer begins that call only with what this rank sent in the call between, which it sent when it
@@ -39,14 +39,14 @@ from headway.kernels.registry import Op
 __all__ = ["CHUNK", "FILL", "part", "peer_reduce_", "peer_reduce_norm_", "region_bytes", "stride"]
 
 peer_reduce_ = Op(
-    "peer_reduce_(Tensor(a!) x, Tensor(b!) turns, Tensor rooms, int rank, int size, int start, bool two_shot) -> ()",
+    "peer_reduce_(Tensor(a!) x, Tensor(b!) parity, Tensor buffers, int rank, int size, int start, bool two_shot) -> ()",
     reference=reference.peer_reduce_,
     meta=lambda *args: None,
     triton="headway.kernels.peer_reduce.triton:peer_reduce_",
 )
 peer_reduce_norm_ = Op(
-    "peer_reduce_norm_(Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out, Tensor(c!) turns, Tensor rooms, int rank, "
-    "int size, int start, bool two_shot, float eps, float factor) -> ()",
+    "peer_reduce_norm_(Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out, Tensor(c!) parity, Tensor buffers, "
+    "int rank, int size, int start, bool two_shot, float eps, float factor) -> ()",
     reference=reference.peer_reduce_norm_,
     meta=lambda *args: None,
     triton="headway.kernels.peer_reduce.triton:peer_reduce_norm_",

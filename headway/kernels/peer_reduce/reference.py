@@ -37,22 +37,22 @@ def region_bytes(units: int, elements: int, itemsize: int, size: int) -> int:
 
 
 def peer_reduce_(
-    x: torch.Tensor, turns: torch.Tensor, rooms: torch.Tensor, rank: int, size: int, start: int, two_shot: bool
+    x: torch.Tensor, parity: torch.Tensor, buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool
 ) -> None:
     """See the package."""
     flat = x.view(-1)
-    call = _Call(x, CHUNK, turns, rooms, rank, size, start)
+    call = _Call(x, CHUNK, parity, buffers, rank, size, start)
     units = [flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK)]
     for own, total in zip(units, call.sums(units, two_shot), strict=True):
         own.copy_(total)
 
 
 def peer_reduce_norm_(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, turns: torch.Tensor,
-    rooms: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, parity: torch.Tensor,
+    buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
 ) -> None:  # fmt: skip
     """See the package."""
-    call = _Call(x, x.shape[1], turns, rooms, rank, size, start)
+    call = _Call(x, x.shape[1], parity, buffers, rank, size, start)
     if len(x):
         total = torch.stack(call.sums(list(x), two_shot))
         out.copy_(add_rms_norm(total, residual, weight, eps, factor))
@@ -60,18 +60,24 @@ def peer_reduce_norm_(
 
 class _Call:
     def __init__(
-        self, x: torch.Tensor, elements: int, turns: torch.Tensor, rooms: torch.Tensor, rank: int, size: int, start: int
+        self,
+        x: torch.Tensor,
+        elements: int,
+        parity: torch.Tensor,
+        buffers: torch.Tensor,
+        rank: int,
+        size: int,
+        start: int,
     ) -> None:
-        self._turns, self._rank, self._size, self._dtype = turns, rank, size, x.dtype
+        self._parity, self._rank, self._size, self._dtype = parity, rank, size, x.dtype
         self._part, self._empty = part(elements, size), EMPTY[x.itemsize]
         self._whole = torch.int16 if x.itemsize == 2 else torch.int32
-        shape = (2, size + 1, len(turns), stride(elements))
-        self._rooms = [_memory(int(each) + start, shape, self._whole) for each in rooms[:size]]
-        self._stop = _memory(int(rooms[size]), (1,), torch.int32)
+        shape = (2, size + 1, len(parity), stride(elements))
+        self._buffers = [_memory(int(each) + start, shape, self._whole) for each in buffers[:size]]
+        self._stop = _memory(int(buffers[size]), (1,), torch.int32)
 
     def sums(self, units: list[torch.Tensor], two_shot: bool) -> list[torch.Tensor]:
         """Of each unit, in its dtype."""
-        parts = range(self._size) if two_shot else (self._rank,)
         for at, own in enumerate(units):
             for peer in range(self._size):
                 if peer != self._rank:
@@ -90,10 +96,10 @@ class _Call:
             for at, (own, total) in enumerate(zip(units, found, strict=True)):
                 whole = torch.empty_like(own)
                 whole[self._columns(self._rank, own)] = total
-                for peer in parts:
+                for peer in range(self._size):
                     self._send(whole, at, peer, self._size, self._columns(self._rank, own))
             found = [self._taken(at, self._size, len(own), slice(None)) for at, own in enumerate(units)]
-        self._turns[: len(units)] ^= 1
+        self._parity[: len(units)] ^= 1
         return found
 
     def _columns(self, rank: int, own: torch.Tensor) -> slice:
@@ -104,11 +110,11 @@ class _Call:
         return words.masked_fill_(words == self._empty, 0)
 
     def _send(self, own: torch.Tensor, at: int, peer: int, lane: int, columns: slice) -> None:
-        place = self._rooms[peer][int(self._turns[at]), lane, at, : len(own)]
+        place = self._buffers[peer][int(self._parity[at]), lane, at, : len(own)]
         place[columns] = self._words(own[columns])
 
     def _taken(self, at: int, lane: int, count: int, columns: slice) -> torch.Tensor:
-        place = self._rooms[self._rank][int(self._turns[at]), lane, at, :count][columns]
+        place = self._buffers[self._rank][int(self._parity[at]), lane, at, :count][columns]
         while bool((place == self._empty).any()) and not int(self._stop[0]):
             time.sleep(1e-4)
         found = place.clone()

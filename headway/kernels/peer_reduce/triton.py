@@ -15,10 +15,10 @@ Why it is right, where ranks share nothing but memory:
 - *Nobody waits in a circle.* All that a rank sends of its own it sends before it waits for anything; with ``TWO`` it sends
   all sums of parts before it waits for one. Programs take units in the order of their numbers on every rank, and there are
   no more of them than multiprocessors. What starts early behind this kernel comes when all its programs run.
-- *Early starts.* Every program waits for the kernel before, then reads x, residual and turns, and stores; addresses and the
+- *Early starts.* Every program waits for the kernel before, then reads x, residual and parity, and stores; addresses and the
   norm's weight it has by then. What starts early behind it reads weights alone until this kernel has ended.
 
-A rank that has gone would be waited for without end; so the loop looks at ``rooms[size]`` now and then, which the host sets.
+A rank that has gone would be waited for without end; so the loop looks at ``buffers[size]`` now and then, which the host sets.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import num_sms
 from headway.kernels.peer_reduce.reference import CHUNK, EMPTY, part, stride
 from headway.kernels.rms_norm.triton import normed
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
@@ -35,8 +36,6 @@ from headway.kernels.triton_early import launch_early, start_next, wait_for_inpu
 EMPTY_2, EMPTY_4 = tl.constexpr(EMPTY[2]), tl.constexpr(EMPTY[4])
 LOOKS = tl.constexpr(4096)
 """Looks at memory between two looks at the host's word."""
-INTERPRETED_PROGRAMS = 3
-"""In place of a card's multiprocessors, where there is no card: programs take several units. They run one after the other."""
 
 
 @triton.jit
@@ -51,9 +50,9 @@ def words_of(x):
 
 
 @triton.jit
-def room_of(rooms_ptr, rank: tl.constexpr, start, WIDE: tl.constexpr):
+def buffer_of(buffers_ptr, rank: tl.constexpr, start, WIDE: tl.constexpr):
     """A rank's region."""
-    address = tl.load(rooms_ptr + rank) + start
+    address = tl.load(buffers_ptr + rank) + start
     if WIDE:
         return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     else:
@@ -100,8 +99,8 @@ def peer_reduce_kernel(
     residual_ptr,  # [T, C] when NORM
     weight_ptr,  # [C] when NORM
     out_ptr,  # [T, C] when NORM
-    turns_ptr,
-    rooms_ptr,
+    parity_ptr,
+    buffers_ptr,
     start,
     units,  # of the region
     numel,
@@ -126,11 +125,11 @@ def peer_reduce_kernel(
     if NORM:
         weight = tl.load(weight_ptr + col, mask=col < COLS, other=0.0).to(tl.float32)
     first, step = tl.program_id(0), tl.num_programs(0)
-    own = room_of(rooms_ptr, RANK, start, WIDE)  # nothing writes the addresses
-    stop = tl.load(rooms_ptr + SIZE).to(tl.pointer_type(tl.int32))
+    own = buffer_of(buffers_ptr, RANK, start, WIDE)  # nothing writes the addresses
+    stop = tl.load(buffers_ptr + SIZE).to(tl.pointer_type(tl.int32))
     wait_for_inputs(EARLY)
     for unit in range(first, num_units, step):
-        turn = tl.load(turns_ptr + unit)
+        turn = tl.load(parity_ptr + unit)
         at = unit * COLS + col
         there = (col < COLS) if NORM else (at < numel)
         words = words_of(tl.load(x_ptr + at, mask=there, other=0.0))
@@ -138,12 +137,12 @@ def peer_reduce_kernel(
         for peer in tl.static_range(SIZE):
             if peer != RANK:
                 sent = there & (col >= peer * PART) & (col < (peer + 1) * PART) if TWO else there
-                tl.store(room_of(rooms_ptr, peer, start, WIDE) + lane * STRIDE + col, words, mask=sent)
+                tl.store(buffer_of(buffers_ptr, peer, start, WIDE) + lane * STRIDE + col, words, mask=sent)
 
     if TWO:
         mine = RANK * PART + tl.arange(0, PART_BLOCK)[None, :]
         for unit in range(first, num_units, step):
-            turn = tl.load(turns_ptr + unit)
+            turn = tl.load(parity_ptr + unit)
             at = unit * COLS + mine
             there = (mine < (RANK + 1) * PART) & (mine < COLS)
             if not NORM:
@@ -152,10 +151,10 @@ def peer_reduce_kernel(
             words = words_of(total.to(x_ptr.dtype.element_ty))
             lane = (turn * (SIZE + 1) + SIZE) * units + unit
             for peer in tl.static_range(SIZE):
-                tl.store(room_of(rooms_ptr, peer, start, WIDE) + lane * STRIDE + mine, words, mask=there)
+                tl.store(buffer_of(buffers_ptr, peer, start, WIDE) + lane * STRIDE + mine, words, mask=there)
 
     for unit in range(first, num_units, step):
-        turn = tl.load(turns_ptr + unit)
+        turn = tl.load(parity_ptr + unit)
         at = unit * COLS + col
         there = (col < COLS) if NORM else (at < numel)
         if NORM:
@@ -177,43 +176,37 @@ def peer_reduce_kernel(
         else:
             tl.store(x_ptr + at, narrow, mask=there)
         tl.debug_barrier()  # all threads have read the turn
-        tl.store(turns_ptr + unit, 1 - turn)
+        tl.store(parity_ptr + unit, 1 - turn)
 
 
 def peer_reduce_(
-    x: torch.Tensor, turns: torch.Tensor, rooms: torch.Tensor, rank: int, size: int, start: int, two_shot: bool
+    x: torch.Tensor, parity: torch.Tensor, buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool
 ) -> None:
-    _launch(x, CHUNK, (x, x, x), turns, rooms, (rank, size, start, two_shot))
+    _launch(x, CHUNK, (x, x, x), parity, buffers, (rank, size, start, two_shot))
 
 
 def peer_reduce_norm_(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, turns: torch.Tensor,
-    rooms: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, parity: torch.Tensor,
+    buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
 ) -> None:  # fmt: skip
     assert x.shape == residual.shape == out.shape and residual.is_contiguous() and out.is_contiguous()
-    _launch(x, x.shape[1], (residual, weight, out), turns, rooms, (rank, size, start, two_shot), eps, factor)
+    _launch(x, x.shape[1], (residual, weight, out), parity, buffers, (rank, size, start, two_shot), eps, factor)
 
 
 def _launch(
-    x: torch.Tensor, elements: int, others: tuple[torch.Tensor, ...], turns: torch.Tensor, rooms: torch.Tensor,
+    x: torch.Tensor, elements: int, others: tuple[torch.Tensor, ...], parity: torch.Tensor, buffers: torch.Tensor,
     place: tuple[int, int, int, bool], eps: float | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
     rank, size, start, two_shot = place
     units = cdiv(x.numel(), elements)
-    assert x.is_contiguous() and units <= len(turns) and start % 16 == 0
+    assert x.is_contiguous() and units <= len(parity) and start % 16 == 0
     if not units:
         return
     own, block = part(elements, size), next_power_of_2(elements)
-    peer_reduce_kernel[(min(units, _programs(x.device)),)](
-        x, *others, turns, rooms, start, len(turns), x.numel(), units, eps or 0.0,
+    # No more programs than run at the same time: each waits for its peers.
+    peer_reduce_kernel[(min(units, num_sms(x.device)),)](
+        x, *others, parity, buffers, start, len(parity), x.numel(), units, eps or 0.0,
         RANK=rank, SIZE=size, COLS=elements, STRIDE=stride(elements), PART=own, BLOCK=block,
         PART_BLOCK=next_power_of_2(own), TWO=two_shot, NORM=eps is not None, FACTOR=factor,
         num_warps=min(16, max(4, block // 256)), **launch_early(x.device),
     )  # fmt: skip
-
-
-def _programs(device: torch.device) -> int:
-    """The most programs of a launch: all of them run at the same time."""
-    if device.type != "cuda":
-        return INTERPRETED_PROGRAMS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

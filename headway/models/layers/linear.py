@@ -144,6 +144,8 @@ class SummedLinear(Linear):
         columns: (first, end, of how many) inputs of the checkpoint's.
     """
 
+    group: Group
+
     def __init__(
         self,
         in_features: int,
@@ -156,15 +158,15 @@ class SummedLinear(Linear):
         device: torch.device,
     ) -> None:
         super().__init__(in_features, parts, bias=bias, dtype=dtype, device=device)
-        self.group = self._ranks = group
+        self.group = group
         self.columns = columns
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K of this rank] -> [..., N]."""
-        return self._ranks.all_reduce(super().forward(x))
+        return self.group.all_reduce(super().forward(x))
 
     def finalize(self) -> None:
         """See ``Linear``; one rank adds the bias."""
-        if self.bias is not None and self._ranks.rank:
+        if self.bias is not None and self.group.rank:
             self.bias.zero_()
         super().finalize()

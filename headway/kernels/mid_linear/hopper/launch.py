@@ -9,10 +9,10 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
+from headway.kernels.capability import num_sms
 from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import MidTile, tile_for
-from headway.kernels.paged_attention.tiles import num_sms
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.hopper.launch import weight_descriptor

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from headway.core.ints import cdiv
+from headway.kernels.capability import num_sms
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention.rule import ScoreRule
-from headway.kernels.paged_attention.tiles import choose_splits, num_sms
+from headway.kernels.paged_attention.tiles import choose_splits
 from headway.kernels.triton_early import launch_early
 
 SIZES = (64, 128)

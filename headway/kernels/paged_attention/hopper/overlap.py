@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from headway.core.ints import cdiv
+from headway.kernels.capability import num_sms
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.paged_attention.rule import ScoreRule
-from headway.kernels.paged_attention.tiles import DecodeRows, num_sms
+from headway.kernels.paged_attention.tiles import DecodeRows
 
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""

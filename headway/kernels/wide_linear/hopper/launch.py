@@ -7,7 +7,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv
-from headway.kernels.paged_attention.tiles import num_sms
+from headway.kernels.capability import num_sms
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
