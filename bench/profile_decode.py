@@ -1,6 +1,8 @@
 """Where a decode step's microseconds go on the card: kernel by kernel, beside the unprofiled step and the host's own time.
 
-    python bench/profile_decode.py --model headway/cli/bench/anchors/models/qwen3_06b [--rows 1,8,64,256] [--context 512]
+    python bench/profile_decode.py --model qwen3_06b [--rows 1,8,64,256] [--context 512]
+
+A shape of the anchors by its name, with the arguments of its engine, or a folder with a config.json.
 
 GPU busy is kernel time (profiled) over the step (unprofiled): the profiler slows the host, so its own idle time says nothing.
 """
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from headway.cli.bench.anchors.context import engine_of, find_model
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
@@ -77,15 +80,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     ahead = options.run_ahead if options.run_ahead == "auto" else int(options.run_ahead)
-    args = EngineArgs(
-        model=options.model,
-        load_format="dummy",
-        dtype="bfloat16",
-        max_model_len=4096,
-        max_num_seqs=256,
-        run_ahead=ahead,
-    )
-    core = build_engine(args)
+    folder = find_model(options.model)
+    given: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 4096, "max_num_seqs": 256}
+    core = build_engine(EngineArgs(model=str(folder), run_ahead=ahead, **given | engine_of(folder)))
     for rows in (int(word) for word in options.rows.split(",")):
         start(core, rows, options.context, options.temperature)
         begin, waited = time.perf_counter(), core.stats().back_pressure_seconds
