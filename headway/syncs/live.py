@@ -9,12 +9,16 @@ watches nothing is never disturbed.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import dataclasses
 import functools
+import inspect
 import json
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Final, cast
 
 import torch
@@ -33,6 +37,51 @@ MESSAGE: Final = "called a synchronizing CUDA operation"
 ANNOTATION: Final = "headway.syncs "
 SPINS: Final = 8
 """So many queries answered "not yet" in a row, from one line, are a wait."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardPass:
+    """One that is under way: who waits for it.
+
+    Attributes:
+        thread: that called ``backward()``.
+        context: its regions.
+        sink: where its waits go.
+        frame: of the call.
+    """
+
+    thread: int
+    context: contextvars.Context
+    sink: Sink
+    frame: FrameType | None
+
+
+class BackwardPasses:
+    """Those under way, on any thread.
+
+    Autograd runs the operations of a device on a thread of its own, which has no regions and no sinks, while the thread that
+    called ``backward()`` waits for it. So what is heard there counts for that caller; with several under way, for the newest.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[BackwardPass] = []
+
+    @contextlib.contextmanager
+    def under_way(self, sink: Sink, frame: FrameType | None) -> Iterator[None]:
+        """One of this thread's, called in ``frame``, whose waits go to ``sink``."""
+        entry = BackwardPass(threading.get_ident(), contextvars.copy_context(), sink, frame)
+        self._open.append(entry)
+        try:
+            yield
+        finally:
+            self._open.remove(entry)
+
+    def of_this_thread(self) -> BackwardPass | None:
+        """The pass that another thread waits for this one to run; None where there is none."""
+        passes = list(self._open)
+        if not passes or torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - torch.utils.checkpoint asks it, too
+            return None
+        return None if any(entry.thread == threading.get_ident() for entry in passes) else passes[-1]
 
 
 class _Thread(threading.local):
@@ -79,6 +128,7 @@ class LiveProbe:
         self._thread = _Thread()
         self._shared = Counted(self._arm, self._disarm)
         self._patches = Patches()
+        self._backward_passes = BackwardPasses()
         self._heard = 0
         self._proven = False
 
@@ -161,6 +211,11 @@ class LiveProbe:
         sink: Sink = self._thread.sinks[-1] if self._thread.sinks else judge  # others' threads: whole-program listeners
         exact = call.driver_micros if call is not None else None
         site, stack = locate()
+        passed = self._backward_passes.of_this_thread()
+        if passed is not None:
+            sink = passed.sink
+            if not stack:  # no line of the user's runs on autograd's thread: the one that called backward()
+                site, stack = locate(passed.frame)
         thread = threading.current_thread().name
         sink(
             Wait(
@@ -197,6 +252,8 @@ class LiveProbe:
                 if self._light and entry.kind is Kind.QUERY:
                     continue
                 self._patches.put(entry, functools.partial(self._wrap, entry))
+            for name in ("backward", "grad"):  # Tensor.backward looks torch.autograd.backward up at each call
+                self._patches.put(EntryPoint(torch.autograd, name, Kind.OTHER, f"torch.autograd.{name}"), self._follow)
         except ProbeError:
             self._disarm()
             raise
@@ -233,9 +290,11 @@ class LiveProbe:
     def _hear(self) -> None:
         """A sync torch knows, on this thread. Inside a call we time it is reported at the end, else now."""
         self._heard += 1
-        call = CALLS.outermost
+        call, passed = CALLS.outermost, self._backward_passes.of_this_thread()
         if call is not None:
             call.waited = True
+        elif passed is not None:
+            passed.context.copy().run(self._report, Kind.OTHER, "backward", None, None, time.perf_counter_ns())
         elif wanted():
             self._report(Kind.OTHER, "torch", None, None, time.perf_counter_ns())
 
@@ -270,6 +329,19 @@ class LiveProbe:
                 CALLS.open.pop()
             self._report(entry.kind, entry.label, call, (time.perf_counter_ns() - begin) / 1000, begin)
             return result
+
+        return wrapper
+
+    def _follow(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A backward pass: what autograd's thread waits for meanwhile is the caller's."""
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not wanted():
+                return original(*args, **kwargs)
+            sink: Sink = self._thread.sinks[-1] if self._thread.sinks else judge
+            with self._backward_passes.under_way(sink, inspect.currentframe()):
+                return original(*args, **kwargs)
 
         return wrapper
 

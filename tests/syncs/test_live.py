@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from headway import syncs
 from headway.syncs.copies import suspicion
-from headway.syncs.live import SPINS
+from headway.syncs.live import MESSAGE, SPINS
 from tests.syncs.fake import Event, device_tensor, in_thread, probe
 
 
@@ -236,6 +238,42 @@ def test_a_sync_outside_any_torch_call_is_found_too() -> None:
     with syncs.record(probes=(live,)) as log:
         runtime.sync()
     assert [(f.kind, f.micros) for f in log.findings] == [("other", 0.0)]
+
+
+def backward_with(thread: Callable[[], Any]) -> None:
+    """A backward pass, during which ``thread`` runs another thread, as autograd runs the operations of a device."""
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda _: thread())
+    x.sum().backward()
+
+
+def warned_in_a_thread() -> None:
+    """A sync on a thread that runs no line of the user's."""
+    thread = threading.Thread(target=warnings.warn, args=(MESSAGE, UserWarning, 1))
+    thread.start()
+    thread.join()
+
+
+def test_waits_on_autograds_thread_are_those_of_the_region_that_called_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, live = probe()
+    with syncs.record(probes=(live,)) as log:
+        backward_with(lambda: in_thread(runtime.sync))
+    assert log.count == 0, "a thread that runs no backward pass is somebody else's"
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 7)
+    with syncs.record(probes=(live,)) as log, syncs.allowed("known"):
+        backward_with(lambda: in_thread(runtime.sync))
+    assert [(f.kind, f.call, f.reason) for f in log.findings] == [("other", "backward", "known")]
+    with syncs.record(probes=(live,)) as log:
+        backward_with(warned_in_a_thread)
+        warned_in_a_thread()
+    assert [f.site.function for f in log.findings] == ["backward_with"]
+    with pytest.raises(syncs.SyncError) as caught, syncs.forbid(probes=(live,)):
+        x = torch.ones(3, requires_grad=True)
+        x.register_hook(lambda _: (_ for _ in ()).throw(in_thread(runtime.sync) or AssertionError("silent")))
+        x.sum().backward()
+    assert "Cure" in str(caught.value)
 
 
 def test_guarded_code_compiles() -> None:
