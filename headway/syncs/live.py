@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -29,12 +30,15 @@ from headway.syncs.copies import suspicion
 from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind, Wait
 from headway.syncs.frames import locate, within
+from headway.syncs.kinds import kinds_of
 from headway.syncs.probes import Counted, Probe, Sink
 from headway.syncs.regions import judge, wanted
 from headway.syncs.runtime import CudaRuntime, EntryPoint, Patches, Runtime
 
 MESSAGE: Final = "called a synchronizing CUDA operation"
 ANNOTATION: Final = "headway.syncs "
+UNHEARD_FILE: Final = "unheard.json"
+Unheard = dict[str, bool | frozenset[str]]
 SPINS: Final = 8
 """So many queries answered "not yet" in a row, from one line, are a wait."""
 
@@ -114,15 +118,19 @@ class LiveProbe:
     name = "torch"
     watches = "torch's sync warnings, copies between host and device, event, stream and device synchronise, query loops"
 
-    def __init__(self, runtime: Runtime, annotate: bool = False, light: bool = False) -> None:
+    def __init__(
+        self, runtime: Runtime, annotate: bool = False, light: bool = False, unheard: Unheard | None = None
+    ) -> None:
         """A probe.
 
         Args:
             annotate: write each call's user line into torch.profiler's trace, where the profiler probe reads it.
             light: cost nothing until somebody waits: no function mode, so torch's own syncs have no name and no time,
                 and copies and query loops are not looked at.
+            unheard: calls that wait without torch's saying so; by default those a card has shown.
         """
         self._runtime = runtime
+        self._unheard = unheard_calls() if unheard is None else unheard
         self._annotate = annotate
         self._light = light
         self._thread = _Thread()
@@ -183,6 +191,10 @@ class LiveProbe:
         CALLS.raise_pending()
         self._rearm()
         self._thread.spin = (None, 0, 0)  # whoever works between two queries does not spin
+        return self.observed(label, function, args, kwargs)
+
+    def observed(self, label: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call itself, named, timed and judged."""
         call, begin = self._open(label)
         try:
             with self._annotation(label):
@@ -191,9 +203,20 @@ class LiveProbe:
             CALLS.open.pop()
         micros = (time.perf_counter_ns() - begin) / 1000
         implied = suspicion(label, args, kwargs, result, self._runtime)
+        if implied is None and not call.waited and label in self._unheard:
+            call.waited = self._is_unheard(label, args, kwargs)
         if implied is not None or call.waited:
             self._report(implied or kind_of(label, args), label, call, micros, begin)
         return result
+
+    def _is_unheard(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call that torch said nothing of waits all the same, by what a card has shown of such arguments."""
+        if not any(
+            isinstance(value, torch.Tensor) and self._runtime.on_device(value) for value in (*args, *kwargs.values())
+        ):
+            return False
+        known = self._unheard[label]
+        return known if isinstance(known, bool) else kinds_of(args, kwargs) in known
 
     def _annotation(self, label: str) -> contextlib.AbstractContextManager[object]:
         if not self._annotate:
@@ -363,6 +386,13 @@ class LiveProbe:
 def _is_ours(entry: Any) -> bool:
     pattern = entry[1]
     return entry[0] == "always" and getattr(pattern, "pattern", pattern) == MESSAGE
+
+
+@functools.cache
+def unheard_calls() -> Unheard:
+    """Calls whose waits torch's mode does not know, by name: their kinds of arguments, or True for all. Made on a card."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name(UNHEARD_FILE).read_text(encoding="utf-8"))["calls"]
+    return {label: kinds if isinstance(kinds, bool) else frozenset(kinds) for label, kinds in found.items()}
 
 
 @functools.cache

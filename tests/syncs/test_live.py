@@ -13,8 +13,8 @@ import torch
 
 from headway import syncs
 from headway.syncs.copies import suspicion
-from headway.syncs.live import MESSAGE, SPINS
-from tests.syncs.fake import Event, device_tensor, in_thread, probe
+from headway.syncs.live import MESSAGE, SPINS, LiveProbe
+from tests.syncs.fake import Event, FakeRuntime, device_tensor, in_thread, probe
 
 
 def test_record_gives_line_call_kind_count_and_time() -> None:
@@ -274,6 +274,19 @@ def test_waits_on_autograds_thread_are_those_of_the_region_that_called_backward(
         x.register_hook(lambda _: (_ for _ in ()).throw(in_thread(runtime.sync) or AssertionError("silent")))
         x.sum().backward()
     assert "Cure" in str(caught.value)
+
+
+def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
+    runtime = FakeRuntime()
+    live = LiveProbe(runtime, unheard={"Tensor.sort": True, "torch.cumsum": frozenset(["cpu:float64:1d; int"])})
+    device = device_tensor(runtime, 2.0, 1.0)
+    with syncs.record(probes=(live,)) as log:
+        device.sort()
+        torch.tensor([2.0, 1.0]).sort()  # the host's
+        torch.cumsum(device, 0)
+        torch.cumsum(device, dim=0)  # other kinds of arguments
+        torch.cumprod(device, 0)
+    assert [(f.call, f.count) for f in log.findings] == [("Tensor.sort", 1), ("torch.cumsum", 1)]
 
 
 def test_guarded_code_compiles() -> None:
