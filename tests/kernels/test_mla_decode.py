@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -125,3 +126,23 @@ def test_splits_are_weighed_by_their_sums(device: str) -> None:
             found, mla_decode.reference(*arguments(made, ANY)), atol=TOLERANCE[torch.float32][0], rtol=1e-4
         )
         made.latents.copy_(latents)
+
+
+def test_scratch_memory_is_that_of_short_rows(device: str) -> None:
+    """Tokens of long rows, which ``mla_decode`` leaves out, need none, however many they are."""
+    made, shapes = scene(SIZES[0], device, rows=[(60, 60), (1, 70)], pads=(0, 0)), list[torch.Size]()
+    empty = torch.empty
+
+    def recorded(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = empty(*args, **kwargs)
+        shapes.append(found.shape)
+        return found
+
+    with (
+        patch("headway.kernels.mla_decode.launch.num_sms", lambda device: 40),
+        patch("headway.kernels.mla_decode.launch.FEW_SPLIT_TOKENS", 8),
+        patch("headway.kernels.mla_decode.launch.torch.empty", recorded),
+    ):
+        on(kernel(mla_decode), *arguments(made, 1))
+    scratch = [shape for shape in shapes if len(shape) == 4]
+    assert scratch and all(shape[0] <= 2 for shape in scratch)

@@ -100,8 +100,9 @@ def mla_decode(
     splits, least = choose_splits(units * blocks, bound, tile.block_n, num_sms(q.device))
     partial = top = torch.empty(0, dtype=torch.float32, device=q.device)
     if splits > 1:
-        partial = torch.empty((num_tokens, heads, splits, rank), dtype=torch.float32, device=q.device)
-        top = torch.empty((num_tokens, heads, splits), dtype=torch.float32, device=q.device)
+        queries = units * tile.block_q  # of tokens in long rows, which others compute, there may be many more
+        partial = torch.empty((queries, heads, splits, rank), dtype=torch.float32, device=q.device)
+        top = torch.empty((queries, heads, splits), dtype=torch.float32, device=q.device)
     tables = (row_slots, query_start, seq_lens, row_slots if selected is None else selected)
     stride = 0 if selected is None else selected.stride(0)
     sizes = {

@@ -87,8 +87,8 @@ def mla_decode_kernel(
     q_ptr,  # [T, H, D], its last ROTATED
     latents_ptr,  # [NB, BS, RANK + ROTATED]
     out_ptr,  # [H, T, RANK]
-    partial_ptr,  # f32 [T, H, num_splits, RANK]
-    top_ptr,  # f32 [T, H, num_splits], base-2 log of the split's sum of weights
+    partial_ptr,  # f32 [units * BLOCK_Q, H, num_splits, RANK]: queries that programs have room for, not tokens of long rows
+    top_ptr,  # f32 [units * BLOCK_Q, H, num_splits], base-2 log of the split's sum of weights
     tables_ptr,  # [S, table_width]
     row_slots_ptr, query_start_ptr, seq_lens_ptr,
     selected_ptr,  # [T, most_selected], with SPARSE
@@ -170,7 +170,7 @@ def mla_decode_kernel(
         out_at = out_ptr + (head.to(tl.int64) * num_tokens + at_token)[:, None] * RANK + dim[None, :]
         tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=keep)
     else:
-        part = (at_token * H + head) * num_splits + split
+        part = ((unit * BLOCK_Q + query).to(tl.int64) * H + head) * num_splits + split
         tl.store(partial_ptr + part[:, None] * RANK + dim[None, :], result, mask=keep)
         tl.store(top_ptr + part, top + tl.log2(total), mask=mine)
 
@@ -209,7 +209,7 @@ def mla_merge_kernel(
     at = (token + nth).to(tl.int64)
     dim = tl.arange(0, BLOCK_RANK)
     in_rank = dim < RANK
-    first = (at * H + head) * num_splits
+    first = (tl.program_id(1).to(tl.int64) * H + head) * num_splits
     acc = tl.zeros([BLOCK_RANK], tl.float32)
     total = 0.0
     best = float("-inf")
