@@ -121,6 +121,15 @@ def test_runs_give_medians(model: Path, tmp_path: Path) -> None:
     assert rows["tiny.cost_pct_seeded_bs2"]["ours"] == pytest.approx((seeded / plain - 1) * 100)
 
 
+@pytest.mark.parametrize(("given", "fixed"), [(None, True), ({}, False), ({"adaptive": False}, True)])
+def test_the_check_verifies_as_many_drafts_in_every_step(given: dict[str, Any] | None, fixed: bool) -> None:
+    drafts = None if given is None else {"method": "ngram", "num_speculative_tokens": 3} | given
+    bench = Bench(Table("tiny", [], {}), TINY, Path(), "", Path(), 1, {"speculative_config": drafts}, False)
+    checked = gate.of_fixed_width(bench)
+    assert (checked is bench) == fixed
+    assert fixed or checked.engine["speculative_config"] == drafts | {"adaptive": False}  # type: ignore[operator]
+
+
 def test_a_red_check_gives_no_number(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = gate.answers
 
