@@ -2,6 +2,7 @@
 
     python -m bench.syncs_heldout --label            # on a card, about a minute: writes tests/syncs/heldout/labels.json
     python -m bench.syncs_heldout [--json OUT.json]  # precision and recall: the live ones on a card, else the simulation
+    python -m bench.syncs_heldout --merge CARD.json CPU.json --json bench/reports/proof/heldout.json   # for the page
     ... --folder documented                          # the same for tests/syncs/documented, whose docstrings are labels by hand
 
 A label is what CUPTI saw in the watched part of a snippet's second run, on its thread and on those that autograd runs its
@@ -111,13 +112,31 @@ def score(seen: dict[str, list[str]], labels: dict[str, list[str]]) -> dict[str,
     }
 
 
+def merge(files: list[Path], folder: Path) -> dict[str, Any]:
+    """What the page shows of several runs' reports: each detector's score, and where the runs and the labels were made."""
+    found: dict[str, Any] = {"labels": len(labels_of(folder)[0]), "results": {}}
+    found["gpu"] = json.loads((folder / "labels.json").read_text())["card"]
+    for file in files:
+        report = json.loads(file.read_text())
+        for name, line in report.items():
+            if isinstance(line, dict) and "seen" in line:
+                shown = ("snippets", "precision", "recall", "missed", "false_alarms")
+                found["results"][name] = {key: line[key] for key in shown}
+                found["simulation_torch" if name == "simulation" else "torch"] = report["torch"]
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--label", action="store_true", help="write the labels; needs a card and cupti-python")
     parser.add_argument("--folder", choices=(FOLDER.name, DOCUMENTED.name), default=FOLDER.name)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--merge", type=Path, nargs="+", help="reports of --json to make one of")
     options = parser.parse_args()
     folder = FOLDER.parent / options.folder
+    if options.merge:
+        options.json.write_text(json.dumps(merge(options.merge, folder), indent=1) + "\n")
+        return 0
     labels, by = labels_of(folder)
     if options.label:
         found = measure(["cupti"] if torch.cuda.is_available() else ["simulation"], folder)
