@@ -82,14 +82,19 @@ class World:
         cpu = torch.device("cpu") if device.type == "meta" else device
         if mesh.tensor > 1:
             place = f"tensor{own}{mesh.stage}", mesh.tensor_rank, mesh.tensor
-            self.tensor = tensor = self._group(*place, cpu)
-            if device.type == "cuda":
-                tensor.peers = find_peers(mesh.tensor_rank, mesh.tensor, device, self._gather(*place))
+            self.tensor = self._group_in_reach(*place, device, cpu)
         if mesh.pipeline > 1:
             self.stages = self._group(f"stages{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
             self.tokens = self._group(f"tokens{own}{mesh.tensor_rank}", mesh.stage, mesh.pipeline, cpu)
         if mesh.replicas > 1:
-            self.peers = self._group(f"peers{mesh.rank}", mesh.replica, mesh.replicas, cpu)
+            self.peers = self._group_in_reach(f"peers{mesh.rank}", mesh.replica, mesh.replicas, device, cpu)
+
+    def _group_in_reach(self, name: str, rank: int, size: int, device: torch.device, cpu: torch.device) -> RankGroup:
+        """One whose small exchanges go through its GPUs' memory, where they reach it."""
+        group = self._group(name, rank, size, cpu)
+        if device.type == "cuda":
+            group.peers = find_peers(rank, size, device, self._gather(name, rank, size))
+        return group
 
     def _group(self, name: str, rank: int, size: int, device: torch.device) -> RankGroup:
         from headway.parallel.rank_store import RankStore  # late: see there

@@ -47,6 +47,9 @@ class Group(Protocol):
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         """x [size, ...] -> [size, ...]: what each rank has in its x at the place of this one."""
 
+    def scatter_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """x [size, ...] -> [...]: the sum, in float32 and by rank, of what all ranks have at the place of this one."""
+
     def send(self, x: torch.Tensor, peer: int) -> None:
         """To one rank, which receives it."""
 
@@ -78,6 +81,9 @@ class Alone:
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def scatter_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x[0]
 
     def send(self, x: torch.Tensor, peer: int) -> None:
         raise AssertionError("there is nobody to send to")
@@ -127,14 +133,24 @@ class RankGroup:
         return out
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((self.size, *x.shape))
-        self._exchange(partial(all_gather_, x.contiguous(), out, self.number))
+        x, out = x.contiguous(), x.new_empty((self.size, *x.shape))
+        small = None if self.peers is None else self.peers.gather(x, out)
+        self._exchange(small or partial(all_gather_, x, out, self.number))
         return out
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
         self._exchange(partial(all_to_all_, x, out, self.number))
+        return out
+
+    def scatter_sum(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x[0])
+        small = None if self.peers is None else self.peers.scatter_sum(x, out)
+        if small is None:
+            return self.all_to_all(x).sum(0, dtype=torch.float32).to(x.dtype)
+        self._exchange(small)
         return out
 
     def _exchange(self, collective: Callable[[], object]) -> None:

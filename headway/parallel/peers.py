@@ -1,4 +1,5 @@
-"""``Peers``: all-reduces of small tensors through peer memory (``kernels.peer_reduce``), in place of NCCL."""
+"""``Peers``: what ranks exchange of small tensors through peer memory (``kernels.peer_reduce``, ``peer_exchange``), in place of
+NCCL."""
 
 from __future__ import annotations
 
@@ -11,18 +12,22 @@ import torch
 
 from headway.core.log import logger
 from headway.core.switches import PEER_REDUCE, is_on
+from headway.kernels.peer_exchange import peer_gather_, peer_scatter_sum_
 from headway.kernels.peer_reduce import CHUNK, peer_reduce_, peer_reduce_norm_, region_bytes
 from headway.parallel.peer_buffers import Driver, Gather, NoPeerBuffersError, PeerBuffers, cards_here, meet
 
 SMALL_SUM: Final = 4 * 2**20
-"""Bytes up to which a sum goes through peers' memory: on two H100s it is faster than NCCL up to 8 MiB, twice as fast at 4."""
+"""Bytes up to which an exchange goes through peers' memory. On two H100s sums are faster than NCCL's up to 8 MiB, twice as
+fast at 4."""
 HOP_BYTES: Final = 768 * 2**10
 """What a GPU sends in the time that one message takes: a second hop pays when it saves more. Not measured yet."""
 REGIONS: Final = 3
-"""Kinds of units there is room for: rows of a model, pieces, and pieces in float32."""
+"""Kinds of units there is room for: rows of a model, pieces, and pieces in float32 or int32."""
 MOST_COLUMNS: Final = 16384
 """Elements of a row that a program holds."""
 FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)
+SENT: Final = (*FLOATS, torch.int32)
+"""What ``gather`` takes."""
 TRIAL_SECONDS: Final = 30.0
 """How long the first sum may take, compilation on all ranks included."""
 
@@ -38,7 +43,7 @@ class Region(NamedTuple):
 
 
 class Peers:
-    """Sums over ``size`` ranks, as ``rank`` of them sees it. All ranks ask for the same sums in the same order: each
+    """Exchanges of ``size`` ranks, as ``rank`` of them sees them. All ranks ask for the same ones in the same order: each
     lays out its regions as it meets their kinds, and so all have them at the same places.
 
     Args:
@@ -58,7 +63,7 @@ class Peers:
 
     def sum(self, x: torch.Tensor) -> Exchange | None:
         """What makes x the sum of x over the ranks; None: it is not for this way."""
-        region = self._region(x, CHUNK)
+        region = self._region(x, CHUNK) if x.dtype in FLOATS else None
         if region is None:
             return None
         return partial(
@@ -84,6 +89,20 @@ class Peers:
             self.two_shot(x), eps, factor,
         )  # fmt: skip
 
+    def gather(self, x: torch.Tensor, out: torch.Tensor) -> Exchange | None:
+        """What makes out [size, *x.shape] x of every rank; None: as above."""
+        region = self._region(x, CHUNK)
+        if region is None or not out.is_contiguous():
+            return None
+        return partial(peer_gather_, x, out, region.parity, self._buffers, self.rank, self.size, region.start)
+
+    def scatter_sum(self, x: torch.Tensor, out: torch.Tensor) -> Exchange | None:
+        """What makes out [...] the sum of x[rank] of all ranks' x [size, ...]; None: as above."""
+        region = self._region(out, CHUNK)
+        if region is None or x.dtype not in FLOATS or not x.is_contiguous():
+            return None
+        return partial(peer_scatter_sum_, x, out, region.parity, self._buffers, self.rank, self.size, region.start)
+
     def two_shot(self, x: torch.Tensor) -> bool:
         """In one shot a rank sends size - 1 times x, in two 2 (size - 1) / size times, and waits twice."""
         saved = x.nbytes * (self.size - 1) * (self.size - 2) // self.size
@@ -91,7 +110,7 @@ class Peers:
 
     def _region(self, x: torch.Tensor, elements: int) -> Region | None:
         """For the units of x; None: x is none of ours, or too large."""
-        if x.dtype not in FLOATS or x.nbytes > self._most or not x.is_contiguous():
+        if x.dtype not in SENT or x.nbytes > self._most or not x.is_contiguous():
             return None
         key = elements, x.itemsize
         if key not in self._regions:
@@ -162,10 +181,8 @@ def find_peers(rank: int, size: int, device: torch.device, gather: Gather) -> Pe
             raise NoPeerBuffersError(failures[0])
     except NoPeerBuffersError as reason:
         if not rank:
-            logger.warning("all-reduces over %d ranks use NCCL alone: %s", size, reason)
+            logger.warning("exchanges of %d ranks use NCCL alone: %s", size, reason)
         return None
     if not rank:
-        logger.info(
-            "all-reduces of up to %d KiB over %d ranks use peer memory, larger ones NCCL", SMALL_SUM >> 10, size
-        )
+        logger.info("exchanges of up to %d KiB of %d ranks use peer memory, larger ones NCCL", SMALL_SUM >> 10, size)
     return peers

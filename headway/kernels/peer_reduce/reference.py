@@ -41,7 +41,7 @@ def peer_reduce_(
 ) -> None:
     """See the package."""
     flat = x.view(-1)
-    call = _Call(x, CHUNK, parity, buffers, rank, size, start)
+    call = PeerCall(x, CHUNK, parity, buffers, rank, size, start)
     units = [flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK)]
     for own, total in zip(units, call.sums(units, two_shot), strict=True):
         own.copy_(total)
@@ -52,13 +52,20 @@ def peer_reduce_norm_(
     buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
 ) -> None:  # fmt: skip
     """See the package."""
-    call = _Call(x, x.shape[1], parity, buffers, rank, size, start)
+    call = PeerCall(x, x.shape[1], parity, buffers, rank, size, start)
     if len(x):
         total = torch.stack(call.sums(list(x), two_shot))
         out.copy_(add_rms_norm(total, residual, weight, eps, factor))
 
 
-class _Call:
+class PeerCall:
+    """A call of this rank's: it sends all it has, then waits for what the others send. Arguments as of ``peer_reduce_``.
+
+    Args:
+        x: of the dtype that is sent.
+        elements: of a unit.
+    """
+
     def __init__(
         self,
         x: torch.Tensor,
@@ -99,6 +106,24 @@ class _Call:
                 for peer in range(self._size):
                     self._send(whole, at, peer, self._size, self._columns(self._rank, own))
             found = [self._taken(at, self._size, len(own), slice(None)) for at, own in enumerate(units)]
+        self._parity[: len(units)] ^= 1
+        return found
+
+    def exchanged(self, units: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """For each unit what goes to each rank -> what came from each, of this rank what it has for itself."""
+        for at, parts in enumerate(units):
+            for peer, own in enumerate(parts):
+                if peer != self._rank:
+                    self._send(own, at, peer, self._rank, slice(None))
+        found = []
+        for at, parts in enumerate(units):
+            mine = self._words(parts[self._rank]).view(self._dtype)
+            found.append(
+                [
+                    mine if source == self._rank else self._taken(at, source, len(mine), slice(None))
+                    for source in range(self._size)
+                ]
+            )
         self._parity[: len(units)] ^= 1
         return found
 

@@ -262,8 +262,7 @@ class Mixture(nn.Module):
             live = torch.cat([live, live.new_full((most - tokens,), -1)])
         read = None if routed_by is None else peers.all_gather(routed_by).flatten(0, 1)
         y = self._experts(peers.all_gather(x).flatten(0, 1), peers.all_gather(live).flatten(), read)
-        parts = peers.all_to_all(y.unflatten(0, (peers.size, most)))  # [P, most, C], by rank
-        return parts.sum(0, dtype=torch.float32).to(x.dtype)[:tokens]
+        return peers.scatter_sum(y.unflatten(0, (peers.size, most)))[:tokens]
 
     def _experts(self, x: torch.Tensor, live: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """What the experts that are here make of x."""
