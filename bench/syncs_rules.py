@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.syncs.sim.rules import BY_HAND
-from headway.syncs.sim.table import FILE, Kinds, Tree, dimensions, holds, parse
+from headway.syncs.sim.table import FILE
+from headway.syncs.trees import Kinds, Tree, dimensions, holds, parse
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "headway" / "syncs" / "sim" / FILE

@@ -6,7 +6,7 @@
 Samples of torch's own operator database (OpInfo), forward, the forms of ``bench/syncs_forms.py`` and some on sparse tensors run
 under the live guard while CUPTI counts blocking calls. Each runs twice and the second run counts, so that first-call set-up
 is no part of it. A call of the user's that blocked in the driver, of which the guard heard nothing, is unheard. The table
-holds calls that were unheard in every run whose arguments were of these kinds; the record keeps the others, too.
+holds, for each such call, the decision tree over the kinds of its arguments that ``bench/syncs_rules.py`` grows.
 
 Needs a CUDA build of torch, cupti-python, and expecttest (torch's operator database imports it).
 """
@@ -30,12 +30,14 @@ from typing import Any
 import torch
 
 from bench.syncs_forms import FORMS, Form, Things
+from bench.syncs_rules import grow
 from headway import syncs
 from headway.syncs.counting import CallCounter
 from headway.syncs.findings import Wait
 from headway.syncs.kinds import kinds_of
 from headway.syncs.live import UNHEARD_FILE, LiveProbe
 from headway.syncs.runtime import CudaRuntime
+from headway.syncs.trees import Tree, parse
 
 OUT = Path(__file__).parents[1] / "headway" / "syncs" / UNHEARD_FILE
 DTYPES = (torch.float32, torch.int64)
@@ -188,16 +190,20 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> dict[str, Any]:
-    """Label -> True if it is unheard whatever its arguments are, else the kinds of arguments of which every call was."""
-    calls: dict[str, bool | list[str]] = {}
+    """Label -> the tree that tells arguments whose waits are unheard from others, of labels that have such."""
+    calls: dict[str, Tree] = {}
     for label, by_kind in record["calls"].items():
-        always = [kinds for kinds, counts in by_kind.items() if set(counts) == {"unheard"}]
-        if len(always) == len(by_kind):
-            calls[label] = True
-        elif always:
-            calls[label] = always
+        examples = [(parse(kinds), mostly_unheard(counts)) for kinds, counts in by_kind.items()]
+        tree = grow(examples)
+        if tree is not False:
+            calls[label] = tree
     made_by = "bench/syncs_unheard.py; do not edit"
     return {"made_by": made_by, "torch": record["torch"], "card": record["card"], "calls": calls}
+
+
+def mostly_unheard(counts: dict[str, int]) -> bool:
+    """Of calls of the same kinds; kinds say nothing of numbers, and where there is nothing to do nobody waits."""
+    return 2 * counts.get("unheard", 0) > sum(counts.values())
 
 
 def main() -> None:

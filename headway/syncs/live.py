@@ -34,11 +34,12 @@ from headway.syncs.kinds import kinds_of
 from headway.syncs.probes import Counted, Probe, Sink
 from headway.syncs.regions import judge, wanted
 from headway.syncs.runtime import CudaRuntime, EntryPoint, Patches, Runtime
+from headway.syncs.trees import Tree, decide, parse
 
 MESSAGE: Final = "called a synchronizing CUDA operation"
 ANNOTATION: Final = "headway.syncs "
 UNHEARD_FILE: Final = "unheard.json"
-Unheard = dict[str, bool | frozenset[str]]
+Unheard = dict[str, Tree]
 SPINS: Final = 8
 """So many queries answered "not yet" in a row, from one line, are a wait."""
 
@@ -215,8 +216,7 @@ class LiveProbe:
             isinstance(value, torch.Tensor) and self._runtime.on_device(value) for value in (*args, *kwargs.values())
         ):
             return False
-        known = self._unheard[label]
-        return known if isinstance(known, bool) else kinds_of(args, kwargs) in known
+        return decide(self._unheard[label], parse(kinds_of(args, kwargs)))
 
     def _annotation(self, label: str) -> contextlib.AbstractContextManager[object]:
         if not self._annotate:
@@ -390,9 +390,9 @@ def _is_ours(entry: Any) -> bool:
 
 @functools.cache
 def unheard_calls() -> Unheard:
-    """Calls whose waits torch's mode does not know, by name: their kinds of arguments, or True for all. Made on a card."""
-    found: dict[str, Any] = json.loads(Path(__file__).with_name(UNHEARD_FILE).read_text(encoding="utf-8"))["calls"]
-    return {label: kinds if isinstance(kinds, bool) else frozenset(kinds) for label, kinds in found.items()}
+    """Calls whose waits torch's mode does not know, by name, and of which arguments. Made by ``bench/syncs_unheard.py``."""
+    found: Unheard = json.loads(Path(__file__).with_name(UNHEARD_FILE).read_text(encoding="utf-8"))["calls"]
+    return found
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import torch
 from bench import syncs_rules
 from bench.syncs_forms import FORMS, Things
 from headway import syncs
+from headway.syncs import trees
 from headway.syncs.kinds import kinds_of
 from headway.syncs.sim import table
 from headway.syncs.sim.rules import BY_HAND, COPIES, copy_wait, wait_of
@@ -40,7 +41,7 @@ def test_the_tables_repeat_the_record() -> None:
         for name, by_kind in CARD["ops"].items()
         if name.split(".")[1] not in BY_HAND
         for kinds, waited in by_kind.items()
-        if (name not in never and table.decide(waits[name], table.parse(kinds))) != waited
+        if (name not in never and trees.decide(waits[name], trees.parse(kinds))) != waited
     ]
     assert not wrong and len(waits) > 40 and len(never) > 500
 
@@ -89,7 +90,7 @@ def test_rules_by_hand_repeat_the_record(name: str) -> None:
     wrong: list[str] = []
     with syncs.record(probes=(SimulationProbe(),)):
         for kinds, waited in CARD["ops"][name].items():
-            found = table.parse(kinds)
+            found = trees.parse(kinds)
             args = tuple(make(kind) for key, kind in found.items() if key.isdigit())
             kwargs = {key: make(kind) for key, kind in found.items() if not key.isdigit()}
             if packet in COPIES:
@@ -135,5 +136,5 @@ def test_trees_come_out_of_a_record() -> None:
     )
     tree = made["waits"]["aten.histc.default"]
     for kinds, counts in examples.items():
-        assert table.decide(tree, table.parse(kinds)) == syncs_rules.waited(counts)
+        assert trees.decide(tree, trees.parse(kinds)) == syncs_rules.waited(counts)
     assert made["never"] == {"aten": ["aten.add.Tensor"]}

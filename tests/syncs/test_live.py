@@ -13,7 +13,8 @@ import torch
 
 from headway import syncs
 from headway.syncs.copies import suspicion
-from headway.syncs.live import MESSAGE, SPINS, LiveProbe
+from headway.syncs.live import MESSAGE, SPINS, LiveProbe, unheard_calls
+from headway.syncs.trees import decide, parse
 from tests.syncs.fake import Event, FakeRuntime, device_tensor, in_thread, probe
 
 
@@ -278,7 +279,7 @@ def test_waits_on_autograds_thread_are_those_of_the_region_that_called_backward(
 
 def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
     runtime = FakeRuntime()
-    live = LiveProbe(runtime, unheard={"Tensor.sort": True, "torch.cumsum": frozenset(["cpu:float64:1d; int"])})
+    live = LiveProbe(runtime, unheard={"Tensor.sort": True, "torch.cumsum": ["dim=", False, ["0>0", True, False]]})
     device = device_tensor(runtime, 2.0, 1.0)
     with syncs.record(probes=(live,)) as log:
         device.sort()
@@ -287,6 +288,17 @@ def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
         torch.cumsum(device, dim=0)  # other kinds of arguments
         torch.cumprod(device, 0)
     assert [(f.call, f.count) for f in log.findings] == [("Tensor.sort", 1), ("torch.cumsum", 1)]
+
+
+def test_the_table_of_unheard_waits_knows_what_the_card_did() -> None:
+    known = unheard_calls()
+    for call, kinds, waits in (
+        ("Tensor.coalesce", "cuda:float32:2d", True),
+        ("torch.functional.fn", "cuda:int64:2d; dim=int; return_counts=False; return_inverse=True", True),
+        ("torch.functional.fn", "cuda:int64:1d; dim=None; return_counts=False; return_inverse=True", False),
+        ("torch.matmul", "cuda:float32:2d; cuda:float32:2d", False),
+    ):
+        assert decide(known.get(call, False), parse(kinds)) is waits, (call, kinds)
 
 
 def test_guarded_code_compiles() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from headway.syncs import trees
 from headway.syncs.copies import staged
 from headway.syncs.findings import Kind
 from headway.syncs.kinds import kind_of
@@ -73,13 +74,13 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind |
     if tree is not True:
         kinds = {str(position): kind_of(value) for position, value in enumerate(args)}
         kinds |= {key: kind_of(value) for key, value in kwargs.items()}
-        if not table.decide(tree, kinds):
+        if not trees.decide(tree, kinds):
             return None
     return kind
 
 
 @functools.cache
-def _rule(func: Any) -> tuple[table.Tree, Kind]:
+def _rule(func: Any) -> tuple[trees.Tree, Kind]:
     """Of an overload: whether it waits, and what for."""
     packet, (waits, never) = func.overloadpacket.__name__, table.load()
     name = _known(str(func), packet, waits, never)
