@@ -18,6 +18,7 @@ Where the norms stand (x is the residual):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -25,12 +26,12 @@ from torch import nn
 from headway.core.cache import CacheSpec
 from headway.models.interface import Stack, Target
 from headway.models.layers.attention import AttentionSpec
-from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
+from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts, Out
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
 from headway.models.layers.mixer import CutMixer, MixerSpec
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.moe import Mixture, MixtureSpec
-from headway.models.layers.norm import Norm, NormSpec
+from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.parallel.group import Group
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -224,7 +225,17 @@ class Block(nn.Module):
             None if ffn is None else self.out_of_ffn.product(),
             mixer is not None,
             ffn is not None,
+            self._mixture_tokens,
         )
+
+    @property
+    def _mixture_tokens(self) -> int:
+        """See ``LayerProducts.mixture``."""
+        ffn, norm = self.ffn, self.before_ffn
+        if not isinstance(ffn, Mixture) or not isinstance(norm, RMSNorm) or norm.weight.dtype != ffn.router.dtype:
+            return 0
+        behind = self.after_ffn is not None or self.spec.residual_multiplier != 1.0
+        return 0 if behind else ffn.few_tokens
 
     def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """Add the mixer and the feed-forward block to the stream of T tokens; the layer's cache is written."""
@@ -261,6 +272,9 @@ class Block(nn.Module):
         return stream if self.ffn is None else self._feed_forward(stream, batch, forms, last_only)
 
     def _feed_forward(self, stream: Stream, batch: StepBatch, forms: LayerForms, last_only: bool = False) -> Stream:
+        if isinstance(self.ffn, Mixture) and forms.out_of_ffn is Out.ADD:
+            self.ffn.add(stream.residual, cast(RMSNorm, self.before_ffn), batch.live_tokens(last_only))
+            return Stream(stream.residual)
         if isinstance(self.ffn, Mixture):
             fed, group = self.ffn.partial(self.into_ffn.normed(stream), batch.live_tokens(last_only), batch.most_tokens)
             return self.out_of_ffn.add(fed, stream.residual, group)

@@ -17,9 +17,10 @@ from unittest.mock import patch
 import torch
 
 from headway.kernels.expert_mlp import reference
-from headway.kernels.expert_mlp.hopper import launch, triton_few, triton_grouped, triton_words
+from headway.kernels.expert_mlp.hopper import launch, triton_few, triton_grouped, triton_shared, triton_words
 from headway.kernels.expert_mlp.packing import codes_of
 from tests.kernels import gluon_pointer
+from tests.kernels.gluon_model import Buffer, Cluster, Program, RaceError
 
 SHIFTED = 2.0**-126
 """What a factor is as it comes out of a word, before its scale: a subnormal number's worth."""
@@ -48,6 +49,64 @@ def value(x: Any) -> Value:
     return torch.as_tensor(x).as_subclass(Value)
 
 
+class Room:
+    """Buffers in shared memory, by number."""
+
+    def __init__(self, buffers: list[Words]) -> None:
+        self.buffers = buffers
+
+    def index(self, number: Any) -> Words:
+        return self.buffers[int(number)]
+
+
+class Words(Buffer):
+    """A buffer that is read by loads, too: what one warp has read others may not have, until all have met."""
+
+    def load(self, layout: Any) -> Value:
+        if self.state not in ("visible", "fenced"):
+            raise RaceError(f"a load of a buffer that is {self.state}")
+        self.state = "read"
+        return value(self.data.clone())
+
+
+class Copies(Program):
+    """The asynchronous part of a program, see ``gluon_model``; first factors are in registers."""
+
+    def __init__(self, language: Language) -> None:
+        super().__init__((), Cluster(1), 0)
+        self.speaks = language
+
+    def read(self, pointer: Any, mask: Any) -> torch.Tensor:
+        return self.speaks.load(pointer, mask).as_subclass(torch.Tensor)
+
+    def allocate_all(self, dtype: torch.dtype, shape: list[int], layout: object) -> Room:
+        made = [Words(torch.full(shape[1:], -1, dtype=dtype)) for _ in range(shape[0])]
+        self.buffers += made
+        return Room(made)
+
+    def copy(self, target: Buffer, source: Any, mask: Any = None) -> None:
+        if target.state != "free":
+            raise RaceError(f"a copy into a buffer that is {target.state}")
+        target.state = "copying"
+        target.data.fill_(-1 if target.data.dtype == torch.int16 else float("nan"))
+        self.open.append((target, self.read(source, mask)))
+
+    def multiply(self, a: Any, b: Buffer, acc: Any, is_async: bool) -> Any:
+        own = Buffer(a, "fenced")
+        return super().multiply(own, b, acc, is_async)
+
+    def names(self) -> dict[str, Any]:
+        """What the kernels import of it."""
+        copies = types.SimpleNamespace(
+            async_copy_global_to_shared=self.copy, commit_group=self.commit, wait_group=self.wait_copies
+        )
+        return {
+            "async_copy": copies, "fence_async_shared": self.fence, "warpgroup_mma": self.multiply,
+            "warpgroup_mma_wait": self.wait_products, "product_layout": Language.layout, "copy_layout": Language.layout,
+            "words_layout": Language.layout, "STEP": 128,
+        }  # fmt: skip
+
+
 class Language:
     """``gl``, of one program."""
 
@@ -61,6 +120,9 @@ class Language:
     def __init__(self, program: tuple[int, ...]) -> None:
         self.program = program
         self.waited = False
+        self.copies = Copies(self)
+        self.allocate_shared_memory = self.copies.allocate_all
+        self.thread_barrier = self.copies.barrier
 
     def wait(self) -> None:
         self.waited = True
@@ -76,7 +138,27 @@ class Language:
     def layout(*sizes: Any, **others: Any) -> None:
         return None
 
-    SliceLayout = DotOperandLayout = BlockedLayout = layout
+    SliceLayout = DotOperandLayout = BlockedLayout = NVMMASharedLayout = layout
+
+    @staticmethod
+    def num_warps() -> int:
+        return 4
+
+    @staticmethod
+    def minimum(x: Any, y: int) -> Any:
+        return x.clamp(max=y)
+
+    @staticmethod
+    def join(x: Any, y: Any) -> Any:
+        return torch.stack((x, y), dim=-1)
+
+    @staticmethod
+    def split(x: Any) -> Any:
+        return x.unbind(-1)
+
+    @staticmethod
+    def permute(x: Any, order: list[int]) -> Any:
+        return x.permute(order)
 
     @staticmethod
     def arange(first: int, end: int, layout: Any) -> Value:
@@ -174,10 +256,10 @@ def modelled(language: Language) -> Iterator[None]:
     common = {
         "gl": language, "mma_v2": mma, "four": four, "activated": activated, "gdc_wait": language.wait,
         "gdc_launch_dependents": lambda: None, "sums_layout": language.layout, "split_layout": language.layout,
-        "WORDS": 32, "SHIFT": 94, "REST": 2.0**32,
+        "WORDS": 32, "SHIFT": 94, "REST": 2.0**32, **language.copies.names(),
     }  # fmt: skip
     with ExitStack() as stack:
-        for module in (triton_words, triton_few, triton_grouped):
+        for module in (triton_words, triton_few, triton_grouped, triton_shared):
             names = vars(module)
             plain = {
                 name: each.fn for name, each in names.items() if hasattr(each, "fn") and not name.endswith("kernel")
@@ -190,7 +272,7 @@ def modelled(language: Language) -> Iterator[None]:
 @contextmanager
 def on_the_cpu() -> Iterator[None]:
     """``expert_mlp``'s launches in Gluon run here."""
-    kernels = "few_in_words_kernel", "few_out_words_kernel", "grouped_words_kernel"
+    kernels = "few_in_words_kernel", "few_out_words_kernel", "grouped_words_kernel", "grouped_shared_kernel"
     with ExitStack() as stack:
         for name in kernels:
             stack.enter_context(patch.object(launch, name, Kernel(vars(launch)[name])))

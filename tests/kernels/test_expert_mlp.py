@@ -9,10 +9,19 @@ import pytest
 import torch
 
 from headway.core.ints import cdiv
-from headway.kernels.expert_mlp import expert_mlp, tiles
+from headway.kernels.expert_mlp import add_experts, expert_mlp, tiles
 from headway.kernels.expert_mlp.packing import codes_of, packed
 from headway.kernels.expert_mlp.reference import E2M1, activate, unpacked
-from headway.kernels.expert_mlp.tiles import GroupTile, distinct_experts, few_tile, group_tile, is_few, tile_count
+from headway.kernels.expert_mlp.tiles import (
+    GroupTile,
+    SharedTile,
+    distinct_experts,
+    few_tile,
+    group_tile,
+    group_word_tile,
+    is_few,
+    tile_count,
+)
 from headway.kernels.testing import TOLERANCE, interpreter_loops, kernel_dtypes, make_random
 
 ACTS = [
@@ -112,6 +121,35 @@ def test_any_number_of_tokens(tokens: int, experts: int, top_k: int, fp4: bool, 
         check(inputs(tokens, experts, 128, 64, top_k, device=device, dtype=dtype, fp4=fp4, bias=fp4))
 
 
+@pytest.mark.parametrize(
+    ("act", "gated", "bias", "weigh"), [("silu", True, True, True), ("relu2", False, False, False)]
+)
+def test_the_widest_tiles(
+    act: str, gated: bool, bias: bool, weigh: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a tile of outputs, of inputs, and of pairs is empty."""
+    monkeypatch.setattr("headway.kernels.expert_mlp.triton.shared_limit", lambda device: 227 << 10)
+    tile = group_tile(70, 1, 160, 72, item=2, paired=gated, fp4=False, room=227 << 10)
+    assert (tile.rows, tile.block_n, tile.together) == (128, 128 if gated else 256, gated)
+    check(inputs(70, 1, 72, 160, 1, device=device, dtype=torch.float16, act=act, gated=gated, bias=bias, weigh=weigh))
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize(("tokens", "fp4"), [(1, False), (3, True), (30, False)])
+def test_experts_are_added(where: str, tokens: int, fp4: bool, device: str) -> None:
+    """Tokens of no expert keep what they have."""
+    device = device if where == "cuda" else "cpu"
+    given = inputs(tokens, 40, 64, 128, 2, device=device, fp4=fp4, bias=True)
+    residual = make_random(tokens, 64, dtype=torch.float32, device=device, seed=8)
+    found, wanted = residual.clone(), residual.clone()
+    with interpreter_loops():
+        add_experts.implementation(where)(*given, found)
+    add_experts.reference(*given, wanted)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    nowhere = ((given[1] < 0) | (given[1] >= 40)).all(1)
+    assert torch.equal(found[nowhere], residual[nowhere]) and not torch.equal(wanted, residual)
+
+
 @pytest.mark.parametrize("tokens", [1, 30])
 @pytest.mark.parametrize("fp4", [False, True])
 def test_weights_of_what_goes_in(tokens: int, fp4: bool, device: str) -> None:
@@ -207,6 +245,10 @@ def test_tiles_follow_the_mean_and_fit() -> None:
                 assert isinstance(tile, GroupTile) and tile.rows >= rows
                 assert tile.num_stages * (tile.rows + 2 * tile.block_n) * tile.block_k * item <= room
                 rows = tile.rows
+                words = group_word_tile(pairs, 60, paired=True)
+                assert min(128, 0.75 * pairs / 60) <= words.rows <= 128
+                if isinstance(words, SharedTile):
+                    assert words.stages >= 3 and 128 * words.stages * (words.rows * 2 + words.height // 2) <= 227 << 10
     assert is_few(1, 8, 8) and is_few(4, 8, 128) and not is_few(16, 8, 128) and not is_few(8, 2, 8)
     for columns in (64, 768, 1440, 14336):
         few = few_tile(8, 768, columns, fp4=False)

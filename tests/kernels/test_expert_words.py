@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.kernels.expert_mlp import tiles
+from headway.kernels.expert_mlp import add_experts, tiles
 from tests.kernels.gluon_words import on_the_cpu
 from tests.kernels.test_expert_mlp import check, inputs
 
@@ -20,6 +20,18 @@ from tests.kernels.test_expert_mlp import check, inputs
         (6, 12, 192, 128, 4, True, "clamped_swiglu", True),
         (40, 3, 128, 320, 2, False, "silu", True),
         (90, 3, 64, 64, 1, True, "gelu", False),
+        (
+            17,
+            4,
+            704,
+            192,
+            2,
+            True,
+            "clamped_swiglu",
+            True,
+        ),  # more steps than stages, half a step over, half a tile of outputs
+        (50, 1, 576, 128, 1, True, "relu2", False),
+        (90, 2, 192, 448, 2, True, "silu", True),
     ],
 )
 def test_kernels_equal_reference(
@@ -43,6 +55,18 @@ def test_kernels_equal_reference(
         monkeypatch.setattr(tiles, "PROGRAMS", programs)
         with on_the_cpu():
             check(given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model of the language is for tensors of a CPU")
+def test_few_tokens_add_to_what_there_is() -> None:
+    given = inputs(2, 33, 128, 64, 2, device="cpu", dtype=torch.bfloat16, fp4=True, bias=True)
+    residual = torch.randn(2, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
+    found, wanted = residual.clone(), residual.clone()
+    with on_the_cpu():
+        add_experts.implementation("cuda")(*given, found)
+    add_experts.reference(*given, wanted)
+    torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.02)
+    assert not torch.equal(found, residual)
 
 
 @pytest.mark.gpu

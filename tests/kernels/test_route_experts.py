@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.kernels.route_experts import route_experts
-from headway.kernels.testing import interpreter_loops, kernel_dtypes, make_random
+from headway.kernels.route_experts import norm_route_experts, route_experts
+from headway.kernels.testing import TOLERANCE, interpreter_loops, kernel_dtypes, make_random
 
 PLAIN: dict[str, Any] = {
     "top_k": 3, "scoring": "softmax", "renormalise": True, "scale": 1.0, "groups": 1, "kept_groups": 1, "group_best": 1,
@@ -39,7 +39,8 @@ def inputs(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, ...]:
     live = torch.arange(tokens, dtype=torch.int32) * 7
-    live[tokens // 2 :: 5] = -1
+    if tokens > 1:  # one that goes nowhere would say nothing
+        live[tokens // 2 :: 5] = -1
     return (
         make_random(tokens, hidden, dtype=dtype, device=device, seed=1),
         make_random(experts, hidden, dtype=dtype, device=device, seed=2) / hidden**0.5,
@@ -126,6 +127,23 @@ def test_kernels_equal_reference(
     torch.testing.assert_close(weights, wanted[1], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("tokens", [1, 4, 5])
+def test_a_norm_before_the_product(tokens: int, dtype: torch.dtype, device: str) -> None:
+    """As the norm's own kernel rounds it; rows lie apart, and of few tokens the product has it inside."""
+    x, *given = inputs(tokens, 12, 70, bias=True, correction=False, device=device, dtype=dtype)
+    x = torch.cat([3.0 * x, torch.full_like(x, torch.nan)], dim=1)[:, :70]
+    norm = make_random(70, dtype=dtype, device=device, seed=9)
+    rule = (PLAIN | {"always": 2}).values()
+    with interpreter_loops():
+        ids, weights, normed = norm_route_experts.implementation("cuda")(x, norm, 1e-5, *given, *rule)
+    wanted = norm_route_experts.reference(x, norm, 1e-5, *given, *rule)
+    assert torch.equal(ids, wanted[0]) and (ids >= 0).any()
+    torch.testing.assert_close(weights, wanted[1], atol=2e-3, rtol=2e-3)  # a norm may round the other way
+    absolute, relative = TOLERANCE[dtype]
+    torch.testing.assert_close(normed, wanted[2], atol=absolute, rtol=relative)
+
+
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_of_equal_scores_the_lower_numbers_are_chosen(where: str, device: str) -> None:
     x = torch.ones(3, 8, device=device if where == "cuda" else "cpu")
@@ -155,4 +173,5 @@ def test_whatever_comes_ids_are_distinct_experts(where: str, groups: int, value:
 def test_meta_gives_shapes() -> None:
     nothing = torch.empty(3, 8, device="meta", dtype=torch.float16)
     ids, weights = route_experts(nothing, torch.empty(5, 8, device="meta"), None, None, nothing, *PLAIN.values())
+    assert norm_route_experts.meta(nothing, nothing, 0.0, ids, None, None, nothing, *PLAIN.values())[2].shape == (3, 8)
     assert ids.shape == weights.shape == (3, 3) and (ids.dtype, weights.dtype) == (torch.int32, torch.float32)

@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel module is imported
 
 import headway.kernels.linear
+from headway.kernels.expert_mlp import add_experts
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.mid_linear import linear_parts, mid_add, mid_gate_up, mid_linear, reference
 from headway.kernels.mid_linear.tiles import Kind as MidKind
@@ -23,7 +24,7 @@ from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import Counts
 from headway.kernels.wide_linear.tiles import Kind as WideKind
 from headway.models.decoder import DecoderModel
-from headway.models.layers import attention
+from headway.models.layers import attention, moe
 from headway.models.layers.forms import Rules, rules_for
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.load import load_model
@@ -210,7 +211,7 @@ HYBRID_USES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     ),
     "zamba2": ({"norm_linear": 1, "linear_add": 4}, {}),  # what follows the first layer adds something else first
     "jamba-moe": (
-        {"norm_linear": 2, "skinny_linear": 1, "norm_gate_up": 2, "linear_add": 5},
+        {"norm_linear": 3, "norm_gate_up": 2, "linear_add": 5},
         {"mid_linear": 3, "mid_gate_up": 2, "linear_parts": 5},
     ),
     "jamba": (
@@ -242,6 +243,47 @@ def test_layers_that_lack_a_half_run_in_forms(name: str, kind: str, used: dict[s
             wanted_uses = dict.fromkeys(used, 0) | (few if kind == "few" else mid)
             wanted_uses["skinny_linear" if kind == "few" else "mid_linear"] += 1
             assert used == wanted_uses
+
+
+MIXTURES = {
+    "qwen3-moe": 2,
+    "qwen3-moe-some-dense": None,
+    "gpt-oss": None,
+    "granite-moe": 0,
+    "glm4-moe": 0,
+    "gemma4-moe": 0,
+}
+"""Layers whose mixture takes its norm and its sum in; None: some. A factor, a shared block, norms behind it leave none."""
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_few_tokens_take_norms_and_sums_in(
+    name: str, used: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of any size follow each other, with rows that have ended; what is left to a layer is what the one before left."""
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor, *others: Any) -> None:
+        calls.append(len(x))
+        add_experts(x, *others)
+
+    monkeypatch.setattr(moe, "add_experts", counted)
+    oracle = hf_model(TINY[name])
+    plain, fused = Machine(ours(oracle)), Machine(ours(oracle))
+    fused.model.use_forms(Rules(few=lambda *_: 16))
+    for step in (
+        *STEPS,
+        [Row(1, TOKENS[19:], 19)],
+        [Row(1, [3], 20), Row(0, [4], 9, alive=False)],
+        [Row(1, [5, 6, 7, 8], 21)],
+    ):
+        calls.clear()
+        for wanted, found in zip(plain.step(step), fused.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        tokens, layers = sum(len(row.tokens) for row in step), MIXTURES[name]
+        assert set(calls) <= {tokens} and not (calls and tokens > 4)
+        if tokens == 1:
+            assert calls if layers is None else len(calls) == layers
 
 
 def test_biases_keep_products_narrow(used: dict[str, int]) -> None:

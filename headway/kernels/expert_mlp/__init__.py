@@ -17,6 +17,8 @@ expert_mlp(x, ids, weights, gate_up, gate_up_bias, gate_up_scales, down, down_bi
              is rounded to x's dtype, and results are summed as they are. 0 where a token has no expert. What
              is between the products is rounded to x's dtype, and what an expert gives may be
 
+add_experts(x, ids, ..., weigh_inputs, residual) -> (): residual [T, C] in x's dtype += expert_mlp(x, ids, ..., weigh_inputs)
+
 Weights lie expert by expert, so a rank that owns experts [a, b) holds that slice of each tensor and calls the op with ids - a:
 numbers outside are no experts of its own, and the ranks' sums add up.
 
@@ -30,12 +32,21 @@ import torch
 from headway.kernels.expert_mlp import reference
 from headway.kernels.registry import Op
 
+_GIVEN = (
+    "Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor? gate_up_bias, Tensor? gate_up_scales, Tensor down, "
+    "Tensor? down_bias, Tensor? down_scales, str act, bool gated, float limit, float alpha, bool weigh_inputs"
+)
 expert_mlp = Op(
-    "expert_mlp(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor? gate_up_bias, Tensor? gate_up_scales, "
-    "Tensor down, Tensor? down_bias, Tensor? down_scales, str act, bool gated, float limit, float alpha, "
-    "bool weigh_inputs) -> Tensor",
+    f"expert_mlp({_GIVEN}) -> Tensor",
     reference=reference.expert_mlp,
     meta=lambda x, *_: torch.empty_like(x),
     triton="headway.kernels.expert_mlp.triton:expert_mlp",
     cpu="headway.kernels.expert_mlp.cpu:expert_mlp",
+)
+add_experts = Op(
+    f"add_experts({_GIVEN}, Tensor(a!) residual) -> ()",
+    reference=reference.add_experts,
+    meta=lambda *_: None,
+    triton="headway.kernels.expert_mlp.triton:add_experts",
+    cpu="headway.kernels.expert_mlp.cpu:add_experts",
 )

@@ -46,6 +46,30 @@ def expert_mlp(
     return in_order(found).to(x.dtype)
 
 
+def add_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    gate_up_scales: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    down_scales: torch.Tensor | None,
+    act: str,
+    gated: bool,
+    limit: float,
+    alpha: float,
+    weigh_inputs: bool,
+    residual: torch.Tensor,
+) -> None:
+    """See the package."""
+    residual += expert_mlp(
+        x, ids, weights, gate_up, gate_up_bias, gate_up_scales, down, down_bias, down_scales, act, gated, limit, alpha,
+        weigh_inputs,
+    )  # fmt: skip
+
+
 def in_order(found: torch.Tensor) -> torch.Tensor:
     """[T, K, C] -> [T, C], the sum over K from the first to the last."""
     total = found[:, 0]

@@ -11,7 +11,7 @@ Grids come from bounds. T tokens go to K of E experts each; nothing on the host 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core.ints import cdiv, next_power_of_2
 
@@ -38,6 +38,7 @@ class GroupTile:
         rows: pairs of one expert.
         block_n: outputs; of gate and up so many each.
         block_k: inputs a pass.
+        together: gates and their ups are one factor of the products. Tensor cores read less for wide ones.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class GroupTile:
     block_k: int
     num_warps: int
     num_stages: int
+    together: bool = False
 
 
 def is_few(tokens: int, top_k: int, experts: int) -> bool:
@@ -83,10 +85,27 @@ class WordTile:
     unroll: int
 
 
-WORD_ROWS = 64
-"""Pairs that a tile of words has at most: each warp loads their activations for itself."""
+@dataclass(frozen=True, slots=True)
+class SharedTile:
+    """A program of the products of words of 4-bit weights by warpgroups.
+
+    Attributes:
+        rows: pairs of one expert.
+        height: rows of weights: outputs, or gates and as many ups.
+        stages: steps of 128 inputs that have room in shared memory, three or more.
+    """
+
+    rows: int
+    height: int
+    num_warps: int
+    stages: int
+
+
+WORD_ROWS = 8
+"""Pairs of a tile up to which each warp loads their activations for itself; more are shared."""
 WORD_WARPS = 4
-"""Of a tile; each has 16 outputs."""
+"""Of such a tile; each has 16 outputs."""
+SHARED_ROWS = 128
 
 
 def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
@@ -97,10 +116,16 @@ def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
     return WordTile(parts, max(8, next_power_of_2(columns)), 3 if cdiv(steps, parts) == 3 else 2)
 
 
-def group_word_tile(pairs: int, experts: int, *, paired: bool) -> WordTile | None:
-    """The tile for ``pairs`` pairs; None: they are too many an expert."""
-    rows = max(8, next_power_of_2(int(pairs / experts * 1.5) or 1))
-    return WordTile(1, rows, 1 if paired or rows > 16 else 2) if rows <= WORD_ROWS else None
+def group_word_tile(pairs: int, experts: int, *, paired: bool) -> WordTile | SharedTile:
+    """The tile for ``pairs`` pairs; ``paired``: outputs are gates, with as many ups."""
+    rows = min(max(8, next_power_of_2(int(pairs / experts * 1.5) or 1)), SHARED_ROWS)
+    if rows <= WORD_ROWS:
+        return WordTile(1, rows, 1 if paired else 2)
+    return SharedTile(rows, 128, 4, 4) if rows < SHARED_ROWS else SharedTile(rows, 64, 4, 3)
+
+
+WIDE_ROOM = 4 * (128 + 256) * 64 * 2 + 8192
+"""Shared memory for the widest products' four stages, 256 weights by 128 pairs: Hopper's tensor cores read least for them."""
 
 
 def tile_count(pairs: int, experts: int, rows: int) -> int:
@@ -127,10 +152,12 @@ def group_tile(
         tile = GroupTile(rows, 64, 128, 4, 4)
     elif rows == 64:
         tile = GroupTile(64, 64 if paired else 128, 64, 4, 4)
+    elif not fp4 and room >= WIDE_ROOM:
+        tile = GroupTile(128, 128 if paired else 256, 64, 8, 4, paired)
     else:
         tile = GroupTile(128, 64 if paired else 128, 64, 8, 4)
     stages = tile.num_stages
     wide = tile.block_n * (2 if paired else 1)
     while stages > 1 and stages * (tile.rows + wide) * tile.block_k * item > room - 8192:
         stages -= 1
-    return GroupTile(tile.rows, tile.block_n, tile.block_k, tile.num_warps, stages)
+    return replace(tile, num_stages=stages)

@@ -31,21 +31,57 @@ def expert_mlp(
     alpha: float,
     weigh_inputs: bool,
 ) -> torch.Tensor:
-    (tokens, hidden), (experts, outputs, _) = x.shape, gate_up.shape
-    top_k, inner = ids.shape[1], outputs // 2 if gated else outputs
     y = torch.empty_like(x)
-    if not tokens:
-        return y
-    run = _few if is_few(tokens, top_k, experts) else _grouped
-    sizes = {"E": experts, "TOP_K": top_k, "WEIGH": weigh_inputs, "FP4": gate_up_scales is not None}
-    into = {"ACT": act, "GATED": gated}
     ins, outs = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    run(x, ids, weights, ins, outs, y, inner, hidden, (limit, alpha), sizes, into)
+    _run(x, ids, weights, ins, outs, y, act, gated, (limit, alpha), weigh_inputs, add=False)
     return y
+
+
+def add_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    gate_up_scales: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    down_scales: torch.Tensor | None,
+    act: str,
+    gated: bool,
+    limit: float,
+    alpha: float,
+    weigh_inputs: bool,
+    residual: torch.Tensor,
+) -> None:
+    ins, outs = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
+    if is_few(len(x), ids.shape[1], len(gate_up)) and residual.is_contiguous():
+        _run(x, ids, weights, ins, outs, residual, act, gated, (limit, alpha), weigh_inputs, add=True)
+        return
+    y = torch.empty_like(x)
+    _run(x, ids, weights, ins, outs, y, act, gated, (limit, alpha), weigh_inputs, add=False)
+    residual += y
 
 
 Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weights, scales, biases of all experts."""
+
+
+def _run(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, act: str,
+    gated: bool, numbers: tuple[float, float], weigh_inputs: bool, *, add: bool,
+) -> None:  # fmt: skip
+    """``numbers``: limit and alpha; ``add``: y holds what is added to, which few tokens alone can."""
+    (tokens, hidden), (experts, outputs, _) = x.shape, ins[0].shape
+    if not tokens:
+        return
+    sizes = {"E": experts, "TOP_K": ids.shape[1], "WEIGH": weigh_inputs, "FP4": ins[1] is not None}
+    into = {"ACT": act, "GATED": gated}
+    inner = outputs // 2 if gated else outputs
+    if is_few(tokens, ids.shape[1], experts):
+        _few(x, ids, weights, ins, outs, y, inner, hidden, numbers, sizes, into, add)
+    else:
+        _grouped(x, ids, weights, ins, outs, y, inner, hidden, numbers, sizes, into)
 
 
 def in_words(x: torch.Tensor, scales: torch.Tensor | None, weigh_inputs: bool) -> bool:
@@ -55,13 +91,13 @@ def in_words(x: torch.Tensor, scales: torch.Tensor | None, weigh_inputs: bool) -
 
 def _few(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, inner: int,
-    hidden: int, numbers: tuple[float, float], sizes: dict[str, Any], into: dict[str, Any],
+    hidden: int, numbers: tuple[float, float], sizes: dict[str, Any], into: dict[str, Any], add: bool,
 ) -> None:  # fmt: skip
     pairs, early = ids.numel(), launch_early(x.device)
     if in_words(x, ins[1], sizes["WEIGH"]):
         from headway.kernels.expert_mlp.hopper.launch import few_words
 
-        few_words(x, ids, weights, ins, outs, y, inner, hidden, numbers, sizes["E"], into, early)
+        few_words(x, ids, weights, ins, outs, y, inner, hidden, numbers, sizes["E"], into, early, add)
         return
     between = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
     fp4 = bool(sizes["FP4"])
@@ -73,7 +109,7 @@ def _few(
     tile = few_tile(len(x), hidden, inner, fp4=fp4)
     few_out_kernel[(len(x), cdiv(hidden, tile.block_n))](
         between, ids, weights, *outs, y, N=hidden, K=inner, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        num_warps=tile.num_warps, **sizes, **early,
+        ADD=add, num_warps=tile.num_warps, **sizes, **early,
     )  # fmt: skip
 
 
@@ -94,17 +130,17 @@ def _grouped(
         (False, between, found, outs, (hidden, inner)),
     ):
         paired = first and into["GATED"]
-        words = group_word_tile(pairs, experts, paired=paired) if in_words(x, ins[1], sizes["WEIGH"]) else None
-        if words is not None:
+        if in_words(x, ins[1], sizes["WEIGH"]):
             from headway.kernels.expert_mlp.hopper.launch import grouped_words
 
+            words = group_word_tile(pairs, experts, paired=paired)
             grouped_words(words, source, order, counts, matrix, target, sizes["TOP_K"], numbers, first, into, early)
             continue
         tile = group_tile(pairs, experts, *shape, item=x.itemsize, paired=paired, fp4=fp4, room=room)
         grouped_kernel[(cdiv(shape[0], tile.block_n), tile_count(pairs, experts, tile.rows))](
             source, order, counts, weights, *matrix, target, source.stride(0), *numbers, LANES=lanes, OUT=shape[0], K=shape[1],
-            ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, FIRST=first, num_warps=tile.num_warps,
-            num_stages=tile.num_stages, **sizes, **into, **early,
+            ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, FIRST=first, TOGETHER=tile.together,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **sizes, **into, **early,
         )  # fmt: skip
     block = min(1024, next_power_of_2(hidden))
     combine_kernel[(cdiv(hidden, block), len(x))](

@@ -125,6 +125,7 @@ def few_out_kernel(
     BLOCK_K: tl.constexpr,
     WEIGH: tl.constexpr,
     FP4: tl.constexpr,
+    ADD: tl.constexpr,  # to what out_ptr holds
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -149,4 +150,8 @@ def few_out_kernel(
         if not WEIGH:
             y = y * tl.load(weights_ptr + pair)
         total += tl.where(there, y, 0.0)
-    tl.store(out_ptr + token.to(tl.int64) * N + n, total.to(out_ptr.dtype.element_ty), mask=keep)
+    at = out_ptr + token.to(tl.int64) * N + n
+    y = total.to(out_ptr.dtype.element_ty)
+    if ADD:
+        y = (y.to(tl.float32) + tl.load(at, mask=keep, other=0.0).to(tl.float32)).to(y.dtype)
+    tl.store(at, y, mask=keep)

@@ -137,6 +137,7 @@ def grouped_kernel(
     WEIGH: tl.constexpr,
     FP4: tl.constexpr,
     FIRST: tl.constexpr,
+    TOGETHER: tl.constexpr,  # gates and their ups are one factor, side by side
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -155,10 +156,20 @@ def grouped_kernel(
     row = expert.to(tl.int64) * N + n
     factor = tl.load(weights_ptr + pair, mask=there, other=0.0)[:, None] if WEIGH and FIRST else 1.0
     x_at = x_ptr + source.to(tl.int64)[:, None] * x_stride
-    y, up = product(
-        x_at, there[:, None], weight_ptr, scales_ptr, row[:, None], keep[:, None], factor, WEIGH and FIRST, K, ROWS, BLOCK_N,
-        BLOCK_K, FP4, (row + OUT)[:, None], PAIRED,
-    )  # fmt: skip
+    if TOGETHER:
+        wide = tl.arange(0, 2 * BLOCK_N)
+        unit = tl.program_id(0) * BLOCK_N + wide // 2
+        both = (expert.to(tl.int64) * N + unit + wide % 2 * OUT)[:, None]
+        y, _ = product(
+            x_at, there[:, None], weight_ptr, scales_ptr, both, (unit < OUT)[:, None], factor, WEIGH, K, ROWS, 2 * BLOCK_N,
+            BLOCK_K, FP4, both, False,
+        )  # fmt: skip
+        y, up = tl.split(tl.reshape(y, (ROWS, BLOCK_N, 2)))
+    else:
+        y, up = product(
+            x_at, there[:, None], weight_ptr, scales_ptr, row[:, None], keep[:, None], factor, WEIGH and FIRST, K, ROWS,
+            BLOCK_N, BLOCK_K, FP4, (row + OUT)[:, None], PAIRED,
+        )  # fmt: skip
     if bias_ptr is not None:
         y += tl.load(bias_ptr + row, mask=keep, other=0.0).to(tl.float32)[None, :]
         if PAIRED:

@@ -16,6 +16,10 @@ route_experts(x, router, bias, correction, live, top_k, scoring, renormalise, sc
     weights     f32 [T, top_k + always]: the scores, with ``renormalise`` divided by their sum + 1e-20, times scale; 0 where ids
                 is -1
 
+norm_route_experts(x, norm, eps, router, ...) -> ids, weights, normed
+    normed      [T, C], rms_norm(x, norm, eps); the rest is route_experts(normed, router, ...)
+    norm        [C] in x's dtype
+
 Experts are ranked by score, corrected; where there is neither a correction nor a group by logit, which is the same but where
 scores are rounded to one. Of equal ones the lower number is chosen first, and so of groups. NaN ranks behind all numbers;
 whatever comes, ids are distinct numbers in [0, E + always). Products and scores are in f32, whatever x is: rounded logits would
@@ -39,10 +43,25 @@ def _meta(
     return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
 
 
+def _norm_meta(x: torch.Tensor, norm: object, eps: object, *others: object) -> tuple[torch.Tensor, ...]:
+    router, *rest = others
+    assert isinstance(router, torch.Tensor)
+    return *_meta(x, router, *rest), torch.empty_like(x)  # type: ignore[arg-type]
+
+
+_RULE = (
+    "Tensor router, Tensor? bias, Tensor? correction, Tensor live, int top_k, str scoring, bool renormalise, float scale, "
+    "int groups, int kept_groups, int group_best, float margin, int always"
+)
 route_experts = Op(
-    "route_experts(Tensor x, Tensor router, Tensor? bias, Tensor? correction, Tensor live, int top_k, str scoring, "
-    "bool renormalise, float scale, int groups, int kept_groups, int group_best, float margin, int always) -> (Tensor, Tensor)",
+    f"route_experts(Tensor x, {_RULE}) -> (Tensor, Tensor)",
     reference=reference.route_experts,
     meta=_meta,
     triton="headway.kernels.route_experts.triton:route_experts",
+)
+norm_route_experts = Op(
+    f"norm_route_experts(Tensor x, Tensor norm, float eps, {_RULE}) -> (Tensor, Tensor, Tensor)",
+    reference=reference.norm_route_experts,
+    meta=_norm_meta,
+    triton="headway.kernels.route_experts.triton:norm_route_experts",
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from headway.kernels.rms_norm.reference import rms_norm
+
 
 def route_experts(
     x: torch.Tensor,
@@ -45,6 +47,33 @@ def route_experts(
     weights = torch.cat((weights * scale, torch.ones_like(more, dtype=weights.dtype)), dim=1)
     dead = (live < 0)[:, None]
     return ids.int().masked_fill(dead, -1), weights.masked_fill(dead, 0.0)
+
+
+def norm_route_experts(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    live: torch.Tensor,
+    top_k: int,
+    scoring: str,
+    renormalise: bool,
+    scale: float,
+    groups: int,
+    kept_groups: int,
+    group_best: int,
+    margin: float,
+    always: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See the package."""
+    normed = rms_norm(x, norm, eps)
+    ids, weights = route_experts(
+        normed, router, bias, correction, live, top_k, scoring, renormalise, scale, groups, kept_groups, group_best, margin,
+        always,
+    )  # fmt: skip
+    return ids, weights, normed
 
 
 def near_weights(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:

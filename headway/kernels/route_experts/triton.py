@@ -1,7 +1,8 @@
 """Triton kernels of ``route_experts``: the router's product, then one program for each token's choice.
 
-Of few tokens the product is cut along C, so that its bytes come from many processors at once; the choice adds the parts, in
-order. A choice is ``top_k`` times the largest of what is left: ``tl.argmax`` gives the lowest place of equal ones.
+Of one token or a few a program has some experts' whole rows, which it loads before it waits for the token, and norms that by
+itself. Of some more the product is cut along C, so that its bytes come from many processors at once; the choice adds the
+parts, in order. A choice is ``top_k`` times the largest of what is left, at the lowest place of equal ones.
 """
 
 from __future__ import annotations
@@ -11,12 +12,54 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.rms_norm.triton import rms_norm
+from headway.kernels.skinny_linear.triton import normed
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
+FEW_TOKENS = 4
+"""Tokens up to which a program of the router's product has whole inputs of one of them."""
+WIDEST = 16384
+"""Inputs that such a program may have."""
 LOG2E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-(2**31))
 LOWEST = tl.constexpr(-3.0e38)  # scores are kept above
 NO_SCORE = tl.constexpr(-3.2e38)  # of NaN
 NO_GROUP = tl.constexpr(-3.3e38)  # of groups that are not kept
+
+
+@triton.jit
+def router_few_kernel(
+    x_ptr,  # [T, C]
+    norm_ptr,  # [C] or null
+    router_ptr,  # [E, C]
+    logits_ptr,  # f32 [T, E]
+    normed_ptr,  # [T, C] or null
+    x_stride,
+    eps,
+    C: tl.constexpr,
+    E: tl.constexpr,
+    WIDTH: tl.constexpr,  # C, or the power of two above
+    BLOCK_E: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    start_next(EARLY)
+    expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    token = tl.program_id(1).to(tl.int64)
+    col = tl.arange(0, WIDTH)
+    keep = col < C
+    weight = tl.load(
+        router_ptr + expert[:, None] * C + col[None, :], mask=(expert < E)[:, None] & keep[None, :], other=0.0
+    )
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr + col, mask=keep, other=0.0)
+    wait_for_inputs(EARLY)
+    x = tl.load(x_ptr + token * x_stride + col, mask=keep, other=0.0)
+    if norm_ptr is not None:
+        wide = x.to(tl.float32)
+        x = normed(x, tl.rsqrt(tl.sum(wide * wide, axis=0) / C + eps), norm)
+        tl.store(normed_ptr + token * C + col, x, mask=keep & (tl.program_id(0) == 0))
+    logits = tl.sum(weight.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
+    tl.store(logits_ptr + token * E + expert, logits, mask=expert < E)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -53,6 +96,14 @@ def router_kernel(
         acc = tl.dot(x, weight.T, acc, input_precision="ieee")
     at = (split.to(tl.int64) * num_tokens + token)[:, None] * E + expert[None, :]
     tl.store(parts_ptr + at, acc, mask=keep_token & (expert < E)[None, :])
+
+
+@triton.jit
+def ordered(x):
+    """int32 that are ordered as the floats x, of which none is NaN. A warp has one instruction for the largest of its integers,
+    and five shuffles for that of its floats."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -132,14 +183,16 @@ def choose_kernel(
     place = tl.arange(0, PLACES)
     ids, weights = tl.full([PLACES], -1, tl.int32), tl.zeros([PLACES], tl.float32)
     for k in tl.static_range(TOP_K):
-        chosen = tl.argmax(ranked, axis=0)
+        keys = ordered(ranked)
+        chosen = tl.min(tl.where(keys == tl.max(keys, axis=0), lane, LANES * WIDTH), axis=0)
         mine = lane == chosen
-        ids = tl.where(place == k, tl.sum(tl.where(mine, expert, 0), axis=0), ids)
+        ids = tl.where(place == k, chosen // WIDTH * size + chosen % WIDTH, ids)
         if NEAR:
             most = tl.max(ranked, axis=0)
             near = (ranked > float("-inf")) & (most - ranked <= margin * tl.maximum(tl.abs(ranked), most))
             score = 1.0 / tl.sum(tl.where(near, tl.exp2((ranked - most) * LOG2E), 0.0), axis=0) + tl.zeros_like(ranked)
-        weights = tl.where(place == k, tl.sum(tl.where(mine, score, 0.0), axis=0), weights)
+        bits = tl.max(tl.where(mine, score.to(tl.int32, bitcast=True), LEAST), axis=0)
+        weights = tl.where(place == k, bits.to(tl.float32, bitcast=True), weights)
         ranked = tl.where(mine, float("-inf"), ranked)
     if RENORMALISE:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
@@ -166,28 +219,118 @@ def route_experts(
     margin: float,
     always: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, experts, inputs = x.shape[0], router.shape[0], router.shape[1]
-    ids = torch.empty((tokens, top_k + always), dtype=torch.int32, device=x.device)
-    weights = torch.empty((tokens, top_k + always), dtype=torch.float32, device=x.device)
-    if not tokens:
-        return ids, weights
+    parts = few_logits(x, None, 0.0, router)[0] if is_few(x) else router_parts(x, router)
+    return choose(
+        parts,
+        bias,
+        correction,
+        live,
+        top_k,
+        scoring,
+        renormalise,
+        scale,
+        groups,
+        kept_groups,
+        group_best,
+        margin,
+        always,
+    )
+
+
+def norm_route_experts(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    router: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    live: torch.Tensor,
+    top_k: int,
+    scoring: str,
+    renormalise: bool,
+    scale: float,
+    groups: int,
+    kept_groups: int,
+    group_best: int,
+    margin: float,
+    always: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if is_few(x):
+        parts, given = few_logits(x, norm, eps, router)
+    else:
+        given = rms_norm(x, norm, eps)
+        parts = router_parts(given, router)
+    ids, weights = choose(
+        parts,
+        bias,
+        correction,
+        live,
+        top_k,
+        scoring,
+        renormalise,
+        scale,
+        groups,
+        kept_groups,
+        group_best,
+        margin,
+        always,
+    )
+    return ids, weights, given
+
+
+def is_few(x: torch.Tensor) -> bool:
+    """Whether programs have whole inputs."""
+    return x.shape[0] <= FEW_TOKENS and x.shape[1] <= WIDEST
+
+
+def few_logits(
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, router: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """f32 [1, T, E], and what they are of: [T, C], with ``norm`` x's norm."""
+    (tokens, inputs), experts = x.shape, router.shape[0]
+    logits = torch.empty((1, tokens, experts), dtype=torch.float32, device=x.device)
+    given = x if norm is None else torch.empty((tokens, inputs), dtype=x.dtype, device=x.device)
+    if tokens:
+        width = next_power_of_2(inputs)
+        block = 2 if width * x.element_size() <= 8192 else 1
+        router_few_kernel[(cdiv(experts, block), tokens)](
+            x, norm, router, logits, None if norm is None else given, x.stride(0), eps, C=inputs, E=experts, WIDTH=width,
+            BLOCK_E=block, num_warps=4 if width <= 4096 else 8, **launch_early(x.device),
+        )  # fmt: skip
+    return logits, given
+
+
+def router_parts(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+    """f32 [splits, T, E]: parts of the router's product."""
+    tokens, (experts, inputs) = x.shape[0], router.shape
     few = tokens <= 64
     block_t, block_e, block_c = (16, 16, 256) if few else (64, 64, 64)
     if x.dtype == torch.float32:
         block_c = 64  # twice the bytes, and no tensor cores
     splits = min(4, cdiv(inputs, block_c)) if few else 1
     parts = torch.empty((splits, tokens, experts), dtype=torch.float32, device=x.device)
-    early = launch_early(x.device)
     router_kernel[(cdiv(tokens, block_t), cdiv(experts, block_e), splits)](
         x, router, parts, x.stride(0), tokens, C=inputs, E=experts, SPLITS=splits, BLOCK_T=block_t, BLOCK_E=block_e,
-        BLOCK_C=block_c, num_warps=4, num_stages=3, **early,
+        BLOCK_C=block_c, num_warps=4, num_stages=3, **launch_early(x.device),
     )  # fmt: skip
-    width = next_power_of_2(experts // groups)
-    choose_kernel[(tokens,)](
-        parts, bias, correction, live, ids, weights, tokens, scale, margin, E=experts, WIDTH=width, GROUPS=groups,
-        LANES=next_power_of_2(groups), KEPT=kept_groups, BEST=group_best, TOP_K=top_k, ALWAYS=always,
-        PLACES=next_power_of_2(top_k + always),
-        SPLITS=splits, SIGMOID=scoring == "sigmoid", NEAR=scoring == "sparsemixer", RENORMALISE=renormalise, num_warps=1,
-        **early,
-    )  # fmt: skip
+    return parts
+
+
+def choose(
+    parts: torch.Tensor, bias: torch.Tensor | None, correction: torch.Tensor | None, live: torch.Tensor, top_k: int,
+    scoring: str, renormalise: bool, scale: float, groups: int, kept_groups: int, group_best: int, margin: float, always: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """ids and weights, of logits in parts."""
+    splits, tokens, experts = parts.shape
+    ids = torch.empty((tokens, top_k + always), dtype=torch.int32, device=parts.device)
+    weights = torch.empty((tokens, top_k + always), dtype=torch.float32, device=parts.device)
+    if tokens:
+        width = next_power_of_2(experts // groups)
+        choose_kernel[(tokens,)](
+            parts, bias, correction, live, ids, weights, tokens, scale, margin, E=experts, WIDTH=width, GROUPS=groups,
+            LANES=next_power_of_2(groups), KEPT=kept_groups, BEST=group_best, TOP_K=top_k, ALWAYS=always,
+            PLACES=next_power_of_2(top_k + always),
+            SPLITS=splits, SIGMOID=scoring == "sigmoid", NEAR=scoring == "sparsemixer", RENORMALISE=renormalise, num_warps=1,
+            **launch_early(parts.device),
+        )  # fmt: skip
     return ids, weights

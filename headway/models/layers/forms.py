@@ -114,7 +114,7 @@ class OutProduct:
 
 class LayerProducts(NamedTuple):
     """The products of a layer; None: one that has no forms (it is quantised, or no single product), or that the layer does not
-    have."""
+    have. ``mixture``: tokens up to which a mixture in their place can norm what it reads and add what it gives."""
 
     into_mixer: InProduct | None
     out_of_mixer: OutProduct | None
@@ -122,11 +122,21 @@ class LayerProducts(NamedTuple):
     out_of_ffn: OutProduct | None
     has_mixer: bool = True
     has_ffn: bool = True
+    mixture: int = 0
 
     @property
     def last(self) -> OutProduct | None:
         """The one whose sum the next layer begins with."""
         return self.out_of_ffn if self.has_ffn else self.out_of_mixer
+
+    def adds_mixture(self, tokens: int) -> bool:
+        """Whether the mixture does so among forms for few: what comes before it must leave the norm to it."""
+        out = self.out_of_mixer
+        return tokens <= self.mixture and self.has_mixer and out is not None and out.added
+
+    def leaves_norm(self, tokens: int) -> bool:
+        """Whether the last sum is the residual alone, in forms for few."""
+        return self.adds_mixture(tokens) or (self.last is not None and self.last.added)
 
 
 class LayerForms(NamedTuple):
@@ -175,13 +185,8 @@ class FormTable:
     """
 
     def __init__(self, layers: Sequence[LayerProducts], head: InProduct | None, rules: Rules) -> None:
-        bare = [
-            True,
-            *(each.last is not None and each.last.added for each in layers),
-        ]  # the embeddings have no norm, either
-        self._layers = tuple(
-            zip(layers, bare, strict=False)
-        )  # with whether what comes before may leave its norm to them
+        # With what comes before; the embeddings have no norm, either.
+        self._layers = tuple(zip(layers, (None, *layers), strict=False))
         self._head, self._rules = head, rules
         distinct = dict.fromkeys(layers)
         added = [each for each in distinct if each.out_of_mixer or each.out_of_ffn]  # others follow
@@ -228,12 +233,12 @@ class FormTable:
         few = rules.few is not None and rows <= rules.few("skinny_linear", head.outputs, head.inputs)
         return In.SKINNY if few else In.PLAIN
 
-    def _choose(self, layer: LayerProducts, bare: bool, tokens: int, decodes: bool) -> LayerForms:
+    def _choose(self, layer: LayerProducts, before: LayerProducts | None, tokens: int, decodes: bool) -> LayerForms:
         rules = self._rules
         if rules.mid is not None and tokens in self._mid:
             return _mid_forms(layer, tokens, rules.mid, tokens in self._meeting)
         if rules.few is not None and tokens <= self._few_limit:
-            return _few_forms(layer, bare, tokens, rules.few)
+            return _few_forms(layer, before is None or before.leaves_norm(tokens), tokens, rules.few)
         if rules.wide is not None and not decodes:  # attention of decode rows takes the projections as they are
             return _wide_forms(layer, tokens, rules.wide)
         return PLAIN
@@ -269,6 +274,8 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
         return Out.ADD if product.added else Out.SKINNY
 
     mixed = layer.out_of_mixer
+    if layer.adds_mixture(tokens):
+        return LayerForms(into(layer.into_mixer, bare), out(mixed), In.NORM, Out.ADD)
     return LayerForms(
         into(layer.into_mixer, bare),
         out(layer.out_of_mixer),

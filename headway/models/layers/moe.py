@@ -22,13 +22,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from headway.core.errors import UnsupportedModelError, WeightsError
-from headway.kernels.expert_mlp import expert_mlp
+from headway.kernels.expert_mlp import add_experts, expert_mlp
 from headway.kernels.expert_mlp.packing import MOST_SCALE, packed
-from headway.kernels.route_experts import route_experts
+from headway.kernels.expert_mlp.tiles import is_few
+from headway.kernels.route_experts import norm_route_experts, route_experts
 from headway.models.interface import Stack, Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import parameter
 from headway.models.layers.mlp import MLP, MLPSpec
+from headway.models.layers.norm import RMSNorm
 from headway.parallel.group import Group
 from headway.parallel.shard import ExpertShard, Part
 
@@ -156,6 +158,10 @@ class MixtureSpec:
 
 MOST_SHARED = 256
 """Tokens up to which shared blocks run among the experts. Of more, plain products should be faster; estimated, not measured."""
+
+
+FEW_TOKENS = 4
+"""Tokens up to which norms and sums are worth being inside the router's product and the experts' last one."""
 
 
 def shared_experts(spec: MixtureSpec, device: torch.device) -> int:
@@ -288,6 +294,28 @@ class Mixture(nn.Module):
         if spec.zero_experts:  # numbers behind the experts' are none of ``expert_mlp``'s
             y += x * weights.masked_fill(ids < spec.num_experts, 0.0).sum(1, keepdim=True).to(x.dtype)
         return cast(torch.Tensor, y if self.latent_out is None else self.latent_out.forward(y))
+
+    @property
+    def few_tokens(self) -> int:
+        """Tokens up to which ``add`` can stand in for ``forward``; 0: never."""
+        spec, here = self.spec, len(self.gate_up)
+        parts = self.shared is not None or spec.shard is not None or spec.zero_experts or spec.latent
+        most, chosen = 0, spec.router.top_k + self.always
+        while not parts and most < FEW_TOKENS and is_few(most + 1, chosen, here):
+            most += 1
+        return most
+
+    def add(self, residual: torch.Tensor, norm: RMSNorm, live: torch.Tensor) -> None:
+        """residual [T, C] += forward(norm(residual)), for ``few_tokens`` at most."""
+        spec, router = self.spec, self.spec.router
+        ids, weights, x = norm_route_experts(
+            residual, norm.weight, norm.eps, self.router, self.router_bias, self.correction, live, router.top_k, router.scoring,
+            router.renormalise, router.scale, *(router.groups or (1, 1, 1)), router.margin, self.always,
+        )  # fmt: skip
+        add_experts(
+            x, ids, weights, self.gate_up, self.gate_up_bias, self.gate_up_scales, self.down, self.down_bias, self.down_scales,
+            spec.activation, spec.gated, spec.limit, spec.alpha, spec.weigh_inputs, residual,
+        )  # fmt: skip
 
     def _shared(self, shared: MLP, x: torch.Tensor) -> torch.Tensor:
         y = shared.down.partial(shared.act(shared.gate_up.forward(x)))

@@ -68,18 +68,21 @@ def _recorded() -> Iterator[list[torch.Tensor]]:
     from headway.models.layers import moe
 
     found: list[torch.Tensor] = []
-    op = vars(moe)["route_experts"]
+    ops = {name: vars(moe)[name] for name in ("route_experts", "norm_route_experts")}
 
-    def recording(*arguments: Any) -> Any:
-        ids, weights = op(*arguments)
-        found.append(ids.clone())
-        return ids, weights
+    def recording(op: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            results = op(*arguments)
+            found.append(results[0].clone())
+            return results
 
-    vars(moe)["route_experts"] = recording
+        return run
+
+    vars(moe).update({name: recording(op) for name, op in ops.items()})
     try:
         yield found
     finally:
-        vars(moe)["route_experts"] = op
+        vars(moe).update(ops)
 
 
 def _mean_distinct(found: list[torch.Tensor], rows: int, experts: int) -> float:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from headway.core.ints import next_power_of_2
+from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
 from headway.kernels.expert_mlp.hopper.triton_grouped import grouped_words_kernel
-from headway.kernels.expert_mlp.tiles import WORD_WARPS, WordTile, few_word_tile, tile_count
+from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
+from headway.kernels.expert_mlp.tiles import WORD_WARPS, SharedTile, WordTile, few_word_tile, tile_count
 
 Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weights, scales, biases of all experts."""
@@ -17,9 +18,9 @@ Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 def few_words(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, inner: int,
-    hidden: int, numbers: tuple[float, float], experts: int, into: dict[str, Any], early: dict[str, Any],
+    hidden: int, numbers: tuple[float, float], experts: int, into: dict[str, Any], early: dict[str, Any], add: bool,
 ) -> None:  # fmt: skip
-    """Each pair reads its expert for itself. ``numbers``: limit and alpha; ``into``: ACT and GATED."""
+    """Each pair reads its expert for itself. ``numbers``: limit and alpha; ``into``: ACT and GATED; ``add``: to y."""
     pairs, top_k = ids.numel(), ids.shape[1]
     between = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
     blocks = inner // 16
@@ -32,19 +33,29 @@ def few_words(
     tile = few_word_tile(len(x) * blocks, inner, top_k)
     few_out_words_kernel[(len(x), blocks)](
         between, ids, weights, *outs, y, E=experts, N=hidden, K=inner, TOP_K=top_k, COLS=tile.rows, PARTS=tile.parts,
-        UNROLL=tile.unroll, num_warps=tile.parts, **early,
+        UNROLL=tile.unroll, ADD=add, num_warps=tile.parts, **early,
     )  # fmt: skip
 
 
 def grouped_words(
-    tile: WordTile, source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, matrix: Matrix, target: torch.Tensor,
-    top_k: int, numbers: tuple[float, float], first: bool, into: dict[str, Any], early: dict[str, Any],
+    tile: WordTile | SharedTile, source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, matrix: Matrix,
+    target: torch.Tensor, top_k: int, numbers: tuple[float, float], first: bool, into: dict[str, Any], early: dict[str, Any],
 ) -> None:  # fmt: skip
     """One of the grouped products, see ``grouped_kernel``."""
-    pairs, outputs, experts = len(order), target.shape[1], len(counts)
-    grid = (outputs // (16 * WORD_WARPS), tile_count(pairs, experts, tile.rows))
-    grouped_words_kernel[grid](
-        source, order, counts, *matrix, target, source.stride(0), *numbers, E=experts, LANES=next_power_of_2(experts),
-        OUT=outputs, K=source.shape[1], TOP_K=top_k, ROWS=tile.rows, BLOCK_N=16 * WORD_WARPS, WARPS=WORD_WARPS,
-        UNROLL=tile.unroll, FIRST=first, num_warps=WORD_WARPS, **into, **early,
-    )  # fmt: skip
+    outputs, experts = target.shape[1], len(counts)
+    tiles = tile_count(len(order), experts, tile.rows)
+    arguments = (source, order, counts, *matrix, target, source.stride(0), *numbers)
+    constants = {
+        "E": experts, "LANES": next_power_of_2(experts), "OUT": outputs, "K": source.shape[1], "TOP_K": top_k,
+        "ROWS": tile.rows, "FIRST": first, **into, **early,
+    }  # fmt: skip
+    if isinstance(tile, WordTile):
+        width = 16 * WORD_WARPS
+        grouped_words_kernel[(outputs // width, tiles)](
+            *arguments, BLOCK_N=width, WARPS=WORD_WARPS, UNROLL=tile.unroll, num_warps=WORD_WARPS, **constants
+        )
+        return
+    width = tile.height // 2 if first and into["GATED"] else tile.height
+    grouped_shared_kernel[(cdiv(outputs, width), tiles)](
+        *arguments, M=tile.height, STAGES=tile.stages, num_warps=tile.num_warps, **constants
+    )

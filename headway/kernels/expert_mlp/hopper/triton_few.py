@@ -90,6 +90,7 @@ def few_out_words_kernel(
     COLS: gl.constexpr,
     PARTS: gl.constexpr,
     UNROLL: gl.constexpr,
+    ADD: gl.constexpr,  # to what out_ptr holds
     EARLY: gl.constexpr,
 ):
     if EARLY:
@@ -127,4 +128,8 @@ def few_out_words_kernel(
     total = gl.zeros([16], gl.float32, layout=gl.SliceLayout(1, R))
     for nth in gl.static_range(TOP_K):
         total += gl.sum(gl.where(gl.expand_dims(k, 0) == nth, y, 0.0), axis=1)
-    gl.store(out_ptr + token.to(gl.int64) * N + n, total.to(out_ptr.dtype.element_ty))
+    at = out_ptr + token.to(gl.int64) * N + n
+    z = total.to(out_ptr.dtype.element_ty)
+    if ADD:
+        z = (z.to(gl.float32) + gl.load(at).to(gl.float32)).to(out_ptr.dtype.element_ty)
+    gl.store(at, z)

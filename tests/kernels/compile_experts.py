@@ -1,0 +1,52 @@
+"""Compiles the experts' grouped products for sm_90 without a GPU, a JSON line each; run by ``test_experts_compile``.
+
+A process of its own: the tests' process has Triton's interpreter switched on, which replaces the compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
+from headway.kernels.expert_mlp.tiles import SharedTile, group_tile, group_word_tile
+from headway.kernels.expert_mlp.triton_grouped import grouped_kernel
+from tests.kernels.compile_forward import compile_typed
+
+TYPES = {
+    "order_ptr": "*i32",
+    "counts_ptr": "*i32",
+    "weights_ptr": "*fp32",
+    "scales_ptr": "*u8",
+    "limit": "fp32",
+    "alpha": "fp32",
+}
+EXPERTS, TOP_K, HIDDEN, INNER = 32, 4, 2880, 2880
+
+
+def constants(first: bool, rows: int, act: str) -> dict[str, Any]:
+    """Of either product."""
+    return {
+        "E": EXPERTS, "LANES": 32, "OUT": INNER if first else HIDDEN, "K": HIDDEN if first else INNER, "TOP_K": TOP_K,
+        "ROWS": rows, "ACT": act, "GATED": True, "FIRST": first,
+    }  # fmt: skip
+
+
+def main() -> None:
+    for tokens in (64, 128, 256, 4096):
+        tile = group_word_tile(tokens * TOP_K, EXPERTS, paired=True)
+        assert isinstance(tile, SharedTile)
+        for first in (True, False):
+            fixed = constants(first, tile.rows, "clamped_swiglu") | {"M": tile.height, "STAGES": tile.stages}
+            types = TYPES | {"weight_ptr": "*u8"}
+            options = {"num_warps": tile.num_warps}
+            compile_typed(f"words {tile.rows} {first}", grouped_shared_kernel, fixed, types, options)
+    for first in (True, False):
+        plain = group_tile(4096 * TOP_K, EXPERTS, INNER, HIDDEN, item=2, paired=first, fp4=False, room=227 << 10)
+        fixed = constants(first, plain.rows, "silu") | {"BLOCK_N": plain.block_n, "BLOCK_K": plain.block_k}
+        fixed |= {"WEIGH": False, "FP4": False, "TOGETHER": plain.together, "scales_ptr": None, "bias_ptr": None}
+        options = {"num_warps": plain.num_warps, "num_stages": plain.num_stages}
+        compile_typed(f"wide {plain.rows} {first}", grouped_kernel, fixed, TYPES, options)
+
+
+if __name__ == "__main__":
+    main()
