@@ -19,6 +19,15 @@ from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
 
+def most_tokens(batch: StepBatch, tokens: int) -> int:
+    """Tokens of a row, at most, in a step of ``tokens`` whose rows all go on with a generation, perhaps with drafts; 0: it has
+    others."""
+    if batch.num_decode_rows == tokens:
+        return 1
+    drafts = 1 < batch.max_query_len <= batch.width and tokens <= batch.width * len(batch.row_slots)
+    return batch.width if drafts and not batch.num_decode_rows and batch.ends is None else 0
+
+
 class PagedAttention:
     """Causal grouped-query attention of one layer. Holds numbers, and tensors of one number a head; others come with each call.
 
@@ -89,13 +98,14 @@ class PagedAttention:
         Returns:
             [T, H * D] in qkv's dtype; zeros on rows that are padding or zombies.
         """
-        if batch.num_decode_rows == qkv.shape[0] and not self.shares and self.flex is None:
+        width = most_tokens(batch, qkv.shape[0])
+        if width and not self.shares and self.flex is None:
             assert not batch.reads_this_step, "keys of the rows' other tokens were not made"
             (k_cache, v_cache), group = cache, batch.groups[self.group]
             together = decode_attention(
                 qkv, batch.positions, cos_sin, q_norm, k_norm, eps, group.kv_slots, k_cache, v_cache, self.num_heads,
                 group.block_tables, batch.row_slots, batch.query_start, group.seq_lens, batch.arrivals,
-                self.scale, self.window, self.soft_cap, batch.max_seq_len_bound, *self.extras,
+                self.scale, self.window, self.soft_cap, batch.max_seq_len_bound, *self.extras, width,
             )  # fmt: skip
             return cast(torch.Tensor, together).flatten(1)
         return self.attend(self.queries(qkv, batch, cache, cos_sin, q_norm, k_norm, eps), batch, cache)
@@ -135,8 +145,9 @@ class PagedAttention:
         tables = (group.block_tables, batch.row_slots, batch.query_start, group.seq_lens, batch.arrivals)
         sizes = (batch.num_decode_rows, batch.max_query_len, batch.max_seq_len_bound)
         out = paged_attention(
-            q, *cache, *tables, *numbers, *sizes, batch.decode_rows, *self.extras, batch.reads_this_step
-        )
+            q, *cache, *tables, *numbers, *sizes, batch.decode_rows, *self.extras, batch.reads_this_step,
+            max(1, most_tokens(batch, q.shape[0])),
+        )  # fmt: skip
         return cast(torch.Tensor, out).flatten(1)
 
     def attend_last(self, q: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:

@@ -32,6 +32,28 @@ def idle_token(row, first, count, query_start_ptr, num_rows):
     return tl.where(count == 1, first, padding).to(tl.int64)
 
 
+@triton.jit
+def clear_idle(
+    out_at, stride, mask, row, first, count, live, query_start_ptr, num_rows, num_tokens, WIDTH: tl.constexpr
+):
+    """Zeros for the tokens of a row that is not live, and for those behind all rows as many as a row may have; a step has no
+    more than WIDTH tokens a row. ``out_at``: the outputs [N] of token 0 that the program has, one token's ``stride`` apart."""
+    behind = tl.load(query_start_ptr + num_rows) + row * WIDTH
+    tokens = tl.where(live, 0, count)
+    if (tokens > 0) | (behind < num_tokens):
+        for t in range(0, WIDTH):
+            own, other = (first + t).to(tl.int64) * stride, (behind + t).to(tl.int64) * stride
+            tl.store(out_at + own, 0.0, mask=mask & (t < tokens))
+            tl.store(out_at + other, 0.0, mask=mask & (behind + t < num_tokens))
+
+
+def opened_outputs(like: torch.Tensor, num_rows: int, longest: int, short: int) -> tuple[torch.Tensor, int]:
+    """``fresh_outputs`` in steps whose rows have up to ``longest`` tokens, drafts for one, and no more than ``short``: the
+    tokens a row for ``clear_idle``, 0 where the outputs are filled."""
+    width = longest if longest <= short and len(like) <= num_rows * longest else 0
+    return (torch.empty if width else torch.zeros)(like.shape, dtype=like.dtype, device=like.device), width
+
+
 def fresh_outputs(like: torch.Tensor, num_rows: int, max_query_len: int) -> tuple[torch.Tensor, bool]:
     """(outputs of the shape [T, ...] and dtype of ``like``, whether rows that are not live have to set theirs to zeros).
 

@@ -48,7 +48,7 @@ class BatchBuffers:
         self._tokens = torch.zeros(rows, round_up(max_tokens, 4), dtype=torch.int32, device=device)
         self._rows = torch.zeros(2 + width, round_up(max_rows, 4), dtype=torch.int32, device=device)
         self._logit_indices = self._rows[2:].view(-1)
-        self._arrivals = torch.zeros(max_rows, layout.num_heads, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_rows * width, layout.num_heads, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._history, self._block_tables = arena.view("history"), arena.view("block_table")
         self._cross: CrossBatch | None = None
@@ -109,7 +109,7 @@ class BatchBuffers:
             row_slots=self._rows[1, :num_rows],
             logit_indices=self._logit_indices[: width * num_rows],
             groups=tuple(GroupBatch(tables, slots, seq_lens) for tables, slots in groups),
-            arrivals=self._arrivals[:num_rows],
+            arrivals=self._arrivals[: num_rows * width],
             num_decode_rows=num_decode_rows,
             max_query_len=max_query_len,
             max_seq_len_bound=max_seq_len_bound,

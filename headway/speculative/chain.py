@@ -72,14 +72,15 @@ class Chain:
         self._block_table = block_table if block_table.dim() == 2 else block_table[self._group]
         self._rows = torch.zeros(4, house.max_rows, dtype=torch.int32, device=device)
         self._query_start = torch.arange(house.max_rows + 1, dtype=torch.int32, device=device)
-        self._arrivals = torch.zeros(house.max_rows, layout.num_heads, dtype=torch.int32, device=device)
+        most_tokens = house.max_rows * (house.number + 1)
+        self._arrivals = torch.zeros(most_tokens, layout.num_heads, dtype=torch.int32, device=device)
         draw = ("temperature", "top_k", "top_p", "min_p", "seeds")
         self._draw, self._num_tokens = tuple(view(name) for name in draw), view("num_tokens")
 
     def whole(self, batch: StepBatch) -> StepBatch:
         """The target's step, for the drafter's layers."""
         groups = (batch.groups[self._group],)
-        return replace(batch, groups=groups, arrivals=self._arrivals[: len(batch.row_slots)])
+        return replace(batch, groups=groups, arrivals=self._arrivals[: len(batch.row_slots) * batch.width])
 
     def link(self, batch: StepBatch, token_ids: torch.Tensor, link: int) -> StepBatch:
         """The rows that draw draft ``link``; draft ``link`` - 1, ``token_ids`` int32 [R], is kept. Behind the last one nothing

@@ -68,7 +68,7 @@ class StepBatch:
         row_slots: [R], batch row -> slot; -1 on padding.
         logit_indices: [R], batch row -> its last token. With drafts [W R]: for each outcome and row the token that leads to it.
         groups: one for each group of the model's ``CacheLayout``, but for that of cross-attention.
-        arrivals: [R, KH], scratch of the attention kernels, zero between them.
+        arrivals: [R W, KH], scratch of the attention kernels, zero between them.
         num_decode_rows: leading rows with exactly one token; with ``decode_rows`` a bound.
         max_query_len: >= every row's tokens; sizes grids only.
         max_seq_len_bound: >= every seq_len; sizes grids only.

@@ -29,7 +29,7 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile
+from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile, shares_of
 from headway.kernels.paged_attention.hopper.overlap import (
     MAX_REGISTERS,
     NARROW_STAGES,
@@ -43,6 +43,7 @@ from headway.kernels.paged_attention.hopper.triton_prefill import overlapped_pre
 from headway.kernels.paged_attention.hopper.triton_prefill8 import narrow_prefill_kernel
 from headway.kernels.paged_attention.hopper.triton_short import short_prefill_kernel
 from headway.kernels.paged_attention.hopper.triton_short8 import narrow_short_kernel
+from headway.kernels.paged_attention.launch import MOST_QUERIES
 from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
@@ -169,9 +170,14 @@ def compile_attention(
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     for hold, counted in ((False, False), (False, True), (True, False)):
-        more = {"GROUP": heads // kv_heads, "HOLD": hold, "COUNTED": counted}
+        more = {"GROUP": heads // kv_heads, "HOLD": hold, "COUNTED": counted, "WIDTH": 1}
         names = f"decode {name} hold={hold} counted={counted}"
         compile_typed(names, decode_kernel, {**kind, **blocks, **more}, types, options)
+    wide = decode_tile(size, 4 * heads // kv_heads, torch.bfloat16)
+    more = {"BLOCK_M": wide.block_m, "MEMBERS": next_power_of_2(4 * heads // kv_heads), "WIDTH": 4}
+    if wide.block_m <= MOST_QUERIES:
+        more |= {"GROUP": heads // kv_heads, "HOLD": False, "COUNTED": False}
+        compile_typed(f"decode {name} width=4", decode_kernel, {**kind, **blocks, **more}, types, options)
     for tokens in (512, 65536):
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS, 1 if fp8 else 2)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
@@ -208,9 +214,10 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 
 def compile_early_decode(
     size: int, heads: int, kv_heads: int, rows: int, *, reach: int = 0, capped: bool = False, fp8: bool = False,
-    turned: bool = False, sinks: bool = False,
+    turned: bool = False, sinks: bool = False, width: int = 1,
 ) -> None:  # fmt: skip
-    tile = early_tile(rows * kv_heads, heads // kv_heads, SMS, 1 if fp8 else 2)
+    programs = rows * kv_heads * shares_of(width, heads // kv_heads)
+    tile = early_tile(programs, heads // kv_heads, SMS, 1 if fp8 else 2)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -220,13 +227,14 @@ def compile_early_decode(
         "STAGES": tile.stages,
         "KEYS": WARP_KEYS,
         "CLUSTER": tile.cluster,
+        "WIDTH": width,
         "TURNED": turned,
     }
     constants |= {"REACH": reach, "CAPPED": capped, "SINKS": sinks, "Q_NORM": not capped, "K_NORM": not capped}
     copies = (
         0 if turned else 2 * tile.stages * WARP_KEYS * size // ((16 if fp8 else 8) * 32)
     )  # of 16 bytes, by each thread
-    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} fp8={fp8} copies {copies}"
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} width={width} fp8={fp8} copies {copies}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
 
@@ -344,6 +352,11 @@ def main() -> None:
     compile_early_decode(64, 64, 8, 8, reach=1, capped=True, sinks=True)
     compile_early_decode(128, 40, 8, 8, reach=2)
     compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
+    for rows in (1, 8, 64, 256):
+        compile_early_decode(128, 16, 8, rows, width=4)
+    compile_early_decode(128, 32, 8, 8, width=4, fp8=True)
+    compile_early_decode(64, 64, 8, 8, width=2, reach=1, capped=True, sinks=True)
+    compile_early_decode(128, 16, 8, 256, width=4, turned=True)
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)

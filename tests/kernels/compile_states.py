@@ -47,22 +47,22 @@ CONV = {
     "TABLE_AT": CHUNKS_AT,
     "CHUNK_TOKENS": CHUNK,
     "BLOCK_M": 4,
-    "ALONE": False,
+    "WIDTH": 0,
 }
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
 SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
-WALK = DELTA | {"ALONE": False, "BLOCK_V": 64, "L": TOKENS}
+WALK = DELTA | {"WIDTH": 0, "BLOCK_V": 64, "L": TOKENS}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
 TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ALONE": True}
 HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True}
 RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
-    ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "ALONE": True}, (), 4),
+    ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "WIDTH": 1}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
-    ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8}, (), 4),
+    ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8, "WIDTH": 4}, (), 4),
     ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"ALONE": True}, ("a_ptr",), 2),
     ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
     ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 64, "L": 16, "SEVERAL": False}, ("a_ptr",), 4),
@@ -72,7 +72,7 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 2),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
-    ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "ALONE": True}, (), 4),
+    ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "WIDTH": 4}, (), 4),
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),

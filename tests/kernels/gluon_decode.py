@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from triton.language.core import constexpr
 
-from headway.kernels.paged_attention.hopper import triton_copy, triton_decode, triton_factors, triton_merge
+from headway.kernels.paged_attention.hopper import triton_copy, triton_decode, triton_factors, triton_merge, triton_take
 from tests.kernels import gluon_pointer
 
 BOX = 1 << 20
@@ -238,7 +238,7 @@ class Program:
     def run(self, arguments: dict[str, Any]) -> None:
         replaced = self.language()
         names: dict[str, Any] = {}
-        for module in (triton_copy, triton_factors, triton_merge, triton_decode):
+        for module in (triton_copy, triton_factors, triton_merge, triton_take, triton_decode):
             for name, thing in vars(module).items():
                 if name.startswith("__") or name in replaced:
                     continue

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -186,6 +188,11 @@ def compare(
     torch.testing.assert_close(state[rest], old[rest], rtol=0, atol=0, equal_nan=True)
 
 
+def poisoned() -> AbstractContextManager[Any]:
+    """Memory that nobody has written holds NaN."""
+    return patch.object(torch, "empty", lambda size, **kind: torch.full(tuple(size), float("nan"), **kind))
+
+
 def check_cpu(case: str, step: str) -> None:
     op, state_at, make = CASES[case]
     chosen = (STEPS | REPLAYS)[step]
@@ -194,7 +201,7 @@ def check_cpu(case: str, step: str) -> None:
 
 def check_kernel(case: str, step: str, dtype: torch.dtype, device: str) -> None:
     op, state_at, make = CASES[case]
-    with interpreter_loops():
+    with interpreter_loops(), poisoned():
         chosen = (STEPS | REPLAYS)[step]
         compare(op, op.implementation("cuda"), state_at, chosen, make(chosen, dtype), device)
 
@@ -213,8 +220,9 @@ def check_replays(
     def run(function: Callable[..., torch.Tensor], to: str) -> tuple[torch.Tensor, ...]:
         given = [each.to(to) if isinstance(each, torch.Tensor) else each for each in args]
         given[state_at], ring = args[state_at].clone().to(to), inputs.clone().to(to)
-        with interpreter_loops():
+        with interpreter_loops(), poisoned():
             y = function(*given, ring, *(each.to(to) for each in chosen.rings))
+        assert not y.cpu()[~chosen.live].any(), "tokens that are nobody's have outputs"
         return y.cpu()[chosen.live], given[state_at].cpu(), ring.cpu()
 
     wanted, states_wanted, rings_wanted = run(op.reference, "cpu")

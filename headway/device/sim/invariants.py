@@ -143,6 +143,13 @@ def check_attention(args: Any) -> After:
     need(longest <= bound, f"paged_attention: max_seq_len_bound={bound}, but a row has {longest} tokens")
     spans = query_start[1:] - query_start[:-1]
     need(int(spans.max()) <= max_query, f"paged_attention: max_query_len={max_query}, but a row has {int(spans.max())}")
+    need(
+        args.width == 1
+        or (
+            decode_rows == 0 and int(spans.max()) <= args.width and len(row_slots) * args.width >= int(query_start[-1])
+        ),
+        f"paged_attention: rows of up to {int(spans.max())} tokens where width={args.width} was said",
+    )
     used = decode_rows if count is None else min(int(count[0]), decode_rows)
     need(bool((spans[:used] <= 1).all()), "paged_attention: a decode row has several tokens")
     others = int((spans[used:] > 0).sum())
@@ -164,7 +171,8 @@ def check_attention(args: Any) -> After:
 
 def check_decode_attention(args: Any) -> After:
     """What its two halves obey."""
-    alone = {"num_decode_rows": len(args.qkv), "max_query_len": 1, "decode_rows": None}
+    decodes = len(args.qkv) if args.width == 1 else 0
+    alone = {"num_decode_rows": decodes, "max_query_len": args.width, "decode_rows": None}
     check_attention(SimpleNamespace(**vars(args) | alone))
     return check_kv_write(args)
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of
+from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of
 
 
 @triton.jit
@@ -43,6 +43,7 @@ def causal_conv_kernel(
     num_rows,
     num_slots,
     short,
+    num_tokens,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     SILU: tl.constexpr,
@@ -51,7 +52,7 @@ def causal_conv_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    ALONE: tl.constexpr,
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -70,10 +71,8 @@ def causal_conv_kernel(
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     live = live & tl.where(listed, found & (count > short), count <= short)
     ring = ring_ptr + slot * ring_stride + c[None, :]
-    if ALONE:
-        idle = tl.where(live, -1, idle_token(row, first, count, query_start_ptr, num_rows))
-        nothing = tl.zeros((BLOCK_C,), y_ptr.dtype.element_ty)
-        tl.store(y_ptr + tl.maximum(idle, 0) * channels + c, nothing, mask=in_c & (idle >= 0))
+    if WIDTH > 0:  # there are no chunks then
+        clear_idle(y_ptr + c, channels, in_c, row, first, count, live, query_start_ptr, num_rows, num_tokens, WIDTH)
     if live:
         begin = chunk * CHUNK_TOKENS
         end = tl.minimum(begin + CHUNK_TOKENS, count)
@@ -128,12 +127,12 @@ def causal_conv(
     assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
         "channels lie side by side; the ring holds the window"
     )
-    y, alone = fresh_outputs(x, rows, max_query_len)
+    y, width = opened_outputs(x, rows, max_query_len, short)
     block_t = min(16, next_power_of_2(max_query_len))
     block_c = min(256 if block_t <= 4 else 128, max(16, next_power_of_2(channels)))
     causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](
         x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
-        short, LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
-        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), ALONE=alone, num_warps=4, **launch_early(x.device),
+        short, len(x), LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), WIDTH=width, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
     return y

@@ -146,6 +146,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     reads_this_step: bool = False,
+    width: int = 1,
 ) -> torch.Tensor:
     tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
@@ -155,7 +156,7 @@ def paged_attention(
         return _reference(
             "paged_attention", q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals,
             scale, window, soft_cap, num_decode_rows, max_query_len, max_seq_len_bound, decode_rows, chunk, sinks, slopes,
-            reads_this_step,
+            reads_this_step, width,
         )  # fmt: skip
     out = torch.empty_like(q)
     failed = native().headway_paged_attention(
@@ -204,11 +205,12 @@ def decode_attention(
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    width: int = 1,
 ) -> torch.Tensor:
     q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
     return paged_attention(
         q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
-        qkv.shape[0], 1, max_seq_len_bound, None, chunk, sinks, slopes,
+        qkv.shape[0] if width == 1 else 0, width, max_seq_len_bound, None, chunk, sinks, slopes, False, width,
     )  # fmt: skip
 
 

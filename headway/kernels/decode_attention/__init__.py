@@ -1,13 +1,17 @@
 """A decode step between the QKV projection and the output projection: ``rope_kv_write`` and ``paged_attention`` as one.
 
 decode_attention(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads, block_tables, row_slots,
-                 query_start, seq_lens, arrivals, scale, window, soft_cap, max_seq_len_bound, chunk, sinks, slopes) -> out
-    qkv         [R, (H + 2 * KH) * D] projections, one token a row
-    positions   int32 [R], kv_slots int32 [R]: of those tokens, which are the last of their rows' seq_lens
-    out         [R, H, D] in qkv's dtype
+                 query_start, seq_lens, arrivals, scale, window, soft_cap, max_seq_len_bound, chunk, sinks, slopes,
+                 width) -> out
+    qkv         [T, (H + 2 * KH) * D] projections
+    positions   int32 [T], kv_slots int32 [T]: of those tokens, which are the last of their rows' seq_lens
+    width       W: 1: a token a row, T = R. Above 1 rows have up to W tokens each, as ``query_start`` says, drafts among them;
+                T <= W R, and ``arrivals`` is [>= T, KH]
+    out         [T, H, D] in qkv's dtype
 
-All else is as the two ops have it, every row being a decode row. A row of length 0 or without a valid slot need not write
-its key and value, though it has a KV slot; no step has such rows.
+All else is as the two ops have it, every row being a decode row where W = 1. A row of length 0 or without a valid slot need
+not write its keys and values, though it has KV slots; no step has such rows. Keys of a row before its tokens are earlier
+steps': kernels may read them before the step's writes have landed (``triton_early``, 2).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ def _decode_attention_meta(
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    width: int = 1,
 ) -> torch.Tensor:
     return torch.empty((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype, device=qkv.device)
 
@@ -49,7 +54,7 @@ decode_attention = Op(
     "decode_attention(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, "
     "Tensor kv_slots, Tensor(a!) k_cache, Tensor(b!) v_cache, int num_heads, Tensor block_tables, Tensor row_slots, "
     "Tensor query_start, Tensor seq_lens, Tensor(c!) arrivals, float scale, int window, float soft_cap, "
-    "int max_seq_len_bound, int chunk=0, Tensor? sinks=None, Tensor? slopes=None) -> Tensor",
+    "int max_seq_len_bound, int chunk=0, Tensor? sinks=None, Tensor? slopes=None, int width=1) -> Tensor",
     reference=reference.decode_attention,
     meta=_decode_attention_meta,
     triton="headway.kernels.decode_attention.triton:decode_attention",

@@ -31,9 +31,10 @@ def decode_attention(
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    width: int = 1,
 ) -> torch.Tensor:
     q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
     return paged_attention(
         q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
-        qkv.shape[0], 1, max_seq_len_bound, None, chunk, sinks, slopes,
+        qkv.shape[0] if width == 1 else 0, width, max_seq_len_bound, None, chunk, sinks, slopes, False, width,
     )  # fmt: skip

@@ -33,19 +33,21 @@ def decode_attention(
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    width: int = 1,
 ) -> torch.Tensor:
     size, rotary, group = k_cache.shape[3], cos_sin.shape[1], num_heads // k_cache.shape[2]
     rule = ScoreRule(scale, window, soft_cap, chunk, sinks, slopes)
-    if rotary != size or not serves(size, group, qkv.dtype, k_cache.dtype, qkv.device, slopes is not None):
+    if rotary != size or not serves(size, group, qkv.dtype, k_cache.dtype, qkv.device, slopes is not None, width):
         q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
         return paged_attention(
             q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
-            qkv.shape[0], 1, max_seq_len_bound, None, chunk, sinks, slopes,
+            qkv.shape[0] if width == 1 else 0, width, max_seq_len_bound, None, chunk, sinks, slopes, False, width,
         )  # fmt: skip
     assert qkv.stride(1) == 1 and cos_sin.is_contiguous() and block_tables.is_contiguous(), "rows must be contiguous"
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "cache rows must be contiguous"
     out = torch.empty((qkv.shape[0], num_heads, size), dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0]:
         turn, tables = Turn(positions, cos_sin, q_norm, k_norm, eps, kv_slots), (block_tables, row_slots, seq_lens)
-        launch_early_decode(qkv, k_cache, v_cache, out, arrivals, tables, rule, max_seq_len_bound, turn)
+        spans = None if width == 1 else (query_start, width)
+        launch_early_decode(qkv, k_cache, v_cache, out, arrivals, tables, rule, max_seq_len_bound, turn, spans)
     return out

@@ -23,7 +23,7 @@ import triton.language as tl
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.gated_delta.reference import EPS
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
+from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
 
 TOKENS = 16
 WALKED, WALK_WARPS = 8192, 4
@@ -52,8 +52,11 @@ def delta_walk_kernel(
     share,  # value heads of a key head
     num_slots, beta_scale, scale,
     most,  # rows of more tokens are not taken
+    num_tokens,
     K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr,
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -64,10 +67,11 @@ def delta_walk_kernel(
     both = in_k[:, None] & in_v[None, :]
     rate = tl.exp(tl.load(a_log_ptr + head))
     wait_for_inputs(EARLY)
-    if ALONE and not live:
-        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(2))
-        nothing = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
-        tl.store(o_ptr + (idle * heads + head) * V + v, nothing, mask=in_v & (idle >= 0))
+    if WIDTH > 0:
+        own = o_ptr + head * V + v
+        clear_idle(
+            own, heads * V, in_v, row, first, count, live, query_start_ptr, tl.num_programs(2), num_tokens, WIDTH
+        )
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
@@ -264,7 +268,7 @@ def gated_delta(
     slots, heads, keys, values = state.shape
     by_channel = a.dim() == 3
     assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
-    o, alone = fresh_outputs(v, len(seq_lens), max_query_len)
+    o, width = opened_outputs(v, len(seq_lens), max_query_len, short)
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
     tokens: tuple[Any, ...] = (q, k, v, a, a_log, dt_bias, b, state)
     rows_of_step: tuple[Any, ...] = (
@@ -277,8 +281,8 @@ def gated_delta(
     ring = inputs, stored_at, store_at
     places = 0 if inputs is None else inputs.shape[1]
     delta_walk_kernel[(cdiv(values, block_v), heads, rows)](
-        *tokens, *ring, *rows_of_step, places, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
-        BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, ALONE=alone, num_warps=WALK_WARPS, **launch_early(v.device),
+        *tokens, *ring, *rows_of_step, places, *sizes, short, len(v), K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
+        BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, WIDTH=width, num_warps=WALK_WARPS, **launch_early(v.device),
     )  # fmt: skip
     if max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))

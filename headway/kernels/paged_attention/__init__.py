@@ -2,7 +2,7 @@
 
 paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
                 num_decode_rows, max_query_len, max_seq_len_bound, decode_rows, chunk, sinks, slopes,
-                reads_this_step) -> out
+                reads_this_step, width) -> out
     q             [T, H, D] (bf16, f16, f32), last two dimensions contiguous; any D; H a multiple of KH
     k_cache, v_cache  [NB, bs, KH, D] in q's dtype or float8_e4m3fn, equal strides, head dimensions contiguous;
                   bs a power of two from 8 to 256
@@ -10,8 +10,8 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
     row_slots     int32 [R], row -> row of block_tables; outside [0, S) (-1 on padding) the row's output is zeros
     query_start   int32 [R + 1], first token of each row; token r belongs to decode row r
     seq_lens      int32 [R], context including this step's tokens, at most MB * bs; 0 (padding, zombie): output is zeros
-    arrivals      int32 [>= R, KH] scratch, zero before and after: where programs that share a row count who is done, and where
-                  those that share prompts draw what is next
+    arrivals      int32 [>= R width, KH] scratch, zero before and after: where programs that share a row count who
+                  is done, and where those that share prompts draw what is next
     scale         > 0, multiplies q . k
     window        > 0: a query sees the last ``window`` positions, itself included; 0: all of them
     soft_cap      > 0: logits become soft_cap * tanh(logits / soft_cap); 0: off
@@ -26,6 +26,8 @@ paged_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_l
                   is zero: it takes weight and gives nothing. Once a row and head, however the row is split
     slopes        float32 [H] or None: slope * (key's position - query's) is added to a logit behind the cap (ALiBi)
     reads_this_step   decode rows may read keys before their newest one that this very step has written
+    width         > 1: no row is a decode row, and all rows have up to so many tokens, drafts among them; T <= width R. A step
+                  has one of few widths, since kernels are compiled for them. 1: rows are of any length
     out           [T, H, D] in q's dtype; tokens past query_start[R] are zeros
 
 A decode row's keys and values before its newest token were written by earlier steps: kernels may read them before the step's
@@ -64,6 +66,7 @@ def _paged_attention_meta(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     reads_this_step: bool = False,
+    width: int = 1,
 ) -> torch.Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
@@ -72,7 +75,7 @@ paged_attention = Op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, "
     "Tensor query_start, Tensor seq_lens, Tensor(a!) arrivals, float scale, int window, float soft_cap, int num_decode_rows, "
     "int max_query_len, int max_seq_len_bound, Tensor? decode_rows=None, int chunk=0, Tensor? sinks=None, "
-    "Tensor? slopes=None, bool reads_this_step=False) -> Tensor",
+    "Tensor? slopes=None, bool reads_this_step=False, int width=1) -> Tensor",
     reference=reference.paged_attention,
     meta=_paged_attention_meta,
     triton="headway.kernels.paged_attention.launch:paged_attention",

@@ -23,6 +23,9 @@ from headway.kernels.paged_attention.tiles import (
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.triton_early import launch_early
 
+MOST_TOKENS, MOST_QUERIES = 16, 32
+"""Of a row that kernels of decode rows take, and its queries of a KV head: their sums fill the registers then."""
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -44,6 +47,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     reads_this_step: bool = False,
+    width: int = 1,
 ) -> torch.Tensor:
     size = q.shape[2]
     assert q.stride()[1:] == (size, 1) and block_tables.is_contiguous(), "heads and tables must be contiguous"
@@ -65,6 +69,10 @@ def paged_attention(
                 q, k_cache, v_cache, out, arrivals, tables, rule, num_decode_rows, max_seq_len_bound,
                 decode_rows=decode_rows, stored=not reads_this_step,
             )  # fmt: skip
+    elif takes_few(q, k_cache, row_slots.shape[0], width, rule):
+        tables, drafted = (block_tables, row_slots, seq_lens), (query_start, width)
+        launch_few(q, k_cache, v_cache, out, arrivals, tables, rule, max_seq_len_bound, drafted)
+        return out
     first = DecodeRows(num_decode_rows, decode_rows)
     if first.other_tokens(q):
         spans = (block_tables, row_slots, query_start, seq_lens)
@@ -77,6 +85,54 @@ def paged_attention(
         else:
             launch_overlapped(q, k_cache, v_cache, out, spans, arrivals, scale, first, max_query_len, tile)
     return out
+
+
+def takes_few(q: torch.Tensor, k_cache: torch.Tensor, num_rows: int, width: int, rule: ScoreRule) -> bool:
+    """Whether rows of up to ``width`` tokens, drafts among them, go to the kernels of decode rows, which split a row's keys.
+
+    A tile of queries takes all those of a row and KV head there. The kernels of prompts that copy tiles ahead are as fast
+    where rows fill the device.
+    """
+    tokens, heads, size = q.shape
+    kv_heads, group = k_cache.shape[2], heads // k_cache.shape[2]
+    if not 1 < width <= MOST_TOKENS:
+        return False
+    assert tokens <= num_rows * width, "no row has more tokens"
+    if serves(size, group, q.dtype, k_cache.dtype, q.device, rule.slopes is not None, width):
+        return True
+    fills = num_rows * kv_heads > num_sms(q.device)
+    return width * group <= MOST_QUERIES and not (fills and fits(q, k_cache, rule))
+
+
+def launch_few(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    arrivals: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    rule: ScoreRule,
+    max_seq_len_bound: int,
+    spans: tuple[torch.Tensor, int],
+) -> None:
+    """All rows, of up to W tokens each; ``spans``: (query_start, W). Zeros for the tokens behind the last row."""
+    size, group = q.shape[2], q.shape[1] // k_cache.shape[2]
+    if serves(size, group, q.dtype, k_cache.dtype, q.device, rule.slopes is not None, spans[1]):
+        launch_early_decode(q.flatten(1), k_cache, v_cache, out, arrivals, tables, rule, max_seq_len_bound, None, spans)
+    else:
+        launch_decode(
+            q,
+            k_cache,
+            v_cache,
+            out,
+            arrivals,
+            tables,
+            rule,
+            len(tables[1]),
+            max_seq_len_bound,
+            stored=False,
+            spans=spans,
+        )
 
 
 def launch_decode(
@@ -92,15 +148,18 @@ def launch_decode(
     tile: DecodeTile | None = None,
     decode_rows: torch.Tensor | None = None,
     stored: bool = True,
+    spans: tuple[torch.Tensor, int] | None = None,
 ) -> None:
     """Rows [0, num_rows), or those of them that are among the first ``decode_rows``; one kernel. ``stored``: earlier steps made
-    all keys but the newest."""
+    all keys but the newest. ``spans``: (query_start, W), all rows, of up to W tokens each; None: each token is a row."""
     block_tables, row_slots, seq_lens = tables
+    query_start, width = spans or (seq_lens, 1)
     num_rows = min(num_rows, q.shape[0])
-    heads, size = q.shape[1:]
+    num_tokens, heads, size = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
-    tile = tile or decode_tile(size, heads // kv_heads, q.dtype)
-    bound = rule.most_keys(max_seq_len_bound, tile.block_n)
+    group = heads // kv_heads
+    tile = tile or decode_tile(size, width * group, q.dtype)
+    bound = rule.most_keys(max_seq_len_bound, tile.block_n + width - 1)
     programs, sms = num_rows * kv_heads, num_sms(q.device)
     num_splits, min_tiles = choose_splits(programs, bound, tile.block_n, sms)
     if decode_rows is not None:  # so few, perhaps, that splits have to fill the device
@@ -108,17 +167,17 @@ def launch_decode(
     hold = stored and decode_rows is None and holds_tile(programs, sms)  # what a counted row holds was not measured
     partial = top = arrivals.view(torch.float32)  # read by nobody; of the parts' type, so that one kernel serves
     if num_splits > 1:
-        partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=q.device)
-        top = torch.empty((num_rows, heads, num_splits), dtype=torch.float32, device=q.device)
+        partial = torch.empty((num_tokens, heads, num_splits, size), dtype=torch.float32, device=q.device)
+        top = torch.empty((num_tokens, heads, num_splits), dtype=torch.float32, device=q.device)
     num_slots, table_width = block_tables.shape
     decode_kernel[(kv_heads, num_rows, num_splits)](
         q, k_cache, v_cache, out, partial, top, arrivals, block_tables, row_slots, seq_lens,
-        seq_lens if decode_rows is None else decode_rows,
-        num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms),
+        seq_lens if decode_rows is None else decode_rows, query_start,
+        num_rows, num_tokens, num_slots, num_blocks, table_width, num_splits, min_tiles, int(RESIDENTS * sms),
         *rule_arguments(rule, seq_lens),
         q.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(heads // kv_heads),
+        H=heads, GROUP=group, D=size, BS=block_size, WIDTH=width,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=tile.block_d, MEMBERS=next_power_of_2(width * group),
         **rule_kinds(rule), PRECISION=tile.precision, HOLD=hold, COUNTED=decode_rows is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_early(q.device),
     )  # fmt: skip

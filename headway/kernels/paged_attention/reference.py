@@ -31,6 +31,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     reads_this_step: bool = False,
+    width: int = 1,
 ) -> torch.Tensor:
     num_tokens, num_rows = q.shape[0], row_slots.shape[0]
     num_slots, table_width = block_tables.shape

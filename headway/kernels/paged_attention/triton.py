@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 
 from headway.kernels.paged_attention.triton_split import (
+    clear_idle,
     counted_plan,
     lowest_seen,
+    own_heads,
+    row_tokens,
     sink_weight,
     split_plan,
     weigh_splits,
@@ -186,30 +189,29 @@ def add_newest(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "min_tiles", "busy", "window", "num_blocks", "num_slots"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "decode_rows_ptr"],
-)
+    do_not_specialize=[
+        "num_rows", "num_tokens", "num_splits", "min_tiles", "busy", "window", "num_blocks", "num_slots",
+    ],
+    do_not_specialize_on_alignment=[
+        "row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "decode_rows_ptr", "query_start_ptr",
+    ],
+)  # fmt: skip
 def decode_kernel(
     q_ptr,  # [T, H, D]
-    k_ptr,  # [NB, BS, KH, D]
-    v_ptr,
+    k_ptr, v_ptr,  # [NB, BS, KH, D]
     out_ptr,  # [T, H, D]
-    partial_ptr,  # f32 [R, H, num_splits, D]
-    top_ptr,  # f32 [R, H, num_splits], base-2 log of the split's sum of weights
-    arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
-    tables_ptr,  # [S, table_width]
-    row_slots_ptr, seq_lens_ptr,
-    decode_rows_ptr,  # [1], with COUNTED: rows from there on are left alone
-    num_rows, num_slots, num_blocks, table_width, num_splits, min_tiles,
+    partial_ptr, top_ptr,  # f32 [T, H, num_splits, D]; [T, H, num_splits], base-2 log of the split's sum of weights
+    arrivals_ptr, tables_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done; [S, table_width]
+    row_slots_ptr, seq_lens_ptr, decode_rows_ptr,  # [R], [R], [1], with COUNTED: rows from there on are left alone
+    query_start_ptr,  # [R + 1], with WIDTH > 1
+    num_rows, num_tokens, num_slots, num_blocks, table_width, num_splits, min_tiles,
     busy,  # programs that the device takes side by side, for COUNTED
     scale, window, soft_cap,  # a window or chunk, see REACH
     sinks_ptr, slopes_ptr,  # f32 [H], with SINKS and BIASED
     q_stride, block_stride, offset_stride, head_stride,
-    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MEMBERS: tl.constexpr,  # GROUP, rounded up
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, WIDTH: tl.constexpr,  # tokens of a row at most
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MEMBERS: tl.constexpr,  # WIDTH * GROUP, rounded up
     REACH: tl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
     CAPPED: tl.constexpr, SINKS: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
     HOLD: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
@@ -227,24 +229,25 @@ def decode_kernel(
             row, split, decode_rows_ptr, busy, min_tiles, num_splits
         )
     slot, seq_len = load_row(row, num_rows, row_slots_ptr, seq_lens_ptr, num_slots, table_width * BS)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, most_splits, BLOCK_N, REACH)
+    token, count = row_tokens(query_start_ptr, row, WIDTH)
+    seq_len = tl.where(seq_len < count, 0, seq_len)
+    first, tiles, share, used = split_plan(seq_len, seq_len - count, window, min_tiles, most_splits, BLOCK_N, REACH)
     if (split >= tl.maximum(used, 1)) | (not mine):
         wait_for_inputs(EARLY)
         return
-
     dim = tl.arange(0, BLOCK_D)
     table = tables_ptr + slot.to(tl.int64) * table_width
-    k_head = k_ptr + kv_head * head_stride
-    v_head = v_ptr + kv_head * head_stride
+    k_head, v_head = k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride
     begin = (first + split * share) * BLOCK_N
     end = tl.minimum((first + tl.minimum(split * share + share, tiles)) * BLOCK_N, seq_len)
     newest = seq_len - 1
     member = tl.arange(0, BLOCK_M)
-    head = kv_head * GROUP + member
-    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
-    inside = row.to(tl.int64) * q_stride + head[:, None] * D + dim[None, :]
-    q_position = tl.zeros([BLOCK_M], tl.int32) + newest
-    slope = load_slopes(slopes_ptr, head, member < GROUP, BLOCK_M, BIASED)
+    head, step = own_heads(member, kv_head, GROUP, WIDTH)
+    real = member < count * GROUP  # the row's tokens, the heads of one behind those of another
+    keep = real[:, None] & (dim < D)[None, :]
+    inside = token * q_stride + (step * q_stride + head * D)[:, None] + dim[None, :]
+    q_position = seq_len - count + step
+    slope = load_slopes(slopes_ptr, head, real, BLOCK_M, BIASED)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -267,27 +270,32 @@ def decode_kernel(
     else:
         wait_for_inputs(EARLY)
         q = load_queries(q_ptr + inside, keep, k_ptr.dtype.element_ty)
+    if WIDTH > 1:
+        if split == 0:
+            clear_idle(
+                out_ptr, query_start_ptr, row, num_rows, num_tokens, kv_head, H, GROUP, D, WIDTH, BLOCK_M, BLOCK_D
+            )
     acc, total, top = attend(
         acc, total, top, q, q_position, k_head, v_head, table,
         begin, end, seq_len, num_blocks, scale, window, soft_cap, slope, block_stride, offset_stride,
         D, BS, BLOCK_N, BLOCK_D, True, REACH, CAPPED, BIASED, PRECISION,
     )  # fmt: skip
     if SINKS and used <= 1:
-        total += sink_weight(sinks_ptr, head, member < GROUP, top)
+        total += sink_weight(sinks_ptr, head, real, top)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     if used <= 1:
-        place = row.to(tl.int64) * (H * D) + head[:, None] * D + dim[None, :]
+        place = token * (H * D) + (step * H + head)[:, None] * D + dim[None, :]
         tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=keep)
     else:
-        part = (row.to(tl.int64) * H + head) * num_splits + split
+        part = (token * H + step * H + head) * num_splits + split
         tl.store(partial_ptr + part[:, None] * D + dim[None, :], result, mask=keep)
-        tl.store(top_ptr + part, top + tl.log2(total), mask=member < GROUP)
+        tl.store(top_ptr + part, top + tl.log2(total), mask=real)
         tl.debug_barrier()  # all threads' parts are stored before one thread says so
         arrival = arrivals_ptr + row * (H // GROUP) + kv_head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
             tl.store(arrival, 0)
-            weigh_splits(out_ptr, partial_ptr, top_ptr, row.to(tl.int64) * H + kv_head * GROUP, used, num_splits,
-                         sinks_ptr + kv_head * GROUP, GROUP, D, MEMBERS, BLOCK_D, SINKS)  # fmt: skip
+            weigh_splits(out_ptr, partial_ptr, top_ptr, token * H + kv_head * GROUP, count * GROUP, used, num_splits,
+                         sinks_ptr + kv_head * GROUP, H, GROUP, D, MEMBERS, BLOCK_D, SINKS)  # fmt: skip
 
 
 @triton.jit

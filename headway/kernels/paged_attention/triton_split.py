@@ -29,11 +29,30 @@ def sink_weight(sinks_ptr, head, keep, top):
 
 
 @triton.jit
-def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, REACH: tl.constexpr):
-    """(first tile, number of tiles, tiles per split, splits in use) of a decode row, from its true length."""
+def row_tokens(query_start_ptr, row, WIDTH: tl.constexpr):
+    """(first token, tokens) of a row of up to WIDTH; with 1 each row is a token."""
+    if WIDTH == 1:
+        return row.to(tl.int64), 1
+    first = tl.maximum(tl.load(query_start_ptr + row), 0)
+    count = tl.load(query_start_ptr + row + 1) - first
+    return first.to(tl.int64), tl.minimum(tl.maximum(count, 0), WIDTH)
+
+
+@triton.jit
+def own_heads(member, kv_head, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """(head, token of the row) of queries, which lie token by token."""
+    if WIDTH == 1:
+        return kv_head * GROUP + member, member * 0
+    return kv_head * GROUP + member % GROUP, member // GROUP
+
+
+@triton.jit
+def split_plan(seq_len, oldest, window, min_tiles, num_splits, BLOCK_N: tl.constexpr, REACH: tl.constexpr):
+    """(first tile, number of tiles, tiles per split, splits in use) of a decode row, from its true length and the position of
+    its first query."""
     first = 0
     if REACH > 0:
-        first = lowest_seen(tl.maximum(seq_len - 1, 0), window, REACH) // BLOCK_N
+        first = lowest_seen(tl.maximum(oldest, 0), window, REACH) // BLOCK_N
     tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
     wanted = tl.maximum(tl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
     share = tl.maximum((tiles + wanted - 1) // wanted, 1)
@@ -58,22 +77,36 @@ def counted_plan(row, split, decode_rows_ptr, busy, min_tiles, num_splits):
 
 
 @triton.jit
-def weigh_splits(
-    out_ptr, partial_ptr, top_ptr, first_head, used, num_splits,
-    sinks_ptr, GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
+def clear_idle(
+    out_ptr, query_start_ptr, row, num_rows, num_tokens, kv_head,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from the partial results of their splits;
-    ``sinks_ptr``: at the sink of the first of them."""
+    """Zeros for WIDTH of the tokens behind all rows, each row's own."""
+    first = tl.load(query_start_ptr + num_rows) + row * WIDTH
+    member, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    token = first + member // GROUP
+    keep = ((member < WIDTH * GROUP) & (token < num_tokens))[:, None] & (dim < D)[None, :]
+    place = (token.to(tl.int64) * H + kv_head * GROUP + member % GROUP)[:, None] * D + dim[None, :]
+    tl.store(out_ptr + place, 0.0, mask=keep)
+
+
+@triton.jit
+def weigh_splits(
+    out_ptr, partial_ptr, top_ptr, first_head, queries, used, num_splits, sinks_ptr,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Outputs of ``queries`` query heads from ``first_head`` (counted over all tokens) on, GROUP of each token, from the
+    partial results of their splits; ``sinks_ptr``: at the sink of the first of them."""
     CHUNK: tl.constexpr = 32 // MEMBERS if MEMBERS < 16 else 2
     member = tl.arange(0, MEMBERS)
-    head = first_head + member
+    head = first_head + member // GROUP * H + member % GROUP
     dim = tl.arange(0, BLOCK_D)
     best = tl.full([MEMBERS], float("-inf"), tl.float32)
     total = tl.zeros([MEMBERS], tl.float32)
     acc = tl.zeros([MEMBERS, BLOCK_D], tl.float32)
     for start in range(0, used, CHUNK):
         split = start + tl.arange(0, CHUNK)
-        keep = (member < GROUP)[:, None] & (split < used)[None, :]
+        keep = (member < queries)[:, None] & (split < used)[None, :]
         at = head[:, None] * num_splits + split[None, :]
         top = tl.load(top_ptr + at, mask=keep, other=float("-inf"))
         at_part = partial_ptr + at[:, :, None] * D + dim[None, None, :]
@@ -86,7 +119,7 @@ def weigh_splits(
         acc = acc * decay[:, None] + tl.sum(part * weights[:, :, None], axis=1)
         best = new_best
     if SINKS:
-        total += sink_weight(sinks_ptr, member, member < GROUP, best)
+        total += sink_weight(sinks_ptr, member % GROUP, member < queries, best)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    keep = (member < GROUP)[:, None] & (dim < D)[None, :]
+    keep = (member < queries)[:, None] & (dim < D)[None, :]
     tl.store(out_ptr + head[:, None] * D + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=keep)

@@ -16,6 +16,8 @@ from headway.kernels.triton_early import launch_early
 SIZES = (64, 128)
 """Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
 MOST_QUERIES = 8
+MOST_SHARES = 2
+"""Programs that read the same keys for the tokens of one row; with more the kernels with larger products are ahead."""
 WARP_KEYS = 16
 """A warp's keys of a tile."""
 
@@ -84,12 +86,24 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
 
 
 def serves(
-    size: int, group: int, dtype: torch.dtype, cached: torch.dtype, device: torch.device, biased: bool = False
+    size: int,
+    group: int,
+    dtype: torch.dtype,
+    cached: torch.dtype,
+    device: torch.device,
+    biased: bool = False,
+    width: int = 1,
 ) -> bool:
-    """Whether the kernel can run heads of ``size`` that ``group`` queries share, with a cache of dtype ``cached``; it knows no
-    slopes, which ``biased`` ones have."""
+    """Whether the kernel can run heads of ``size`` that ``group`` queries share, of rows of up to ``width`` tokens, with a
+    cache of dtype ``cached``; it knows no slopes, which ``biased`` ones have."""
     known = dtype in (torch.bfloat16, torch.float16) and cached in (dtype, torch.float8_e4m3fn) and not biased
-    return size in SIZES and group <= MOST_QUERIES and known and runs_gluon(device)
+    few = group <= MOST_QUERIES and width <= MOST_QUERIES and shares_of(width, group) <= MOST_SHARES
+    return size in SIZES and few and known and runs_gluon(device)
+
+
+def shares_of(width: int, group: int) -> int:
+    """Programs that a row of ``width`` tokens has for each KV head and split: of whole tokens, up to eight queries."""
+    return cdiv(width, min(width, MOST_QUERIES // group))
 
 
 def launch_early_decode(
@@ -102,38 +116,48 @@ def launch_early_decode(
     rule: ScoreRule,
     max_seq_len_bound: int,
     turn: Turn | None,
+    spans: tuple[torch.Tensor, int] | None = None,
+    tile: EarlyTile | None = None,
 ) -> None:
-    """All rows of qkv [R, (H + 2 KH) * D]; other arguments as of ``launch_decode``.
+    """All rows of qkv [T, (H + 2 KH) * D]; other arguments as of ``launch_decode``.
 
-    Without a ``turn`` the first H heads of a row are queries that are normed and rotated, and all keys and values are cached.
+    Without a ``turn`` the first H heads of a token are queries that are normed and rotated, and all keys and values are cached.
+    ``spans``: (query_start, W), rows have up to W tokens each, and there are no more than W tokens a row, padding included;
+    ``arrivals`` has a number for each KV head and token then. None: each token is a row.
     """
     from headway.kernels.paged_attention.hopper.triton_decode import early_decode_kernel
 
     block_tables, row_slots, seq_lens = tables
-    num_rows, heads, size = out.shape
+    num_tokens, heads, size = out.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     sms = num_sms(qkv.device)
-    tile = TURNED_TILE
-    if turn is not None:
-        tile = early_tile(num_rows * kv_heads, heads // kv_heads, sms, k_cache.itemsize)
-    bound = rule.most_keys(max_seq_len_bound, tile.block_n)
-    num_splits, min_tiles = choose_splits(num_rows * kv_heads, bound, tile.block_n, sms, tile.residents)
+    query_start, width = spans or (seq_lens, 1)
+    num_rows = len(seq_lens) if spans else num_tokens
+    members = kv_heads * shares_of(width, heads // kv_heads)
+    assert num_tokens <= num_rows * width and (spans is None or arrivals.numel() >= num_rows * members), "see above"
+    if tile is None:
+        tile = TURNED_TILE
+        if turn is not None or spans is not None:
+            tile = early_tile(num_rows * members, heads // kv_heads, sms, k_cache.itemsize)
+    bound = rule.most_keys(max_seq_len_bound, tile.block_n + width - 1)
+    num_splits, min_tiles = choose_splits(num_rows * members, bound, tile.block_n, sms, tile.residents)
     partial = stats = arrivals.view(torch.float32)  # as in ``launch_decode``
     if num_splits > 1:
-        partial = torch.empty((num_rows, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
-        stats = torch.empty((num_rows, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
+        partial = torch.empty((num_tokens, heads, num_splits, size), dtype=torch.float32, device=qkv.device)
+        stats = torch.empty((num_tokens, heads, num_splits, 2), dtype=torch.float32, device=qkv.device)
     clusters = cdiv(num_splits, tile.cluster) * tile.cluster
-    grid = (kv_heads, num_rows, num_splits) if tile.cluster == 1 else (clusters, kv_heads, num_rows)
+    grid = (members, num_rows, num_splits) if tile.cluster == 1 else (clusters, members, num_rows)
     used = turn or Turn(seq_lens, out, None, None, 0.0, seq_lens)  # a kernel of turned rows reads none of it
     early_decode_kernel[grid](
-        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, used.positions, used.cos_sin,
+        qkv, k_cache, v_cache, out, partial, stats, arrivals, block_tables, row_slots, seq_lens, query_start,
+        used.positions, used.cos_sin,
         used.cos_sin if used.q_norm is None else used.q_norm, used.cos_sin if used.k_norm is None else used.k_norm,
-        used.kv_slots, block_tables.shape[0], num_blocks, used.cos_sin.shape[0], block_tables.shape[1],
+        used.kv_slots, num_rows, num_tokens, block_tables.shape[0], num_blocks, used.cos_sin.shape[0], block_tables.shape[1],
         num_splits, min_tiles, rule.scale, rule.reach[1], rule.soft_cap, used.eps,
         seq_lens if rule.sinks is None else rule.sinks,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
-        STAGES=tile.stages, KEYS=WARP_KEYS, CLUSTER=tile.cluster, TURNED=turn is None,
+        STAGES=tile.stages, KEYS=WARP_KEYS, CLUSTER=tile.cluster, WIDTH=width, TURNED=turn is None,
         REACH=rule.reach[0], CAPPED=rule.soft_cap > 0, SINKS=rule.sinks is not None,
         Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),

@@ -6,6 +6,9 @@ writes to the cache if the newest token is its own; then goes through its tiles.
 read while the linear layers before, which are short of work rather than of bandwidth, still run. Rows that decode beside
 prompts (TURNED, with a cache of 8 bits) come with turned queries and all keys cached, so they wait before they copy.
 
+A row of drafts has up to WIDTH tokens, whose keys are none of the cache's yet: see ``triton_take``. The queries of whole tokens
+that a product has rows for go to one program, those of the others to programs beside it, which read the same keys.
+
 Each warp has its own 16 keys of a tile and its own softmax over them, so warps exchange nothing until the end: a product
 with a batch of ``WARPS``. Of the product's sixteen rows a KV head's queries take at most eight. In S = Q K^T the others are
 the queries' second halves, whose product with the keys' second halves comes out there; in O = P V they are nothing.
@@ -34,7 +37,6 @@ from headway.kernels.paged_attention.hopper.triton_copy import copy_keys, copy_l
 from headway.kernels.paged_attention.hopper.triton_factors import (
     in_order,
     pack_of,
-    share_queries,
     shared_queries,
     unpaired,
     whole,
@@ -45,9 +47,7 @@ from headway.kernels.paged_attention.hopper.triton_merge import (
     cubed,
     finish,
     lower,
-    merge_layout,
     merge_warps,
-    put_own,
     put_parts,
     room_bytes,
     row_count,
@@ -55,74 +55,25 @@ from headway.kernels.paged_attention.hopper.triton_merge import (
     stacked,
     upper,
 )
-from headway.kernels.triton_cached import as_cached
+from headway.kernels.paged_attention.hopper.triton_take import (
+    LOG2E,
+    base_2,
+    clear_idle,
+    lowest_seen,
+    row_tokens,
+    take_tokens,
+    tokens_of,
+)
 from headway.kernels.triton_cluster import cluster_buffer, open_mailbox, shared_room
 
-LOG2E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.constexpr_function
-def head_layout(size, warps):
-    """Threads over [heads, D / 2]: a head in one warp."""
-    return gl.BlockedLayout([1, size // 64], [1, 32], [warps, 1], [1, 0])
-
 
 @gluon.jit
-def scaled(x, rstd, weight):
-    """RMS norm with ``rms_norm``'s rounding: normalise, round, times weight, round."""
-    return ((x.to(gl.float32) * rstd).to(x.dtype).to(gl.float32) * weight.to(gl.float32)).to(x.dtype)
-
-
-@gluon.jit
-def load_halves(ptr, at, keep, D: gl.constexpr):
-    """Both halves [heads, D / 2] of heads at ``ptr`` + ``at``."""
-    return gl.load(ptr + at, mask=keep, other=0.0), gl.load(ptr + at + D // 2, mask=keep, other=0.0)
-
-
-@gluon.jit
-def turned(halves, turn, norm, eps, D: gl.constexpr, NORM: gl.constexpr):
-    """Both halves [heads, D / 2] of heads, normed and rotated, rounded as ``rope_kv_write`` does. ``turn``: cos, sin."""
-    low, high = halves
-    cos, sin = turn
-    if NORM:
-        low_weight, high_weight = norm
-        a = low.to(gl.float32)
-        b = high.to(gl.float32)
-        rstd = gl.expand_dims(gl.rsqrt(gl.sum(a * a + b * b, axis=1) / D + eps), 1)
-        low = scaled(low, rstd, low_weight)
-        high = scaled(high, rstd, high_weight)
-    a = low.to(gl.float32)
-    b = high.to(gl.float32)
-    return (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(low.dtype)
-
-
-@gluon.jit
-def base_2(logits, scale, soft_cap, CAPPED: gl.constexpr):
-    """Scaled logits, capped with CAPPED, over ln 2."""
-    if CAPPED:  # tanh(x) = 1 - 2 / (e^2x + 1)
-        twice = gl.exp2(logits * (2.0 * LOG2E * scale / soft_cap))
-        return (1.0 - 2.0 / (twice + 1.0)) * (soft_cap * LOG2E)
-    else:
-        return logits * (scale * LOG2E)
-
-
-@gluon.jit
-def lowest_seen(newest, size, REACH: gl.constexpr):
-    """The first position that the token at ``newest`` sees: of a window (REACH 1) or chunk (2) of ``size``, else 0."""
-    lowest = newest * 0
-    if REACH == 1:
-        lowest = gl.maximum(newest - size + 1, 0)
-    if REACH == 2:
-        lowest = gl.maximum(newest, 0) // size * size
-    return lowest
-
-
-@gluon.jit
-def split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N: gl.constexpr, REACH: gl.constexpr):
-    """(first tile, number of tiles, tiles per split, splits in use) of a row, from its true length."""
+def split_plan(seq_len, oldest, window, min_tiles, num_splits, BLOCK_N: gl.constexpr, REACH: gl.constexpr):
+    """(first tile, number of tiles, tiles per split, splits in use) of a row, from its true length and the position of its
+    first query."""
     first = 0
     if REACH > 0:
-        first = lowest_seen(gl.maximum(seq_len - 1, 0), window, REACH) // BLOCK_N
+        first = lowest_seen(gl.maximum(oldest, 0), window, REACH) // BLOCK_N
     tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
     wanted = gl.maximum(gl.minimum((tiles + min_tiles - 1) // min_tiles, num_splits), 1)
     share = gl.maximum((tiles + wanted - 1) // wanted, 1)
@@ -139,10 +90,13 @@ def decayed(x, decay, S: gl.constexpr):
 
 @gluon.jit
 def fold(
-    state, q, k_smem, v_smem, at, limit, lowest, scale, soft_cap,
+    state, q, k_smem, v_smem, at, limit, position, window, scale, soft_cap,
     FIRST: gl.constexpr, REACH: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr,
+    SHARE: gl.constexpr,  # queries of one token; 0: all are of one
+    CAUSAL: gl.constexpr,  # there may be keys of tokens behind a query's
 ):  # fmt: skip
-    """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax.
+    """One tile of keys and values [WARPS, KEYS, D], the first of which is key ``at``, into each warp's softmax. The first
+    query is that of the token at ``position``.
 
     ``q`` [WARPS, 16, D / 2]: both halves of eight queries, one below the other. With words of two numbers tiles are
     [WARPS, KEYS, D / 2], q has the even columns above the odd ones, and the outputs have them one behind the other.
@@ -165,8 +119,13 @@ def fold(
     key = at + KEYS * cubed(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1, 2)
     key += cubed(gl.arange(0, KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
     seen = key < limit
+    if SHARE > 0:
+        query = cubed(gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))), 0, 2)
+        position += query // SHARE
+    if CAUSAL:
+        seen = seen & (key <= position)
     if REACH > 0:
-        seen = seen & (key >= lowest)
+        seen = seen & (key >= lowest_seen(position, window, REACH))
     if CAPPED:
         s = base_2(s, scale, soft_cap, CAPPED)
         factor = 1.0
@@ -191,14 +150,6 @@ def fold(
 
 
 @gluon.jit
-def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr):
-    """(whether to write the newest key and value, where in a head's cache)."""
-    write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
-    slot = gl.where(write, kv_slot, 0)
-    return write, (slot // BS).to(gl.int64) * block_stride + (slot % BS) * OFFSET_STRIDE
-
-
-@gluon.jit
 def start_copies(
     smem, heads, cache, begin,
     OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr, COPY: gl.constexpr,
@@ -220,70 +171,11 @@ def start_copies(
 
 
 @gluon.jit
-def load_turns(angles, q_norm_ptr, k_norm_ptr, D: gl.constexpr, WARPS: gl.constexpr,
-               Q_NORM: gl.constexpr, K_NORM: gl.constexpr):  # fmt: skip
-    """Angles and weights of both norms, all as halves [1, D / 2]; the angles again for a norm that there is not."""
-    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, head_layout(D, WARPS))), 0)
-    turn = load_halves(angles, half, half < D, D)
-    q_norm, k_norm = turn, turn
-    if Q_NORM:
-        q_norm = load_halves(q_norm_ptr, half, half < D, D)
-    if K_NORM:
-        k_norm = load_halves(k_norm_ptr, half, half < D, D)
-    return turn, q_norm, k_norm
-
-
-@gluon.jit
-def take_row(
-    row_ptr, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
-    H: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
-    Q_NORM: gl.constexpr, K_NORM: gl.constexpr, CAPPED: gl.constexpr,
-):  # fmt: skip
-    """From a row of projections: its queries into shared memory. Where ``mine``, its key and value to the cache at ``place``
-    and the key's logits into the room. The value [1, D] as f32, 0 unless ``mine``."""
-    cached: gl.constexpr = heads[0].dtype.element_ty
-    HEADS: gl.constexpr = head_layout(D, WARPS)
-    VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
-    turn, q_norm, k_norm = turns
-    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, HEADS)), 0)
-    head = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, HEADS)), 1)
-    dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, VALUES)), 0)
-    q = load_halves(row_ptr, (kv_head * GROUP + head) * D + half, head < GROUP, D)
-    new_k = load_halves(row_ptr, (H + kv_head) * D + half, half < D, D)
-    new_v = gl.load(row_ptr + (H + H // GROUP + kv_head) * D + dim, mask=(dim < D) & mine, other=0.0)
-    q_low, q_high = turned(q, turn, q_norm, eps, D, Q_NORM)
-    k_low, k_high = turned(new_k, turn, k_norm, eps, D, K_NORM)
-    share_queries(q_smem, q_low, q_high, D, WARPS, cached == gl.float8e4nv)
-    k_low, k_high, new_v = as_cached(k_low, cached), as_cached(k_high, cached), as_cached(new_v, cached)
-    if mine:
-        k_head, v_head = heads
-        write, at = place
-        gl.store(k_head + at + half, k_low, mask=write & (half < D))
-        gl.store(k_head + at + D // 2 + half, k_high, mask=write & (half < D))
-        gl.store(v_head + at + dim, new_v, mask=write & (dim < D))
-        products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
-        put_own(room, base_2(gl.sum(products, axis=1), scale, soft_cap, CAPPED), WARPS, D)
-    return new_v.to(gl.float32)
-
-
-@gluon.jit
-def take_queries(row_ptr, kv_head, q_smem, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
-                 WORDS: gl.constexpr):  # fmt: skip
-    """From a row of queries that are turned: its own into shared memory. The value [1, D] of no token, as ``take_row``."""
-    HEADS: gl.constexpr = head_layout(D, WARPS)
-    VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
-    half = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, HEADS)), 0)
-    head = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, HEADS)), 1)
-    low, high = load_halves(row_ptr, (kv_head * GROUP + head) * D + half, head < GROUP, D)
-    share_queries(q_smem, low, high, D, WARPS, WORDS)
-    return gl.expand_dims(gl.zeros([D], gl.float32, layout=gl.SliceLayout(0, VALUES)), 0)
-
-
-@gluon.jit
 def fold_tiles(
-    smem, heads, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
+    smem, heads, ahead, cache, queries, begin, count, position, window, scale, soft_cap,
     OFFSET_STRIDE: gl.constexpr, D: gl.constexpr, BS: gl.constexpr, STAGES: gl.constexpr,
     REACH: gl.constexpr, CAPPED: gl.constexpr, S: gl.constexpr, COPY: gl.constexpr,
+    SHARE: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Each warp's softmax over its keys of ``count`` tiles, of which the first ``STAGES`` are on their way: outputs
     [WARPS, 16, D], totals [WARPS, 16, 8 alike], tops [WARPS, 8]. All warps see the first tile."""
@@ -294,7 +186,6 @@ def fold_tiles(
     WARPS: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = BLOCK_N // WARPS
     WIDTH: gl.constexpr = k_smem.shape[2]
-    lowest = lowest_seen(newest, window, REACH)
     o = gl.zeros([WARPS, 16, D], gl.float32, layout=S)
     total = gl.zeros([WARPS, 16, 8], gl.float32, layout=S)
     top = gl.max(upper(gl.full([WARPS, 16, KEYS], float("-inf"), gl.float32, layout=S)), axis=2)
@@ -303,7 +194,9 @@ def fold_tiles(
         v_tile = v_smem.index(0).reshape([WARPS, KEYS, WIDTH])
         state = (o, total, top)
         at = begin * BLOCK_N
-        o, total, top = fold(state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, True, REACH, CAPPED, S)
+        o, total, top = fold(
+            state, queries, k_tile, v_tile, at, limit, position, window, scale, soft_cap, True, REACH, CAPPED, S, SHARE, CAUSAL
+        )  # fmt: skip
     for i in range(1, count):
         gl.thread_barrier()  # all warps have read the tile before
         if i - 1 + STAGES < count:
@@ -323,66 +216,72 @@ def fold_tiles(
         state = (o, total, top)
         at = (begin + i) * BLOCK_N
         o, total, top = fold(
-            state, queries, k_tile, v_tile, at, limit, lowest, scale, soft_cap, False, REACH, CAPPED, S
-        )
+            state, queries, k_tile, v_tile, at, limit, position, window, scale, soft_cap, False, REACH, CAPPED, S, SHARE, CAUSAL
+        )  # fmt: skip
     if k_smem.dtype == gl.int16:
         o = in_order(o)
     return o, total, top
 
 
 @gluon.jit(
-    do_not_specialize=["num_splits", "min_tiles", "window", "num_blocks", "num_slots", "num_positions"],
+    do_not_specialize=[
+        "num_splits", "min_tiles", "window", "num_blocks", "num_slots", "num_positions", "num_rows", "num_tokens",
+    ],
     do_not_specialize_on_alignment=[
-        "row_slots_ptr", "seq_lens_ptr", "tables_ptr", "arrivals_ptr", "positions_ptr", "kv_slots_ptr",
+        "row_slots_ptr", "seq_lens_ptr", "query_start_ptr", "tables_ptr", "arrivals_ptr", "positions_ptr", "kv_slots_ptr",
     ],
 )  # fmt: skip
 def early_decode_kernel(
-    qkv_ptr,  # [R, (H + 2 * KH) * D], or [R, H * D] with TURNED
-    k_ptr,  # [NB, BS, KH, D]
-    v_ptr,
-    out_ptr,  # [R, H, D]
-    partial_ptr,  # f32 [R, H, num_splits, D]
-    stats_ptr,  # f32 [R, H, num_splits, 2], base-2 scale of the split's sums, sum of its weights
-    arrivals_ptr,  # int32 [R, KH], zero before and after: splits of the row that are done
-    tables_ptr,  # [S, table_width]
-    row_slots_ptr, seq_lens_ptr, positions_ptr,  # [R]
-    cos_sin_ptr,  # [num_positions, D]
-    q_norm_ptr, k_norm_ptr, kv_slots_ptr,  # [D], [D], [R]
-    num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
-    scale, window, soft_cap, eps, sinks_ptr,  # window or chunk, see REACH; f32 [H], with SINKS
-    qkv_stride, block_stride, head_stride,
+    qkv_ptr,  # [T, (H + 2 * KH) * D], or [T, H * D] with TURNED
+    k_ptr, v_ptr,  # [NB, BS, KH, D]
+    out_ptr,  # [T, H, D]
+    partial_ptr, stats_ptr,  # f32 [T, H, num_splits, D]; [T, H, num_splits, 2], base-2 scale and weights of a split's sums
+    arrivals_ptr, tables_ptr,  # int32 [R, KH, PARTS], zero before and after: splits that are done; [S, table_width]
+    row_slots_ptr, seq_lens_ptr, query_start_ptr,  # [R], [R], [R + 1], the last one with WIDTH > 1
+    positions_ptr, cos_sin_ptr,  # [T], [num_positions, D]
+    q_norm_ptr, k_norm_ptr, kv_slots_ptr,  # [D], [D], [T]
+    num_rows, num_tokens, num_slots, num_blocks, num_positions, table_width, num_splits, min_tiles,
+    scale, window, soft_cap, eps, sinks_ptr, qkv_stride, block_stride, head_stride,  # window or chunk, see REACH; f32 [H]
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
     STAGES: gl.constexpr, KEYS: gl.constexpr,  # tiles in shared memory, and each warp's keys of one
-    CLUSTER: gl.constexpr,  # programs of a cluster, 1 for none
-    TURNED: gl.constexpr,  # queries are normed and rotated, and the newest key and value in the cache
+    CLUSTER: gl.constexpr, WIDTH: gl.constexpr,  # programs of a cluster, 1 for none; tokens of a row at most
+    TURNED: gl.constexpr,  # queries are normed and rotated, and the newest keys and values in the cache
     REACH: gl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
     CAPPED: gl.constexpr, SINKS: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Grid: KV heads, rows, splits; splits, KV heads, rows with clusters. A row that needs one split writes its output."""
+    """Grid: KV heads x ``PARTS``, rows, splits; splits, KV heads x ``PARTS``, rows with clusters."""
     if EARLY:
         gdc_launch_dependents()
     WARPS: gl.constexpr = gl.num_warps()
     BLOCK_N: gl.constexpr = WARPS * KEYS
-    ROWS: gl.constexpr = row_count(GROUP)
+    TOKENS: gl.constexpr = tokens_of(WIDTH, GROUP)
+    PARTS: gl.constexpr = (WIDTH + TOKENS - 1) // TOKENS
+    STEP: gl.constexpr = 0 if WIDTH == 1 else H - GROUP
+    ROWS: gl.constexpr = row_count(TOKENS * GROUP)
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     PACK: gl.constexpr = pack_of(k_ptr.dtype.element_ty)  # numbers of a word, as which the cache is copied
-    WIDTH: gl.constexpr = D // PACK
+    COLUMNS: gl.constexpr = D // PACK
     word: gl.constexpr = gl.int16 if PACK == 2 else k_ptr.dtype.element_ty
-    COPY: gl.constexpr = copy_layout(WARPS, WIDTH, BLOCK_N)
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * WIDTH), 16, 2)
-    room = shared_room(room_bytes(WARPS, ROWS, D))
+    COPY: gl.constexpr = copy_layout(WARPS, COLUMNS, BLOCK_N)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * COLUMNS), 16, 2)
+    room = shared_room(room_bytes(WARPS, ROWS, D, WIDTH))
     mailbox = room
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if CLUSTER > 1:  # neighbours along the first dimension of the grid
         split, kv_head, row = kv_head, row, split
         mailbox = cluster_buffer(cluster_bytes(CLUSTER, ROWS, D), CLUSTER)
+    arrival = arrivals_ptr + row * (H // GROUP * PARTS) + kv_head
+    offset, kv_head = (
+        kv_head % PARTS * TOKENS,
+        kv_head // PARTS,
+    )  # queries of the row's tokens from ``offset`` on are here
     slot = gl.load(row_slots_ptr + row)
-    if not TURNED:
-        kv_slot = gl.load(kv_slots_ptr + row)
-        position = gl.minimum(gl.maximum(gl.load(positions_ptr + row), 0), num_positions - 1)
+    first_token, tokens = row_tokens(query_start_ptr, row, WIDTH)
     known = (slot >= 0) & (slot < num_slots)
     seq_len = gl.where(known, gl.minimum(gl.load(seq_lens_ptr + row), table_width * BS), 0)
-    first, tiles, share, used = split_plan(seq_len, window, min_tiles, num_splits, BLOCK_N, REACH)
+    seq_len = gl.where(seq_len < tokens, 0, seq_len)
+    oldest = seq_len - tokens  # the position of the row's first token
+    first, tiles, share, used = split_plan(seq_len, oldest, window, min_tiles, num_splits, BLOCK_N, REACH)
     active = split < gl.maximum(used, 1)
     if CLUSTER > 1:
         open_mailbox(mailbox, gl.where(active, used * sent_bytes(ROWS, D, WARPS), 0))
@@ -390,49 +289,45 @@ def early_decode_kernel(
         if EARLY:
             gdc_wait()
         return
-    newest = seq_len - 1
     begin = first + split * share  # tiles, as follows
-    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, seq_len if TURNED else newest)
+    limit = gl.minimum((begin + gl.minimum(share, tiles - split * share)) * BLOCK_N, seq_len if TURNED else oldest)
     count = gl.maximum(limit - begin * BLOCK_N + BLOCK_N - 1, 0) // BLOCK_N
     cache = (tables_ptr + gl.where(known, slot, 0).to(gl.int64) * table_width, limit, num_blocks, block_stride // PACK)
     heads = (k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride)
     words = (word_pointer(heads[0], word), word_pointer(heads[1], word))
-    smem = (
-        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
-        gl.allocate_shared_memory(word, [STAGES, BLOCK_N, WIDTH], SHARED),
-    )
+    tiles_of_keys = gl.allocate_shared_memory(word, [STAGES, BLOCK_N, COLUMNS], SHARED)
+    smem = (tiles_of_keys, gl.allocate_shared_memory(word, [STAGES, BLOCK_N, COLUMNS], SHARED))
     FACTORS: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     q_smem = gl.allocate_shared_memory(gl.float16 if PACK == 2 else word, [16, D // 2], FACTORS)
-    row_ptr = qkv_ptr + row.to(gl.int64) * qkv_stride
-    mine = (split == used - 1) & (not TURNED)  # the newest token is the last of the last split
+    row_ptr = qkv_ptr + first_token.to(gl.int64) * qkv_stride
+    mine = (split == used - 1) & (not TURNED)  # the newest tokens are the last of the last split
     if TURNED and EARLY:
         gdc_wait()
-    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, WIDTH, BS, STAGES, COPY)
-    if TURNED:
-        new_v = take_queries(row_ptr, kv_head, q_smem, GROUP, ROWS, D, WARPS, PACK == 2)
-    else:
-        angles = cos_sin_ptr + position.to(gl.int64) * D
-        turns = load_turns(angles, q_norm_ptr, k_norm_ptr, D, WARPS, Q_NORM, K_NORM)
-        place = cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE, BS)
-        if EARLY:
-            gdc_wait()
-        new_v = take_row(
-            row_ptr, turns, eps, heads, kv_head, mine, place, q_smem, room, scale, soft_cap,
-            H, GROUP, ROWS, D, WARPS, Q_NORM, K_NORM, CAPPED,
-        )  # fmt: skip
+    ahead = start_copies(smem, words, cache, begin, OFFSET_STRIDE // PACK, COLUMNS, BS, STAGES, COPY)
+    turn = (positions_ptr, cos_sin_ptr, num_positions, q_norm_ptr, k_norm_ptr, kv_slots_ptr, eps)
+    new_v = take_tokens(
+        row_ptr, qkv_stride, turn, heads, kv_head, mine, first_token, offset, tokens, oldest, num_blocks, block_stride,
+        q_smem, room, scale, soft_cap, window, OFFSET_STRIDE, BS, H, GROUP, ROWS, D, WARPS, WIDTH, TURNED, Q_NORM, K_NORM,
+        CAPPED, REACH, EARLY,
+    )  # fmt: skip
+    if WIDTH > 1:
+        behind = gl.load(query_start_ptr + num_rows) + row * WIDTH
+        if split == 0:
+            clear_idle(out_ptr, behind, num_tokens, kv_head, offset, H, GROUP, ROWS, D, WARPS, WIDTH)
     async_copy.wait_group(STAGES - 1)
     gl.thread_barrier()  # all warps see the queries and the first tile
-    queries = shared_queries(q_smem, WARPS, S)
+    factor = shared_queries(q_smem, WARPS, S)
     o, total, top = fold_tiles(
-        smem, words, ahead, cache, queries, begin, count, newest, window, scale, soft_cap,
-        OFFSET_STRIDE // PACK, D, BS, STAGES, REACH, CAPPED, S, COPY,
+        smem, words, ahead, cache, factor, begin, count, oldest + offset, window, scale, soft_cap,
+        OFFSET_STRIDE // PACK, D, BS, STAGES, REACH, CAPPED, S, COPY, 0 if TOKENS == 1 else GROUP, TURNED and WIDTH > 1,
     )  # fmt: skip
     put_parts(room, o, top, total, ROWS)
     async_copy.wait_group(0)
     gl.thread_barrier()  # all warps' parts are in the room
-    merged = merge_warps(room, new_v, mine, WARPS, ROWS, D)
-    arrival = arrivals_ptr + row * (H // GROUP) + kv_head
+    merged = merge_warps(room, new_v, mine, WARPS, ROWS, D, WIDTH)
+    queries = GROUP if WIDTH == 1 else gl.minimum(gl.maximum(tokens - offset, 0), TOKENS) * GROUP
+    first_head = (first_token + offset).to(gl.int64) * H + kv_head * GROUP
     finish(
-        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, row.to(gl.int64) * H + kv_head * GROUP, split, used,
-        num_splits, sinks_ptr + kv_head * GROUP, GROUP, WARPS, CLUSTER, SINKS,
+        merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, queries, split, used, num_splits,
+        sinks_ptr + kv_head * GROUP, GROUP, STEP, WARPS, CLUSTER, SINKS,
     )  # fmt: skip

@@ -4,7 +4,7 @@ The shared memory is raw, named by its address: a store there may leave out the 
 lies between all stores and all loads.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PAD = gl.constexpr(8)
 
 
 @gluon.constexpr_function
-def room_bytes(warps, rows, size):
+def room_bytes(warps, rows, size, width=1):
     """Parts [warps, rows, size + PAD] and a row for what nobody wants; tops and totals [warps, rows, 2], also with one more;
-    logits [rows] of the newest key."""
-    return 4 * ((warps * rows + 1) * (size + PAD + 2) + rows)
+    logits [width, rows] of the newest keys."""
+    return 4 * ((warps * rows + 1) * (size + PAD + 2) + width * rows)
 
 
 @gluon.constexpr_function
@@ -40,6 +40,16 @@ def row_count(group):
 def chunk_of(rows, warps):
     """Splits that are weighed at a time: as many as leave a thread 64 registers for them."""
     return min(8, max(2, 32 * warps // rows // 2))
+
+
+@gluon.jit
+def place_of(row, GROUP: gl.constexpr, STEP: gl.constexpr):
+    """Queries lie token by token, GROUP heads of each, and a token's heads ``STEP`` + GROUP apart from the next one's: where
+    those of ``row`` lie behind the first."""
+    if STEP == 0:
+        return row
+    else:
+        return row + row // GROUP * STEP
 
 
 @gluon.jit
@@ -87,10 +97,11 @@ def stacked(first, second):
 
 
 @gluon.jit
-def put_own(room, logits, WARPS: gl.constexpr, D: gl.constexpr):
-    """The newest key's base-2 logits [ROWS] into the room."""
+def put_own(room, logits, number: gl.constexpr, WARPS: gl.constexpr, D: gl.constexpr):
+    """The base-2 logits [ROWS] of newest key ``number`` into the room."""
     ROWS: gl.constexpr = logits.shape[0]
-    put(room + 4 * ((WARPS * ROWS + 1) * (D + PAD + 2) + gl.arange(0, ROWS, layout=logits.type.layout)), logits)
+    place = (WARPS * ROWS + 1) * (D + PAD + 2) + number * ROWS
+    put(room + 4 * (place + gl.arange(0, ROWS, layout=logits.type.layout)), logits)
 
 
 @gluon.jit
@@ -119,9 +130,9 @@ def put_parts(room, o, top, total, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def merge_warps(room, new_v, mine, WARPS: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr):
+def merge_warps(room, new_v, mine, WARPS: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr):
     """(sums of weighted values [ROWS, D], their base-2 scale [ROWS], sums of weights [ROWS]) of the room's parts and, where
-    ``mine``, the newest token, whose value is ``new_v`` [1, D], 0 unless ``mine``.
+    ``mine``, the WIDTH newest tokens, whose values are ``new_v``, [1, D] each, 0 unless ``mine``.
     """
     LAYOUT: gl.constexpr = merge_layout(WARPS, D, WARPS)
     FLAT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, LAYOUT))
@@ -131,35 +142,43 @@ def merge_warps(room, new_v, mine, WARPS: gl.constexpr, ROWS: gl.constexpr, D: g
     dim = cubed(gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))), 0, 1)
     stats = room + (WARPS * ROWS + 1) * (D + PAD) * 4
     top = pull(stats + place * 8)
-    own = pull(stats + ((WARPS * ROWS + 1) * 2 + rows) * 4)
+    logits = ()
+    for i in gl.static_range(WIDTH):
+        own = pull(stats + ((WARPS * ROWS + 1) * 2 + i * ROWS + rows) * 4)
+        logits = logits + (gl.where(mine, own, float("-inf")),)  # noqa: RUF005  Triton knows no unpacking
     total = pull(stats + place * 8 + 4)
     o = pull4(room + (gl.expand_dims(place, 2) * (D + PAD) + dim) * 4)
-    own = gl.where(mine, own, float("-inf"))
-    best = gl.maximum(gl.max(top, axis=0), own)
+    best = gl.max(top, axis=0)
+    for i in gl.static_range(WIDTH):
+        best = gl.maximum(best, logits[i])
     shift = gl.where(best == float("-inf"), 0.0, best)
     weights = gl.exp2(top - gl.expand_dims(shift, 0))
-    own = gl.exp2(own - shift)
-    total = gl.sum(total * weights, axis=0) + own
-    own = gl.convert_layout(own, FLAT, assert_trivial=True)
-    o = gl.sum(o * gl.expand_dims(weights, 2), axis=0) + gl.expand_dims(own, 1) * new_v
+    total = gl.sum(total * weights, axis=0)
+    o = gl.sum(o * gl.expand_dims(weights, 2), axis=0)
+    for i in gl.static_range(WIDTH):
+        own = gl.exp2(logits[i] - shift)
+        total += own
+        o += gl.expand_dims(gl.convert_layout(own, FLAT, assert_trivial=True), 1) * new_v[i]
     shift = gl.convert_layout(shift, FLAT, assert_trivial=True)
     return o, shift, gl.convert_layout(total, FLAT, assert_trivial=True)
 
 
 @gluon.jit
-def with_sinks(total, top, sinks_ptr, row, GROUP: gl.constexpr, SINKS: gl.constexpr):
-    """Sums of weights relative to the base-2 logits ``top``, the sinks' included. ``row``: of heads, from ``sinks_ptr`` on."""
+def with_sinks(total, top, sinks_ptr, row, queries, GROUP: gl.constexpr, SINKS: gl.constexpr):
+    """Sums of weights relative to the base-2 logits ``top``, the sinks' included. ``row``: of queries, whose heads' sinks are
+    from ``sinks_ptr`` on."""
     if SINKS:
-        sink = gl.load(sinks_ptr + row, mask=row < GROUP, other=float("-inf")) * 1.4426950408889634
+        sink = gl.load(sinks_ptr + row % GROUP, mask=row < queries, other=float("-inf")) * 1.4426950408889634
         total += gl.where(total > 0.0, gl.exp2(sink - top), 0.0)  # a row without keys gives zeros
     return total
 
 
 @gluon.jit
-def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, sinks_ptr,
-                 GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
+def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, queries, used, num_splits, sinks_ptr,
+                 GROUP: gl.constexpr, STEP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
                  SINKS: gl.constexpr):  # fmt: skip
-    """Outputs of the query heads from ``first_head`` (counted over all rows) on, from their splits' partial results."""
+    """Outputs of ``queries`` query heads from ``first_head`` (counted over all tokens) on, see ``place_of``, from their splits'
+    partial results."""
     CHUNK: gl.constexpr = chunk_of(ROWS, WARPS)
     LAYOUT: gl.constexpr = merge_layout(CHUNK, D, WARPS)
     part = gl.expand_dims(gl.arange(0, CHUNK, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))), 1)
@@ -169,8 +188,8 @@ def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, 
     total = gl.zeros([1, ROWS], gl.float32, layout=gl.SliceLayout(2, LAYOUT))
     acc = gl.zeros([1, ROWS, D], gl.float32, layout=LAYOUT)
     for start in range(0, used, CHUNK):
-        at = (first_head + row) * num_splits + start + part
-        keep = (row < GROUP) & (start + part < used)
+        at = (first_head + place_of(row, GROUP, STEP)) * num_splits + start + part
+        keep = (row < queries) & (start + part < used)
         top = gl.load(stats_ptr + 2 * at, mask=keep, other=float("-inf"))
         parts_total = gl.load(stats_ptr + 2 * at + 1, mask=keep, other=0.0)
         parts = gl.load(partial_ptr + gl.expand_dims(at, 2) * D + dim, mask=gl.expand_dims(keep, 2), other=0.0)
@@ -181,10 +200,11 @@ def weigh_splits(out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, 
         total = total * decay + gl.expand_dims(gl.sum(parts_total * weights, axis=0), 0)
         acc = acc * gl.expand_dims(decay, 2) + gl.expand_dims(gl.sum(parts * gl.expand_dims(weights, 2), axis=0), 0)
         best = new_best
-    total = with_sinks(total, best, sinks_ptr, row, GROUP, SINKS)
+    total = with_sinks(total, best, sinks_ptr, row, queries, GROUP, SINKS)
     result = acc * gl.expand_dims(1.0 / gl.where(total > 0.0, total, 1.0), 2)
-    row = gl.expand_dims(first_head + row, 2)
-    gl.store(out_ptr + row * D + dim, result.to(out_ptr.dtype.element_ty), mask=row < first_head + GROUP)
+    place = gl.expand_dims(first_head + place_of(row, GROUP, STEP), 2)
+    keep = gl.expand_dims(row < queries, 2)
+    gl.store(out_ptr + place * D + dim, result.to(out_ptr.dtype.element_ty), mask=keep)
 
 
 @gluon.constexpr_function
@@ -200,8 +220,9 @@ def sent_bytes(rows, size, warps):
 
 
 @gluon.jit
-def weigh_cluster(merged, out_ptr, room, first_head, split, used, sinks_ptr,
-                  CLUSTER: gl.constexpr, GROUP: gl.constexpr, WARPS: gl.constexpr, SINKS: gl.constexpr):  # fmt: skip
+def weigh_cluster(merged, out_ptr, room, first_head, queries, split, used, sinks_ptr,
+                  CLUSTER: gl.constexpr, GROUP: gl.constexpr, STEP: gl.constexpr, WARPS: gl.constexpr,
+                  SINKS: gl.constexpr):  # fmt: skip
     """``weigh_splits`` where all splits run in one cluster: each pushes its sums to the first, which stores the outputs."""
     result, shift, total = merged
     ROWS: gl.constexpr = result.shape[0]
@@ -219,14 +240,16 @@ def weigh_cluster(merged, out_ptr, room, first_head, split, used, sinks_ptr,
     send2(at, box + none, pairs, (dim < 2).to(gl.int32) + none)
     if split == 0:
         wait_mailbox(room)
-        weigh_pushed(out_ptr, room + 16, first_head, used, sinks_ptr, CLUSTER, GROUP, ROWS, D, WARPS, SINKS)
+        weigh_pushed(
+            out_ptr, room + 16, first_head, queries, used, sinks_ptr, CLUSTER, GROUP, STEP, ROWS, D, WARPS, SINKS
+        )
 
 
 @gluon.jit
 def weigh_pushed(
-    out_ptr, room, first_head, used, sinks_ptr,
-    CLUSTER: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr,
-    SINKS: gl.constexpr,
+    out_ptr, room, first_head, queries, used, sinks_ptr,
+    CLUSTER: gl.constexpr, GROUP: gl.constexpr, STEP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
+    WARPS: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Outputs from the splits' sums in this program's shared memory."""
     stats = room + CLUSTER * ROWS * D * 4
@@ -244,31 +267,31 @@ def weigh_pushed(
     shift = gl.where(best == float("-inf"), 0.0, best)
     weights = gl.exp2(top - gl.expand_dims(shift, 0))
     head = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    total = with_sinks(gl.sum(total * weights, axis=0), best, sinks_ptr, head, GROUP, SINKS)
+    total = with_sinks(gl.sum(total * weights, axis=0), best, sinks_ptr, head, queries, GROUP, SINKS)
     total = gl.convert_layout(total, gl.SliceLayout(1, gl.SliceLayout(0, LAYOUT)), assert_trivial=True)
     result = gl.sum(parts * gl.expand_dims(weights, 2), axis=0)
-    store_outputs(result, total, out_ptr, first_head, GROUP)
+    store_outputs(result, total, out_ptr, first_head, queries, GROUP, STEP)
 
 
 @gluon.jit
-def store_outputs(result, total, out_ptr, first_head, GROUP: gl.constexpr):
+def store_outputs(result, total, out_ptr, first_head, queries, GROUP: gl.constexpr, STEP: gl.constexpr):
     """Sums of weighted values [ROWS, D] over the sums of weights [ROWS]."""
     FLAT: gl.constexpr = result.type.layout
     row = gl.expand_dims(gl.arange(0, result.shape[0], layout=gl.SliceLayout(1, FLAT)), 1)
     dim = gl.expand_dims(gl.arange(0, result.shape[1], layout=gl.SliceLayout(0, FLAT)), 0)
     result = result * gl.expand_dims(1.0 / gl.where(total > 0.0, total, 1.0), 1)
-    at = (first_head + row) * result.shape[1] + dim
-    gl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=row < GROUP)
+    at = (first_head + place_of(row, GROUP, STEP)) * result.shape[1] + dim
+    gl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=row < queries)
 
 
 @gluon.jit
 def finish(
-    merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, split, used, num_splits,
-    sinks_ptr, GROUP: gl.constexpr, WARPS: gl.constexpr, CLUSTER: gl.constexpr, SINKS: gl.constexpr,
+    merged, out_ptr, partial_ptr, stats_ptr, arrival, mailbox, first_head, queries, split, used, num_splits, sinks_ptr,
+    GROUP: gl.constexpr, STEP: gl.constexpr, WARPS: gl.constexpr, CLUSTER: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Store the outputs of a row that is not split, else this split's; the split that is done last weighs them all.
 
-    ``merged``: as of ``merge_warps``.
+    ``merged``: as of ``merge_warps``; ``first_head``, ``queries``: as of ``weigh_splits``.
     """
     result, shift, total = merged
     ROWS: gl.constexpr = result.shape[0]
@@ -276,20 +299,23 @@ def finish(
     FLAT: gl.constexpr = result.type.layout
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, FLAT))
     dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, FLAT)), 0)
-    keep = gl.expand_dims(row < GROUP, 1)
+    keep = gl.expand_dims(row < queries, 1)
     if used <= 1:
-        total = with_sinks(total, shift, sinks_ptr, row, GROUP, SINKS)
-        store_outputs(result, total, out_ptr, first_head, GROUP)
+        total = with_sinks(total, shift, sinks_ptr, row, queries, GROUP, SINKS)
+        store_outputs(result, total, out_ptr, first_head, queries, GROUP, STEP)
     elif used <= CLUSTER:
-        weigh_cluster(merged, out_ptr, mailbox, first_head, split, used, sinks_ptr, CLUSTER, GROUP, WARPS, SINKS)
+        weigh_cluster(
+            merged, out_ptr, mailbox, first_head, queries, split, used, sinks_ptr, CLUSTER, GROUP, STEP, WARPS, SINKS
+        )
     else:
-        part = (first_head + row) * num_splits + split
+        part = (first_head + place_of(row, GROUP, STEP)) * num_splits + split
         gl.store(partial_ptr + gl.expand_dims(part, 1) * D + dim, result, mask=keep)
-        gl.store(stats_ptr + 2 * part, shift, mask=row < GROUP)
-        gl.store(stats_ptr + 2 * part + 1, total, mask=row < GROUP)
+        gl.store(stats_ptr + 2 * part, shift, mask=row < queries)
+        gl.store(stats_ptr + 2 * part + 1, total, mask=row < queries)
         gl.thread_barrier()  # all threads' parts are stored before one thread says so
         if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
             gl.store(arrival, 0)
             weigh_splits(
-                out_ptr, partial_ptr, stats_ptr, first_head, used, num_splits, sinks_ptr, GROUP, ROWS, D, WARPS, SINKS
-            )
+                out_ptr, partial_ptr, stats_ptr, first_head, queries, used, num_splits, sinks_ptr,
+                GROUP, STEP, ROWS, D, WARPS, SINKS,
+            )  # fmt: skip
