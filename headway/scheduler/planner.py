@@ -414,7 +414,11 @@ class Planner:
                 query_lens, samples, starts = (np.concatenate(pair) for pair in both)
             else:  # a prompt that is alone waits for each microsecond
                 rows, (query_lens, samples, starts) = more, columns
-        width = self.width if self.width > 1 and self._table.drafts[rows.index].any() else 1
+        width = 1
+        if self.width > 1 and self._table.drafts[rows.index].any():
+            width = self.width
+        elif self._drafting and draft.requests:  # kernels and graphs of steps with prompts are ready for this width alone
+            width = self._config.width
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:
             edits = [np.array(each, np.int32) for each in (draft.edit_rows, draft.edit_indices, draft.edit_ids)]

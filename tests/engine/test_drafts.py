@@ -111,19 +111,20 @@ def test_a_request_may_opt_out_beside_others_that_draft(depth: int) -> None:
 
 
 def test_steps_without_a_draft_are_narrow() -> None:
-    """Where every request opts out, or waits for a grammar on the host, no step has room for drafts."""
+    """Where every request opts out, or waits for a grammar on the host, no decode step has room for drafts. Steps with prompts
+    have it all the same: at another width their kernels would be loaded, or compiled, when the first of them comes."""
     asked = [FEATURES["greedy"] | {"disable_spec_decode": True}, FEATURES["host_grammar"]]
     batch = requests_for(asked, seed=12)
     core = on_cpu(batch, 3, "all", 1)
-    widths, launch = [], core._runner.launch
+    widths, launch = set[tuple[bool, int]](), core._runner.launch
 
     def noted(plan: Any, limit: Any = None) -> Any:
-        widths.append(plan.width)
+        widths.add((plan.num_decode_rows < plan.num_rows, plan.width))
         return launch(plan, limit)
 
     core._runner.launch = noted  # type: ignore[method-assign]
     compare(run(core, batch), expected(batch))
-    assert set(widths) == {1} and core.stats().num_drafts == 0
+    assert widths == {(False, 1), (True, 4)} and core.stats().num_drafts == 0
     core.shutdown()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
-from headway.kernels.expert_mlp.tiles import SharedTile, group_tile, group_word_tile
+from headway.kernels.expert_mlp.tiles import group_tile, group_word_tile
 from headway.kernels.expert_mlp.triton_grouped import grouped_kernel
 from tests.kernels.compile_forward import compile_typed
 
@@ -32,9 +32,8 @@ def constants(first: bool, rows: int, act: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    for tokens in (64, 128, 256, 4096):
-        tile = group_word_tile(tokens * TOP_K, EXPERTS, paired=True)
-        assert isinstance(tile, SharedTile)
+    for tokens in (8, 64, 256, 4096):
+        tile = group_word_tile(tokens * TOP_K, EXPERTS)
         for first in (True, False):
             fixed = constants(first, tile.rows, "clamped_swiglu") | {"M": tile.height, "STAGES": tile.stages}
             types = TYPES | {"weight_ptr": "*u8"}

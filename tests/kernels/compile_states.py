@@ -74,7 +74,7 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "WIDTH": 4}, (), 4),
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
-    ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False}, RING, 4),
+    ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False, "WIDTH": 4}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
     ("delta token", delta_token_kernel, TOKEN | HEAD | {"AHEAD": False}, (), 4),
     ("delta token ahead", delta_token_kernel, TOKEN | HEAD | {"AHEAD": True}, (), 4),

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from headway.kernels.expert_mlp import reference
-from headway.kernels.expert_mlp.hopper import launch, triton_few, triton_grouped, triton_shared, triton_words
+from headway.kernels.expert_mlp.hopper import launch, triton_few, triton_shared, triton_words
 from headway.kernels.expert_mlp.packing import codes_of
 from tests.kernels import gluon_pointer
 from tests.kernels.gluon_model import Buffer, Cluster, Program, RaceError
@@ -259,7 +259,7 @@ def modelled(language: Language) -> Iterator[None]:
         "WORDS": 32, "SHIFT": 94, "REST": 2.0**32, **language.copies.names(),
     }  # fmt: skip
     with ExitStack() as stack:
-        for module in (triton_words, triton_few, triton_grouped, triton_shared):
+        for module in (triton_words, triton_few, triton_shared):
             names = vars(module)
             plain = {
                 name: each.fn for name, each in names.items() if hasattr(each, "fn") and not name.endswith("kernel")
@@ -272,7 +272,7 @@ def modelled(language: Language) -> Iterator[None]:
 @contextmanager
 def on_the_cpu() -> Iterator[None]:
     """``expert_mlp``'s launches in Gluon run here."""
-    kernels = "few_in_words_kernel", "few_out_words_kernel", "grouped_words_kernel", "grouped_shared_kernel"
+    kernels = "few_in_words_kernel", "few_out_words_kernel", "grouped_shared_kernel"
     with ExitStack() as stack:
         for name in kernels:
             stack.enter_context(patch.object(launch, name, Kernel(vars(launch)[name])))

@@ -14,7 +14,6 @@ from headway.kernels.expert_mlp.packing import codes_of, packed
 from headway.kernels.expert_mlp.reference import E2M1, activate, unpacked
 from headway.kernels.expert_mlp.tiles import (
     GroupTile,
-    SharedTile,
     distinct_experts,
     few_tile,
     group_tile,
@@ -245,10 +244,9 @@ def test_tiles_follow_the_mean_and_fit() -> None:
                 assert isinstance(tile, GroupTile) and tile.rows >= rows
                 assert tile.num_stages * (tile.rows + 2 * tile.block_n) * tile.block_k * item <= room
                 rows = tile.rows
-                words = group_word_tile(pairs, 60, paired=True)
+                words = group_word_tile(pairs, 60)
                 assert min(128, 0.75 * pairs / 60) <= words.rows <= 128
-                if isinstance(words, SharedTile):
-                    assert words.stages >= 3 and 128 * words.stages * (words.rows * 2 + words.height // 2) <= 227 << 10
+                assert words.stages >= 3 and 128 * words.stages * (words.rows * 2 + words.height // 2) <= 227 << 10
     assert is_few(1, 8, 8) and is_few(4, 8, 128) and not is_few(16, 8, 128) and not is_few(8, 2, 8)
     for columns in (64, 768, 1440, 14336):
         few = few_tile(8, 768, columns, fp4=False)

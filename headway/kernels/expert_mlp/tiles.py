@@ -72,11 +72,11 @@ def few_tile(vectors: int, outputs: int, inputs: int, *, fp4: bool) -> FewTile:
 
 @dataclass(frozen=True, slots=True)
 class WordTile:
-    """A program of the products of words of 4-bit weights on tensor cores, see ``hopper``.
+    """A program of the products of words of 4-bit weights for few pairs, see ``hopper.triton_few``.
 
     Attributes:
-        parts: warps that share the inputs of the same 16 outputs, where there are few pairs.
-        rows: columns of the products: pairs of one expert, or experts of one token.
+        parts: warps that share the inputs of the same 16 outputs.
+        rows: columns of the products: experts of one token.
         unroll: steps whose weights are loaded together.
     """
 
@@ -101,11 +101,8 @@ class SharedTile:
     stages: int
 
 
-WORD_ROWS = 8
-"""Pairs of a tile up to which each warp loads their activations for itself; more are shared."""
-WORD_WARPS = 4
-"""Of such a tile; each has 16 outputs."""
 SHARED_ROWS = 128
+"""Pairs of the highest tile."""
 
 
 def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
@@ -116,12 +113,12 @@ def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
     return WordTile(parts, max(8, next_power_of_2(columns)), 3 if cdiv(steps, parts) == 3 else 2)
 
 
-def group_word_tile(pairs: int, experts: int, *, paired: bool) -> WordTile | SharedTile:
-    """The tile for ``pairs`` pairs; ``paired``: outputs are gates, with as many ups."""
+def group_word_tile(pairs: int, experts: int) -> SharedTile:
+    """The tile for ``pairs`` pairs. Few rows are bound by the bytes of the experts, so more programs of fewer outputs are faster."""
     rows = min(max(8, next_power_of_2(int(pairs / experts * 1.5) or 1)), SHARED_ROWS)
-    if rows <= WORD_ROWS:
-        return WordTile(1, rows, 1 if paired else 2)
-    return SharedTile(rows, 128, 4, 4) if rows < SHARED_ROWS else SharedTile(rows, 64, 4, 3)
+    if rows == SHARED_ROWS:
+        return SharedTile(rows, 128, 8, 4)
+    return SharedTile(rows, 64, 4, 6 if rows == 8 else 4) if rows <= 16 else SharedTile(rows, 128, 4, 4)
 
 
 WIDE_ROOM = 4 * (128 + 256) * 64 * 2 + 8192

@@ -133,7 +133,7 @@ def _grouped(
         if in_words(x, ins[1], sizes["WEIGH"]):
             from headway.kernels.expert_mlp.hopper.launch import grouped_words
 
-            words = group_word_tile(pairs, experts, paired=paired)
+            words = group_word_tile(pairs, experts)
             grouped_words(words, source, order, counts, matrix, target, sizes["TOP_K"], numbers, first, into, early)
             continue
         tile = group_tile(pairs, experts, *shape, item=x.itemsize, paired=paired, fp4=fp4, room=room)

@@ -68,9 +68,9 @@ def delta_walk_kernel(
     rate = tl.exp(tl.load(a_log_ptr + head))
     wait_for_inputs(EARLY)
     if WIDTH > 0:
-        own = o_ptr + head * V + v
+        of_head = o_ptr + head * V + v
         clear_idle(
-            own, heads * V, in_v, row, first, count, live, query_start_ptr, tl.num_programs(2), num_tokens, WIDTH
+            of_head, heads * V, in_v, row, first, count, live, query_start_ptr, tl.num_programs(2), num_tokens, WIDTH
         )
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]

@@ -8,9 +8,8 @@ import torch
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
-from headway.kernels.expert_mlp.hopper.triton_grouped import grouped_words_kernel
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
-from headway.kernels.expert_mlp.tiles import WORD_WARPS, SharedTile, WordTile, few_word_tile, tile_count
+from headway.kernels.expert_mlp.tiles import SharedTile, few_word_tile, tile_count
 
 Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weights, scales, biases of all experts."""
@@ -38,7 +37,7 @@ def few_words(
 
 
 def grouped_words(
-    tile: WordTile | SharedTile, source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, matrix: Matrix,
+    tile: SharedTile, source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, matrix: Matrix,
     target: torch.Tensor, top_k: int, numbers: tuple[float, float], first: bool, into: dict[str, Any], early: dict[str, Any],
 ) -> None:  # fmt: skip
     """One of the grouped products, see ``grouped_kernel``."""
@@ -49,12 +48,6 @@ def grouped_words(
         "E": experts, "LANES": next_power_of_2(experts), "OUT": outputs, "K": source.shape[1], "TOP_K": top_k,
         "ROWS": tile.rows, "FIRST": first, **into, **early,
     }  # fmt: skip
-    if isinstance(tile, WordTile):
-        width = 16 * WORD_WARPS
-        grouped_words_kernel[(outputs // width, tiles)](
-            *arguments, BLOCK_N=width, WARPS=WORD_WARPS, UNROLL=tile.unroll, num_warps=WORD_WARPS, **constants
-        )
-        return
     width = tile.height // 2 if first and into["GATED"] else tile.height
     grouped_shared_kernel[(cdiv(outputs, width), tiles)](
         *arguments, M=tile.height, STAGES=tile.stages, num_warps=tile.num_warps, **constants

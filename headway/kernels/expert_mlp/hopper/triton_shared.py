@@ -1,4 +1,4 @@
-"""``expert_mlp`` for many pairs of a token and an expert in MXFP4: ``triton_grouped``'s products for tiles of 16 rows and more.
+"""``expert_mlp`` for many pairs of a token and an expert in MXFP4: the products of ``expert_mlp.triton_grouped``.
 
 A program has the outputs of all its warps and the pairs of one tile. Words of weights and activations lie in shared memory,
 some steps ahead; each word is unpacked once, by the one warp that multiplies it, and is the first factor of a warpgroup's
@@ -18,12 +18,30 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headway.kernels.expert_mlp.hopper.triton_grouped import tile_at
 from headway.kernels.expert_mlp.hopper.triton_words import REST, SHIFT, as_words, four
 from headway.kernels.expert_mlp.triton_parts import activated
 
 STEP = gl.constexpr(128)
 """Inputs of a step: two groups."""
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit
+def tile_at(counts_ptr, tile, E: gl.constexpr, LANES: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr):
+    """Expert of the ``tile``-th tile, E or more behind the last; its first sorted pair, and how many it has."""
+    V: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    lane = gl.arange(0, LANES, layout=V)
+    counts = gl.load(counts_ptr + lane, mask=lane < E, other=0)
+    tiles = (counts + ROWS - 1) // ROWS
+    expert = gl.sum((gl.associative_scan(tiles, 0, add) <= tile).to(gl.int32), axis=0)
+    skipped = (tile - gl.sum(gl.where(lane < expert, tiles, 0), axis=0)) * ROWS
+    first = gl.sum(gl.where(lane < expert, counts, 0), axis=0) + skipped
+    count = gl.sum(gl.where(lane == expert, counts, 0), axis=0) - skipped
+    return expert, first, count
 
 
 @gluon.constexpr_function
