@@ -17,7 +17,7 @@ from tests.kernels.draft_rows import ROWS, check, make
 SHAPES: list[dict[str, Any]] = [
     {"heads": (4, 2), "size": 16},
     {"heads": (6, 2), "size": 32, "rotary": 16},
-    {"heads": (8, 1), "size": 20, "norms": False},
+    {"heads": (4, 1), "size": 20, "norms": False},
     {"heads": (2, 2), "size": 16, "window": 30},
     {"heads": (4, 2), "size": 16, "window": 3, "soft_cap": 0.7, "block_size": 16},
     {"heads": (4, 2), "size": 16, "chunk": 48, "sinks": True},
@@ -41,7 +41,7 @@ def test_kernel_equals_reference(shape: dict[str, Any], dtype: torch.dtype, devi
 
 
 @decodes_alone
-@pytest.mark.parametrize(("width", "heads"), [(2, (6, 2)), (3, (10, 2)), (5, (4, 2)), (8, (8, 2)), (16, (2, 2))])
+@pytest.mark.parametrize(("width", "heads"), [(2, (6, 2)), (3, (10, 2)), (5, (4, 2)), (8, (4, 2)), (16, (2, 2))])
 def test_widths(width: int, heads: tuple[int, int], device: str) -> None:
     rows = [(min(count, width), context) for count, context in ROWS] + [(width, 90), (width, width)]
     check(make(rows, device, width=width, heads=heads, size=16, dtype=torch.float32))
