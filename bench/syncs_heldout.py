@@ -122,7 +122,7 @@ def merge(files: list[Path], folder: Path) -> dict[str, Any]:
             if isinstance(line, dict) and "seen" in line:
                 shown = ("snippets", "precision", "recall", "missed", "false_alarms")
                 found["results"][name] = {key: line[key] for key in shown}
-                found["simulation_torch" if name == "simulation" else "torch"] = report["torch"]
+                found["simulation_torch" if name == "simulation" else "torch"] = report["torch_version"]
     return found
 
 
@@ -170,7 +170,7 @@ def main() -> int:
         for key, error in line["errors"].items():
             print(f"  {key}: {error}")
     if options.json:
-        options.json.write_text(json.dumps(results | {"torch": torch.__version__, "labels_by": by}, indent=1) + "\n")
+        options.json.write_text(json.dumps(results | {"torch_version": torch.__version__, "labels_by": by}, indent=1) + "\n")
     return int(any("failed" in line or line["errors"] for line in results.values()))
 
 
