@@ -44,14 +44,18 @@ def load_reports(folder: Path) -> list[dict[str, Any]]:
 
 
 def cards(reports: list[dict[str, Any]]) -> list[str]:
-    """The cards that were measured: first that of the newest whole run, then the others, newest first."""
-    newest = [report["card"] for report in [*filter(is_whole, reversed(reports)), *reversed(reports)]]
-    return list(dict.fromkeys([*newest[:1], *(report["card"] for report in reversed(reports))]))
+    """The cards that were measured: first that of which most figures are known, then the others, newest first."""
+    known: dict[str, set[str]] = {}
+    for report in reversed(reports):
+        measured = (row["name"] for row in report["rows"] if row["status"] == MEASURED)
+        known.setdefault(report["card"], set()).update(measured)
+    newest = list(known)
+    first = max(newest, key=lambda card: len(known[card]), default="")
+    return [first, *(card for card in newest if card != first)] if newest else []
 
 
 def merge(reports: list[dict[str, Any]], card: str | None = None) -> dict[str, Any]:
-    """One report of a card, if not said of that of the newest whole run: of each row the newest measurement, with the commit
-    it is of.
+    """One report of a card, if not said of the first of ``cards``: of each row the newest measurement, with its commit.
 
     A later run of a few rows then replaces these and leaves the others, and a row that was never measured keeps its reason.
     What a later run of all of a model's rows no longer has is gone.

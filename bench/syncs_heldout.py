@@ -170,7 +170,9 @@ def main() -> int:
         for key, error in line["errors"].items():
             print(f"  {key}: {error}")
     if options.json:
-        options.json.write_text(json.dumps(results | {"torch_version": torch.__version__, "labels_by": by}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps(results | {"torch_version": torch.__version__, "labels_by": by}, indent=1) + "\n"
+        )
     return int(any("failed" in line or line["errors"] for line in results.values()))
 
 

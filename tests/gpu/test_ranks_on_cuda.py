@@ -63,7 +63,7 @@ def test_the_way_of_sums(
     make("qwen3-moe", tmp_path)
     wanted = tokens(tmp_path)
     found = tokens(tmp_path, **TP)
-    said = [each.getMessage() for each in caplog.records if each.getMessage().startswith("all-reduces")]
+    said = [each.getMessage() for each in caplog.records if each.getMessage().startswith("exchanges")]
     assert len(said) == 1 and ("peer memory" in said[0]) == (switch == "1"), said
     assert sum(a == b for a, b in zip(found, wanted, strict=True)) >= len(wanted) - 1
 
