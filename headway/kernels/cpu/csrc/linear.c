@@ -19,7 +19,7 @@
 #endif
 #define WIDE_BLOCK 64   /* steps of a bfloat16 panel that are widened at once, to 16 KiB */
 #define ROW_BLOCK 192   /* rows of x per item */
-#define PREFETCH 2048   /* bytes */
+#define PREFETCH 4096   /* bytes */
 #define ON_STACK 16384  /* bytes */
 
 /* How a step reads w and x: a float and a float; two bfloat16 and two bfloat16; two bfloat16 and two floats. */
@@ -50,17 +50,16 @@ INLINE vf add_step(vf sum, vu w, const char *x, const enum form form) {
  * Meanwhile `ahead` (if any) is fetched into the second cache, `fetch` bytes a step: the hardware's own prefetch stops at
  * every page. */
 INLINE void tile(const int m, const enum form form, const char *x, int64_t x_stride, const char *w, int64_t steps,
-                 const char *ahead, const int fetch, float *partial, int resume) {
+                 const char *ahead, int64_t fetch, float *partial, int resume) {
     vf acc[MAX_ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++)
 #pragma GCC unroll 8
         for (int c = 0; c < VECTORS; c++) acc[i][c] = resume ? load(partial, i * PANEL + c * LANES, 0) : (vf){0};
     for (int64_t s = 0; s < steps; s++) {
-        if (ahead) {
-            __builtin_prefetch(ahead + s * fetch, 0, 2);
-            if (fetch > 64) __builtin_prefetch(ahead + s * fetch + 64, 0, 2);
-        }
+        __builtin_prefetch(ahead, 0, 2);
+        if (fetch > 64) __builtin_prefetch(ahead + 64, 0, 2);
+        ahead += fetch;
 #define WEIGHTS(c) ((vu) * (const vu_mem *)(w + s * 128 + (c) * LANES * 4))
 #define ROW(i) (x + (i) * x_stride + s * (form == WIDEN ? 8 : 4))
 #if LANES == 16 /* registers for both vectors of weights and one of x */
@@ -88,7 +87,7 @@ INLINE void tile(const int m, const enum form form, const char *x, int64_t x_str
 
 #define CASE(n) case n: tile(n, form, x, stride, w, steps, ahead, fetch, partial, resume); break;
 INLINE void any_tile(int m, const enum form form, const char *x, int64_t stride, const char *w, int64_t steps,
-                     const char *ahead, const int fetch, float *partial, int resume) {
+                     const char *ahead, int64_t fetch, float *partial, int resume) {
     switch (m) { CASES }
 }
 
@@ -106,14 +105,17 @@ INLINE void widen(const char *w, int64_t steps, float *wide) {
 /* y of one panel and rows [first, end) from their sums [rows, 32]. */
 INLINE void finish(const struct linear *a, int64_t p, int64_t first, int64_t end, const float *sums, const int bf) {
     const int64_t left = a->outputs - p * PANEL;
-    for (int64_t at = 0; at < PANEL && at < left; at += LANES) {
-        const vf bias = a->bias ? load_row(a->bias, p * PANEL + at, left - at, bf) : (vf){0};
-        for (int64_t r = first; r < end; r++) {
-            vf y = load(sums, (r - first) * PANEL + at, 0) + bias;
+    vf bias[VECTORS];
+    for (int c = 0; c < VECTORS; c++)
+        bias[c] = a->bias && c * LANES < left ? load_row(a->bias, p * PANEL + c * LANES, left - c * LANES, bf) : (vf){0};
+    for (int64_t r = first; r < end; r++)
+#pragma GCC unroll 8
+        for (int c = 0; c < VECTORS; c++) {
+            if (c * LANES >= left) break;
+            vf y = load(sums, (r - first) * PANEL + c * LANES, 0) + bias[c];
             if (a->gelu) y = vgelu(round_to(y, bf));
-            store_row(a->y, r * a->outputs + p * PANEL + at, y, left - at, bf);
+            store_row(a->y, r * a->outputs + p * PANEL + c * LANES, y, left - c * LANES, bf);
         }
-    }
 }
 
 /* One panel for rows [first, end). Where bfloat16 has no products of its own, a->x holds floats; then few rows read the panel
@@ -132,11 +134,11 @@ INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end,
         if (form == WIDEN && tiles > 1) widen(here, now, wide);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t r0 = (end - first) * t / tiles, r1 = (end - first) * (t + 1) / tiles;
-            const char *next = t ? NULL : here + (tiles > 1 ? now * 128 : PREFETCH);
+            const char *next = here + (tiles > 1 ? now * 128 + now * 128 * t / tiles : PREFETCH);
             const char *x = (const char *)a->x + (first + r0) * stride + k * step_bytes;
             if (form == WIDEN && tiles > 1)
-                any_tile((int)(r1 - r0), FLOATS, x, stride, (char *)wide, 2 * now, next, 64, partial + r0 * PANEL, k > 0);
-            else any_tile((int)(r1 - r0), form, x, stride, here, now, next, 128, partial + r0 * PANEL, k > 0);
+                any_tile((int)(r1 - r0), FLOATS, x, stride, (char *)wide, 2 * now, next, 64 / tiles, partial + r0 * PANEL, k > 0);
+            else any_tile((int)(r1 - r0), form, x, stride, here, now, next, 128 / tiles, partial + r0 * PANEL, k > 0);
         }
     }
     finish(a, p, first, end, partial, bf);
@@ -148,6 +150,7 @@ static void panel_in_tiles(const struct linear *a, int64_t p, int64_t first, int
     const int64_t steps = a->inputs / 2, whole = steps / TILE_STEPS, rest = steps % TILE_STEPS;
     const int64_t x_bytes = tile_height(a->rows) * 64, next = tiles_of(a->inputs) * x_bytes;
     const char *w = (const char *)a->packed + p * steps * 128;
+    const int64_t passes = (end - first + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), fetch = 2 * TILE_BYTES / passes;
     char tail[2 * TILE_BYTES] __attribute__((aligned(64)));
     float sums[2 * TILE_ROWS * PANEL] __attribute__((aligned(64)));
     if (rest) {
@@ -157,9 +160,9 @@ static void panel_in_tiles(const struct linear *a, int64_t p, int64_t first, int
     SETTLE();
     for (int64_t r = first; r < end; r += 2 * TILE_ROWS) {
         const char *x = (const char *)a->x + r / TILE_ROWS * next;
-        const char *ahead = r > first ? NULL : w + (end - first > 2 * TILE_ROWS ? steps * 128 : TILES_AHEAD);
-        if (end - r > TILE_ROWS) tile_sums(1, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, sums);
-        else tile_sums(0, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, sums);
+        const char *ahead = w + (passes > 1 ? steps * 128 + (r - first) / (2 * TILE_ROWS) * whole * fetch : TILES_AHEAD);
+        if (end - r > TILE_ROWS) tile_sums(1, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, fetch, sums);
+        else tile_sums(0, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, fetch, sums);
         finish(a, p, r, end - r < 2 * TILE_ROWS ? end : r + 2 * TILE_ROWS, sums, 1);
     }
 }

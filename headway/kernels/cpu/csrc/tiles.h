@@ -41,12 +41,10 @@ static void configure_tiles(int64_t rows) {
 
 /* One or two tiles of rows times `count` tiles of a panel; x of the second `next` bytes behind the first's. */
 INLINE void multiply_tiles(const int two, const char *x, int64_t x_bytes, int64_t next, const char *w, int64_t count,
-                           const char *ahead) {
-    for (int64_t s = 0; s < count; s++) {
+                           const char *ahead, int64_t fetch) {
+    for (int64_t s = 0; s < count; s++, ahead += fetch) {
         const char *at = w + s * 2 * TILE_BYTES;
-        if (ahead)
-#pragma GCC unroll 32
-            for (int line = 0; line < 32; line++) __builtin_prefetch(ahead + s * 2 * TILE_BYTES + line * 64, 0, 2);
+        for (int64_t line = 0; line < fetch; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         _tile_loadd(4, x + s * x_bytes, 64);
         _tile_loadd(6, at, 128);
         _tile_dpbf16ps(0, 4, 6);
@@ -62,15 +60,15 @@ INLINE void multiply_tiles(const int two, const char *x, int64_t x_bytes, int64_
 
 /* sums [2 * 16, PANEL] of one or two tiles of rows. `tail` holds the panel's last steps, filled up with zeros, or is NULL. */
 INLINE void tile_sums(const int two, const char *x, int64_t x_bytes, int64_t next, const char *w, int64_t whole,
-                      const char *tail, const char *ahead, float *sums) {
+                      const char *tail, const char *ahead, int64_t fetch, float *sums) {
     _tile_zero(0);
     _tile_zero(1);
     if (two) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    multiply_tiles(two, x, x_bytes, next, w, whole, ahead);
-    if (tail) multiply_tiles(two, x + whole * x_bytes, x_bytes, next, tail, 1, NULL);
+    multiply_tiles(two, x, x_bytes, next, w, whole, ahead, fetch);
+    if (tail) multiply_tiles(two, x + whole * x_bytes, x_bytes, next, tail, 1, ahead, 0);
     _tile_stored(0, sums, PANEL * 4);
     _tile_stored(1, sums + 16, PANEL * 4);
     if (two) {
