@@ -14,7 +14,7 @@
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #else
 #define MAX_ROWS 3  /* 12 of 16 registers accumulate (AVX2), 24 of 32 (NEON) */
-#define K_BLOCK 128 /* 16 KiB, half of the first cache: six cycles of arithmetic for 128 bytes leave no time for the second */
+#define K_BLOCK 192 /* 24 KiB of the first cache: six cycles of arithmetic for 128 bytes leave no time for the second */
 #define CASES CASE(1) CASE(2) CASE(3)
 #endif
 #define WIDE_BLOCK 64   /* steps of a bfloat16 panel that are widened at once, to 16 KiB */
@@ -30,6 +30,7 @@ struct linear {
     void *y;
     int64_t rows, outputs, inputs, row_block, panels_per_item, items_per_rows;
     int bf, gelu, tiles;
+    int64_t tile_blocks; /* of inputs */
 };
 
 /* x [rows, inputs] in bfloat16, and what is made of it. */
@@ -145,25 +146,32 @@ INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end,
 }
 
 #if TILES
-/* The same from tiles of x, which a->x holds. */
-static void panel_in_tiles(const struct linear *a, int64_t p, int64_t first, int64_t end) {
+/* Panels [begin, end) for rows [first, last), from tiles of x, which a->x holds. A block of inputs goes over all rows and panels
+ * before the next one, whose sums go on from `sums` [panels, rows, 32]; with one block they need no place for long. */
+static void panels_in_tiles(const struct linear *a, int64_t begin, int64_t end, int64_t first, int64_t last, float *sums) {
     const int64_t steps = a->inputs / 2, whole = steps / TILE_STEPS, rest = steps % TILE_STEPS;
-    const int64_t x_bytes = tile_height(a->rows) * 64, next = tiles_of(a->inputs) * x_bytes;
-    const char *w = (const char *)a->packed + p * steps * 128;
-    const int64_t passes = (end - first + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), fetch = 2 * TILE_BYTES / passes;
+    const int64_t x_bytes = tile_height(a->rows) * 64, next = tiles_of(a->inputs) * x_bytes, blocks = a->tile_blocks;
+    const int64_t passes = (last - first + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), fetch = 2 * TILE_BYTES / passes;
     char tail[2 * TILE_BYTES] __attribute__((aligned(64)));
-    float sums[2 * TILE_ROWS * PANEL] __attribute__((aligned(64)));
-    if (rest) {
-        memcpy(tail, w + whole * 2 * TILE_BYTES, rest * 128);
-        memset(tail + rest * 128, 0, sizeof tail - rest * 128);
-    }
-    SETTLE();
-    for (int64_t r = first; r < end; r += 2 * TILE_ROWS) {
-        const char *x = (const char *)a->x + r / TILE_ROWS * next;
-        const char *ahead = w + (passes > 1 ? steps * 128 + (r - first) / (2 * TILE_ROWS) * whole * fetch : TILES_AHEAD);
-        if (end - r > TILE_ROWS) tile_sums(1, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, fetch, sums);
-        else tile_sums(0, x, x_bytes, next, w, whole, rest ? tail : NULL, ahead, fetch, sums);
-        finish(a, p, r, end - r < 2 * TILE_ROWS ? end : r + 2 * TILE_ROWS, sums, 1);
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t from = whole * b / blocks, count = whole * (b + 1) / blocks - from;
+        for (int64_t p = begin; p < end; p++) {
+            const char *w = (const char *)a->packed + p * steps * 128, *end_of_panel = b == blocks - 1 && rest ? tail : NULL;
+            if (end_of_panel) {
+                memcpy(tail, w + whole * 2 * TILE_BYTES, rest * 128);
+                memset(tail + rest * 128, 0, sizeof tail - rest * 128);
+            }
+            SETTLE();
+            w += from * 2 * TILE_BYTES;
+            const char *ahead = w + (passes > 1 ? steps * 128 : TILES_AHEAD);
+            for (int64_t r = first; r < last; r += 2 * TILE_ROWS, ahead += count * fetch) {
+                const char *x = (const char *)a->x + r / TILE_ROWS * next + from * x_bytes;
+                float *here = sums + (blocks > 1 ? ((p - begin) * passes * 2 * TILE_ROWS + r - first) * PANEL : 0);
+                if (last - r > TILE_ROWS) tile_sums(1, x, x_bytes, next, w, count, end_of_panel, ahead, fetch, here, b > 0);
+                else tile_sums(0, x, x_bytes, next, w, count, end_of_panel, ahead, fetch, here, b > 0);
+                if (b == blocks - 1) finish(a, p, r, least(r + 2 * TILE_ROWS, last), here, 1);
+            }
+        }
     }
 }
 #endif
@@ -178,8 +186,9 @@ static void linear_item(void *context, int64_t item) {
     const int64_t end = least(begin + a->panels_per_item, panels), last = least(first + a->row_block, a->rows);
 #if TILES
     if (a->tiles) {
+        float sums[TILE_PANELS * ROWS_OF_BLOCKS * PANEL] __attribute__((aligned(64)));
         configure_tiles(tile_height(a->rows));
-        for (int64_t p = begin; p < end; p++) panel_in_tiles(a, p, first, last);
+        for (int64_t p = begin; p < end; p += TILE_PANELS) panels_in_tiles(a, p, least(p + TILE_PANELS, end), first, last, sums);
         _tile_release(); /* else every switch to another process saves them */
         return;
     }
@@ -199,7 +208,7 @@ EXPORT int headway_linear(const void *x, const void *packed, const void *bias, v
                           int64_t inputs, int bf, int gelu, int threads) {
     if (rows <= 0 || outputs <= 0) return 0;
     struct linear a = {.x = x, .packed = packed, .bias = bias, .y = y, .rows = rows, .outputs = outputs, .inputs = inputs,
-                       .row_block = ROW_BLOCK, .bf = bf, .gelu = gelu, .tiles = bf && tiles_allowed()};
+                       .row_block = ROW_BLOCK, .bf = bf, .gelu = gelu, .tiles = bf && tiles_allowed(), .tile_blocks = 1};
     char local[ON_STACK] __attribute__((aligned(64))), *copy = local;
     const int64_t bytes = a.tiles ? copy_bytes(rows, inputs) : bf && !BF_DOT ? rows * inputs * 4 : 0;
     if (bytes > ON_STACK && !(copy = malloc(bytes))) return -1;
@@ -209,7 +218,11 @@ EXPORT int headway_linear(const void *x, const void *packed, const void *bias, v
         parallel_for(items, bytes > 262144 ? threads : 1, a.tiles ? copy_tile : widen_row, &c);
         a.x = copy;
     }
-    if (a.tiles) a.row_block = tiles_row_block(inputs);
+    if (a.tiles && rows * tiles_of(inputs) * 64 <= ROW_BYTES) a.row_block = rows;
+    else if (a.tiles) {
+        a.row_block = ROWS_OF_BLOCKS;
+        a.tile_blocks = (tiles_of(inputs) + TILES_OF_BLOCK - 1) / TILES_OF_BLOCK;
+    }
     const int64_t panels = (outputs + PANEL - 1) / PANEL, row_blocks = (rows + a.row_block - 1) / a.row_block;
     int64_t parts = threads > 1 ? threads * 8 : 1;
     if (panels * inputs * PANEL * (rows < 8 ? rows : 8) < 65536) parts = 1;

@@ -7,16 +7,20 @@
 #ifndef HEADWAY_TILES_H
 #define HEADWAY_TILES_H
 
+#define TILE_ROWS 16
+#define ROW_BYTES (1 << 20) /* of x: half of the second cache; more than that goes in blocks of rows and inputs */
+#define ROWS_OF_BLOCKS 256
+#define TILES_OF_BLOCK 32
+#define TILE_PANELS 8 /* whose sums are kept from block to block */
+
 #if defined(__AMX_BF16__) && defined(__linux__)
 #define TILES 1
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define TILE_ROWS 16
 #define TILE_STEPS 16    /* of a panel: pairs of inputs */
 #define TILE_BYTES 1024  /* of weights, and of sixteen rows of x */
 #define TILES_AHEAD 4096
-#define ROW_BYTES (1 << 20) /* of x per item: half of the second cache */
 
 /* GCC's intrinsics do not say that they read memory. */
 #define SETTLE() __asm__ volatile("" ::: "memory")
@@ -58,12 +62,20 @@ INLINE void multiply_tiles(const int two, const char *x, int64_t x_bytes, int64_
     }
 }
 
-/* sums [2 * 16, PANEL] of one or two tiles of rows. `tail` holds the panel's last steps, filled up with zeros, or is NULL. */
+/* sums [2 * 16, PANEL], or what is added to them, of one or two tiles of rows. `tail` holds the panel's last steps, filled up with zeros, or is NULL. */
 INLINE void tile_sums(const int two, const char *x, int64_t x_bytes, int64_t next, const char *w, int64_t whole,
-                      const char *tail, const char *ahead, int64_t fetch, float *sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (two) {
+                      const char *tail, const char *ahead, int64_t fetch, float *sums, int resume) {
+    if (resume) {
+        _tile_loadd(0, sums, PANEL * 4);
+        _tile_loadd(1, sums + 16, PANEL * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    if (two && resume) {
+        _tile_loadd(2, sums + TILE_ROWS * PANEL, PANEL * 4);
+        _tile_loadd(3, sums + TILE_ROWS * PANEL + 16, PANEL * 4);
+    } else if (two) {
         _tile_zero(2);
         _tile_zero(3);
     }
@@ -82,11 +94,6 @@ INLINE int64_t tiles_of(int64_t inputs) { return (inputs + 2 * TILE_STEPS - 1) /
 
 INLINE int64_t copy_bytes(int64_t rows, int64_t inputs) {
     return (rows + TILE_ROWS - 1) / TILE_ROWS * tile_height(rows) * tiles_of(inputs) * 64;
-}
-
-INLINE int64_t tiles_row_block(int64_t inputs) {
-    const int64_t rows = ROW_BYTES / (tiles_of(inputs) * 64) / (2 * TILE_ROWS) * (2 * TILE_ROWS);
-    return rows < 2 * TILE_ROWS ? 2 * TILE_ROWS : rows;
 }
 
 /* copy [rows / 16, inputs / 32, 16, 32] <- x, both rounded up and filled up with zeros; with fewer than 16 rows tiles have as many. */
@@ -108,10 +115,9 @@ static void copy_tile(void *context, int64_t tile) {
 }
 #else
 #define TILES 0
-#define TILE_ROWS 16
 static int tiles_allowed(void) { return 0; }
 INLINE int64_t copy_bytes(int64_t rows, int64_t inputs) { return rows * inputs * 0; }
-INLINE int64_t tiles_row_block(int64_t inputs) { return inputs; }
+INLINE int64_t tiles_of(int64_t inputs) { return inputs; }
 static void copy_tile(void *context, int64_t tile) { (void)context, (void)tile; }
 #endif
 
