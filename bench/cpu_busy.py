@@ -6,6 +6,8 @@ With T threads of ours and B busy processes on C cores, each gets C / (T + B) of
 part of the speed alone is the fair share. Threads that wait for each other get less out of it. A quota of Q CPUs is set by a
 control group of this process's own (Linux, as root; elsewhere start the bench in a container with ``--cpus Q`` and compare
 with one without it); Q / T is the fair share. Each round measures speed alone and every case; the best of the rounds counts.
+Where other work runs beside all of this, the last figure still holds: processor time that a thread of ours got over what a busy
+process got in the same moments, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -60,6 +63,12 @@ def running(others: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     finally:
         for other in others:
             other.send_signal(signal.SIGSTOP)
+
+
+def seconds_of(others: list[subprocess.Popen[bytes]]) -> float:
+    """Processor time that these processes have had."""
+    stats = [Path(f"/proc/{other.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split() for other in others]
+    return sum(int(words[11]) + int(words[12]) for words in stats) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -117,13 +126,20 @@ def main() -> None:
     for other in others:
         other.send_signal(signal.SIGSTOP)
     alone, speeds = 0.0, dict.fromkeys(cases, 0.0)
+    got: dict[tuple[str, float], list[float]] = {case: [] for case in cases}
     try:
         for turn in range(options.rounds):
             for kind, number in cases:
                 name = f"{turn}-{kind}-{number}"
                 alone = max(alone, tokens_per_second(core, options.seconds, f"{name}-alone"))
-                with running(others[: int(number)]) if kind == "busy" else quota_of(number):
-                    speeds[kind, number] = max(speeds[kind, number], tokens_per_second(core, options.seconds, name))
+                beside = others[: int(number)] if kind == "busy" else []
+                before, own = seconds_of(beside), time.process_time()
+                with running(beside) if kind == "busy" else quota_of(number):
+                    speed = tokens_per_second(core, options.seconds, name)
+                speeds[kind, number] = max(speeds[kind, number], speed)
+                if beside:
+                    each = (seconds_of(beside) - before) / len(beside) * threads
+                    got[kind, number].append((time.process_time() - own) / each)
     finally:
         for other in others:
             other.kill()
@@ -132,8 +148,13 @@ def main() -> None:
     for (kind, number), speed in speeds.items():
         share = min(1.0, cores / (threads + number) if kind == "busy" else number / threads)
         kept = speed / alone / share
-        report.append({"beside": kind, "number": number, "tokens_per_second": speed, "of_fair_share": kept})
-        print(f"  {kind} {number:g}: {speed:6.1f} of {alone:.1f} tokens/s, {kept:.2f} of the fair share {share:.2f}")
+        row = {"beside": kind, "number": number, "tokens_per_second": speed, "of_fair_share": kept}
+        line = f"  {kind} {number:g}: {speed:6.1f} of {alone:.1f} tokens/s, {kept:.2f} of the fair share {share:.2f}"
+        if times := got[kind, number]:
+            row["processor_time_of_theirs"] = statistics.median(times)
+            line += f"; processor time of a thread over theirs: {statistics.median(times):.2f}"
+        report.append(row)
+        print(line)
     if options.json:
         about = {"cpu": cpu_name(), "dtype": options.dtype, "threads": threads, "cores": cores, "alone": alone}
         options.json.write_text(json.dumps(about | {"cases": report}, indent=1) + "\n", encoding="utf-8")
