@@ -1,9 +1,12 @@
 """Our CPU products beside torch's, for layers of several models and any number of rows, in the same run.
 
-    python bench/cpu_linear.py [--rows 1,2,4,8,16,64,256] [--dtypes bfloat16,float32] [--seconds 0.2]
+    python bench/cpu_linear.py [--rows 1,4,16,64,512] [--dtypes bfloat16,float32] [--seconds 0.5] [--megabytes 60]
+        [--processor-time]
 
-Each figure is the shortest of the calls made in turn in ``--seconds``. The weights of one layer may stay in the last cache, so
-that arithmetic shows; what memory costs is in ``bench/cpu_decode.py``.
+Each figure is the shortest of the calls made in turn in ``--seconds``, its mean over copies of the layer that hold
+``--megabytes`` together, so that weights come from beyond the second cache as a model's do; 0: one copy, which may stay there.
+``--processor-time`` counts one thread's own seconds, which other processes hardly change: run it with OMP_NUM_THREADS=1.
+HEADWAY_CPU names the set of instructions; torch's libraries are held to one as ``bench/cpu_vs_transformers.py`` says.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ SHAPES = {
 }
 
 
-def best_us(calls: list[Callable[[], object]], seconds: float) -> list[float]:
+def best_us(
+    calls: list[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """The shortest time of each call in microseconds; made in turn, at least twice."""
     best, end, rounds = [float("inf")] * len(calls), time.perf_counter() + seconds, 0
     while rounds < 2 or time.perf_counter() < end:
         for index, call in enumerate(calls):
-            start = time.perf_counter()
+            start = clock()
             call()
-            best[index] = min(best[index], time.perf_counter() - start)
+            best[index] = min(best[index], clock() - start)
         rounds += 1
     return [seconds * 1e6 for seconds in best]
 
@@ -42,19 +47,26 @@ def best_us(calls: list[Callable[[], object]], seconds: float) -> list[float]:
 def main() -> None:
     """Print GFLOP/s of both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="1,2,4,8,16,64,256")
+    parser.add_argument("--rows", default="1,4,16,64,512")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, instead of the clock's")
     options = parser.parse_args()
+    clock = time.thread_time if options.processor_time else time.perf_counter
     print(f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}; GFLOP/s of ours / torch's")
     for name in options.dtypes.split(","):
         dtype: torch.dtype = getattr(torch, name)
         for label, (inputs, outputs) in SHAPES.items():
-            weight = (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
-            packed, parts = PackedLinear(weight), []
+            copies = max(1, options.megabytes * 2**20 // (inputs * outputs * dtype.itemsize))
+            weights = [(torch.randn(outputs, inputs) / inputs**0.5).to(dtype) for _ in range(copies)]
+            packed, parts = [PackedLinear(weight) for weight in weights], []
             for rows in (int(word) for word in options.rows.split(",")):
                 x = torch.randn(rows, inputs).to(dtype)
-                times = best_us([partial(packed, x), partial(F.linear, x, weight)], options.seconds)
+                calls: list[Callable[[], object]] = [partial(layer, x) for layer in packed]
+                calls += [partial(F.linear, x, weight) for weight in weights]
+                found = best_us(calls, options.seconds, clock)
+                times = [sum(found[:copies]) / copies, sum(found[copies:]) / copies]
                 rates = [2e-3 * rows * inputs * outputs / microseconds for microseconds in times]
                 parts.append(f"{rows}: {rates[0]:.0f}/{rates[1]:.0f} {rates[0] / rates[1]:.2f}x")
             print(f"{name:9} {label:22} " + "  ".join(parts), flush=True)

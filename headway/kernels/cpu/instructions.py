@@ -33,6 +33,11 @@ SETS: Final = {
     "avx512_bf16": InstructionSet(
         "x86_64", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _AVX512 | {"avx512_vnni", "avx512_bf16"}
     ),
+    "avx512_amx": InstructionSet(
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
+    ),
     "neon": InstructionSet("aarch64", ("-march=armv8-a",), frozenset({"asimd"})),
     "neon_dot": InstructionSet("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimd", "asimddp"})),
     "neon_bf16": InstructionSet(

@@ -10,8 +10,8 @@ linear_packed(x, packed, bias, outputs, gelu=False) -> y
     y       [..., N], N = outputs, in x's dtype; sums in float32, the bias added before the one rounding (the rounded y is what
             gelu takes)
 
-Every output is one chain of multiply-adds over rising k, so on the native path a row of y has the same bits whatever
-the other rows of x are. ``PackedLinear`` is what models hold.
+Every output is one chain of multiply-adds over rising k, or with AMX of sums of 32 products each, so on the native path a row
+of y has the same bits whatever the other rows of x are. ``PackedLinear`` is what models hold.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ linear_packed = Op(
 class PackedLinear:
     """A linear layer in the fastest form its device has.
 
-    On a CPU with native kernels the weight is copied into panels, which serve every number of rows (measured against
-    ``F.linear``: 2 to 5 times faster for few rows, as fast for 512 rows in bfloat16 and twice as fast in float32). The
-    object does not keep the original: memory is held once unless the caller keeps it too, as it must a tied embedding
-    table. Everywhere else it keeps the weight and calls ``F.linear``.
+    On a CPU with native kernels the weight is copied into panels, which serve every number of rows (what ``F.linear`` takes
+    beside them, by instruction set, is in docs/cpu.md). The object does not keep the original: memory is held once unless
+    the caller keeps it too, as it must a tied embedding table. Everywhere else it keeps the weight and calls ``F.linear``.
 
     Args:
         weight: [N, K].

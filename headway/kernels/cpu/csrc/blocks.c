@@ -39,7 +39,7 @@ static __m256i dot_256(__m256i sum, __m256i w, __m256i x) {
 #define dot_256 _mm256_dpbusd_avx_epi32
 #endif
 #endif
-#define AHEAD 2048 /* bytes: the hardware's own prefetch stops at every page */
+#define AHEAD 4096 /* bytes: the hardware's own prefetch stops at every page */
 
 /* What is taken off unsigned values, so that sums of 16-bit pairs stay within 16 bits. */
 INLINE int centre(const struct format f) { return f.bits == 5 && f.min ? 16 : f.offset; }
