@@ -1,0 +1,253 @@
+"""What a slot holds and what a step tells of it depend on the slot's present request alone: whoever owned it before, whatever
+others are admitted beside it, however its prompt is cut, and whether it was preempted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headway.core.automaton import Vocabulary
+from headway.core.messages import AddRequest
+from headway.core.params import SamplingParams
+from headway.core.plan import Admission, Int32s, StepPlan
+from headway.kernels.apply_edits import apply_edits
+from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE, WIDE_K
+from headway.kernels.suffix_draft import OFF, OWN, SHARED
+from headway.runner.admission import MAX_STOP_IDS, AdmissionWriter
+from headway.runner.config import RunnerConfig
+from headway.runner.launch import Launch
+from headway.runner.packer import Packer
+from headway.sampling.sampler import Sampler, sampler_tables
+from headway.state.media import media_tables
+from headway.state.packed_step import PackedRows, PackedStep
+from headway.state.slots import DRAFT_SCOPE, SlotArena, core_tables
+from tests.runner.test_admission import CASES, VOCAB
+
+SLOTS, LENGTH, CPU = 4, 200, torch.device("cpu")
+VALID: Mapping[str, Callable[[Callable[[str], Any]], int]] = {
+    "history": lambda at: int(at("num_tokens")),
+    "stop_ids": lambda at: int(at("stop_counts")[1]),
+    "bias_ids": lambda at: int(at("bias_counts")), "bias_values": lambda at: int(at("bias_counts")),
+    "allowed_bits": lambda at: 99 * int(at("allowed_on")),
+    "bw_offsets": lambda at: int(at("bw_counts")) + 1 if at("bw_counts") else 0,
+    "bw_tokens": lambda at: int(at("bw_offsets")[at("bw_counts")]),
+    "lp_ids": lambda at: int(at("lp_counts")),
+    **{name: lambda at: 99 * int(at("grammar_on")) for name in ("grammar_info", "grammar_table", "grammar_state")},
+    "grammar_serial": lambda at: 0, "grammar_kept": lambda at: 0,  # their own business, see grammar_mask
+    "media": lambda at: 2 + 6 * int(at("media")[0]), "media_rows": lambda at: 0,  # rows are told with each step
+    "drafts": lambda at: 0, "block_table": lambda at: 0,
+}  # fmt: skip
+"""So many leading entries of a slot's row of a table mean something; of other tables all."""
+
+
+class Slots:
+    """The slot tables of an engine that drafts and sees."""
+
+    def __init__(self) -> None:
+        own = [*core_tables(LENGTH, 4, MAX_STOP_IDS, 2), *sampler_tables(VOCAB), *media_tables()]
+        self.arena = SlotArena(own, SLOTS, CPU)
+        self.names = [table.name for table in own]
+        self.sampler = Sampler(self.arena, VOCAB)
+        self.sampler.grammar.learn(Vocabulary.of(bytes([each]) for each in range(VOCAB)))
+        self.writer = AdmissionWriter(self.arena, self.sampler)
+
+    def admit(self, slot: int, request: AddRequest, tokens: Int32s) -> None:
+        self.writer.prepare(request)
+        one = np.array([slot], np.int32)
+        plan = StepPlan(0, one, np.array([len(tokens)], np.int32), 0 * one, np.array([True]), 0)
+        packed = PackedStep(np.zeros(400_000, np.int32), PackedRows(plan), 0)
+        self.writer.write(packed, Admission(slot, request, tokens, 0))
+        end = packed.finish()
+        apply_edits(self.arena.ints, torch.from_numpy(packed._ints[:end]), packed.num_edits)
+
+    def row(self, name: str, slot: int) -> torch.Tensor:
+        return self.arena.view(name)[..., slot, :] if self.arena.view(name).dim() > 1 else self.arena.view(name)[slot]
+
+    def meant(self, slot: int) -> dict[str, list[Any]]:
+        """All that is true of a slot."""
+        found = {}
+        for name in self.names:
+            row = self.row(name, slot).reshape(-1)
+            most = VALID[name](lambda of: self.row(of, slot)) if name in VALID else len(row)
+            found[name] = row[:most].tolist()
+        return found
+
+
+def asked(number: int, name: str, prompt: int = 90, **more: Any) -> AddRequest:
+    params, fields = CASES[name]
+    tokens = [ord("a") + (number + i) % 4 for i in range(prompt)]
+    rest: dict[str, Any] = {"eos_token_ids": []} | fields | more
+    return AddRequest(
+        request_id=f"r{number}",
+        prompt_token_ids=tokens,
+        params=SamplingParams(max_tokens=9, **params),
+        seed=number,
+        **rest,
+    )
+
+
+SMALL = [name for name in CASES if name != "as many as there can be"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_slot_tells_nothing_of_its_former_owners(name: str) -> None:
+    """Each request behind each other one, and behind all of them."""
+    fresh, used = Slots(), Slots()
+    mine = asked(1, name)
+    tokens = np.array(mine.prompt_token_ids, np.int32)
+    fresh.admit(2, mine, tokens)
+    for number, before in enumerate(SMALL):
+        other = asked(10 + number, before, prompt=120)
+        used.admit(2, other, np.array(other.prompt_token_ids, np.int32))
+        neighbour = used.meant(2)
+        used.admit(3, mine, tokens)
+        assert used.meant(2) == neighbour, "a neighbour's tables changed"
+        used.admit(2, mine, tokens)
+        for table, wanted in fresh.meant(2).items():
+            if table != "allowed_bits" or mine.host_grammar is None:  # else they come with each step that draws
+                assert used.meant(2)[table] == wanted, (before, table)
+        slots = np.array([2], np.int32)
+        assert used.sampler.variant(slots) == fresh.sampler.variant(slots), before
+        used.writer.forget(mine.request_id)
+
+
+@pytest.mark.parametrize(("off", "grammar", "salt"), [*itertools.product((False, True), (None, "g"), (None, "s"))])
+def test_where_guesses_may_come_from(off: bool, grammar: str | None, salt: str | None) -> None:
+    request = asked(0, "plain", host_grammar=grammar, cache_salt=salt)
+    request.params.disable_spec_decode = off
+    slots = Slots()
+    slots.admit(1, request, np.array(request.prompt_token_ids, np.int32))
+    wanted = OFF if off or grammar is not None else SHARED if salt is None else OWN
+    assert int(slots.row(DRAFT_SCOPE, 1)) == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("penalty", [0.0, -0.5])
+def test_a_request_asks_for_the_paths_that_its_parameters_need(temperature: float, penalty: float) -> None:
+    """By what the flags are said to mean, for every mixture of filters on both sides of where one path ends."""
+    sampler = Slots().sampler
+    for top_k, top_p, min_p in itertools.product((0, 1, WIDE_K, WIDE_K + 1), (1.0, 0.5), (0.0, 0.1)):
+        params: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "presence_penalty": penalty,
+        }
+        request = asked(0, "plain")
+        request.params = SamplingParams(max_tokens=9, **params)
+        wanted = PENALTIES if penalty else 0
+        if temperature:
+            wanted |= RANDOM | (TOP if top_k or top_p < 1 else 0) | (MIN_P if min_p else 0)
+            wide = not 0 < top_k <= WIDE_K and (top_k > WIDE_K or top_p < 1 or min_p > 0)
+            wanted |= (WIDE if wide else 0) | (TWICE if top_k > WIDE_K and top_p < 1 else 0)
+        assert sampler.draw.flags(request) == wanted, params
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def packer() -> Packer:
+    arena = SlotArena([*core_tables(LENGTH, 4, MAX_STOP_IDS), *sampler_tables(VOCAB)], SLOTS, CPU)
+    sizes: dict[str, Any] = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 99, "max_model_len": LENGTH}
+    config = RunnerConfig(
+        **sizes, block_size=16, vocab_size=VOCAB, max_logprobs=9, max_upload_ints=40_000, max_in_flight=3
+    )
+    return Packer(arena, Sampler(arena, VOCAB), config)
+
+
+def listed(launch: Launch, at: int, number: int) -> list[int]:
+    return launch.ints[at : at + number].tolist()
+
+
+def wanted_of(plan: StepPlan, requests: list[AddRequest]) -> list[tuple[int, int, int, int]]:
+    """Row, its slot, a token of the step, and the prompt's token behind it, of each position that is asked for."""
+    found, first = [], 0
+    for row, request in enumerate(requests):
+        start, count = int(plan.starts_bound[row]), int(plan.query_lens[row])
+        for place in range(start, start + count):
+            if request.params.prompt_logprobs is not None and place + 1 < len(request.prompt_token_ids):
+                target = request.prompt_token_ids[place + 1]
+                found.append((row, int(plan.slots[row]), first + place - start, target))
+        first += count
+    return found
+
+
+def steps(rng: random.Random) -> Iterator[tuple[StepPlan, list[AddRequest]]]:
+    """Steps in which requests begin, go on in chunks, end, and begin again behind what they had generated."""
+    rows: dict[int, tuple[AddRequest, int, int]] = {}  # slot -> request, tokens done, tokens known
+    for step in range(40):
+        for slot in [slot for slot in rows if rng.random() < 0.25]:
+            del rows[slot]
+        fresh = []
+        for slot in rng.sample(
+            [slot for slot in range(SLOTS) if slot not in rows], k=rng.randrange(SLOTS - len(rows) + 1)
+        ):
+            params: dict[str, Any] = {"prompt_logprobs": rng.choice([None, None, 0, 2, 5])}
+            params |= rng.choice(
+                [{}, {"presence_penalty": 0.5}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2}]
+            )
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
+            more = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 3]))]
+            request = AddRequest(
+                request_id=f"{step}-{slot}", prompt_token_ids=prompt, params=SamplingParams(max_tokens=9, **params),
+                seed=0, eos_token_ids=[],
+            )  # fmt: skip
+            done = rng.choice([0, 0, len(prompt) // 2]) if params["prompt_logprobs"] is None else 0
+            fresh.append(Admission(slot, request, np.array([*prompt, *more], np.int32), done))
+            rows[slot] = request, done, len(prompt) + len(more)
+        order = sorted(rows, key=lambda slot: rows[slot][1] < rows[slot][2])  # rows that decode come first
+        lens = [max(1, rng.randint(1, max(1, rows[slot][2] - rows[slot][1]))) for slot in order]
+        starts, decodes = [rows[slot][1] for slot in order], sum(rows[slot][1] >= rows[slot][2] for slot in order)
+        for slot, count in zip(order, lens, strict=True):
+            request, done, known = rows[slot]
+            rows[slot] = request, done + count, known
+        if order:
+            plan = StepPlan(
+                step, np.array(order, np.int32), np.array(lens, np.int32), np.array(starts, np.int32),
+                np.array([rows[slot][1] >= rows[slot][2] for slot in order]), decodes,
+            )  # fmt: skip
+            plan.admissions = fresh
+            yield plan, [rows[slot][0] for slot in order]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_step_says_of_prompts_and_counts(seed: int) -> None:
+    subject, seen = packer(), [0, 0, 0]
+    for plan, requests in steps(random.Random(seed)):
+        for each in plan.admissions:
+            subject.admissions.prepare(each.request)
+        launch = subject.pack(plan, np.full(60_000, -3, np.int32))
+        subject.launched(plan)
+        penalised = [
+            each.slot
+            for each in plan.admissions
+            if (each.request.params.presence_penalty, each.request.params.frequency_penalty) != (0.0, 0.0)
+            or each.request.params.repetition_penalty != 1.0
+        ]
+        assert listed(launch, launch.counted_at, launch.num_counted) == penalised
+        assert launch.edits_first >= bool(penalised), "counts are made of what the edits write"
+        wanted = wanted_of(plan, requests)
+        assert (launch.prompt is not None) == bool(wanted)
+        if launch.prompt is not None:
+            prompt = launch.prompt
+            places = [
+                listed(launch, at, prompt.total) for at in (prompt.indices_at, prompt.targets_at, prompt.slots_at)
+            ]
+            rows = [row for row, count in prompt.rows for _ in range(count)]
+            told = list(zip(rows, places[2], places[0], places[1], strict=True))
+            assert told == wanted
+            most = max(requests[row].params.prompt_logprobs or 0 for row, _, _, _ in wanted)
+            assert prompt.entries == most
+            seen[0] += 1
+            seen[1] += len({requests[row].params.prompt_logprobs for row in rows}) > 1
+        seen[2] += len(penalised) > 1
+        longest = int((plan.starts_bound + plan.query_lens).max())
+        assert launch.max_seq_len_bound >= longest
+    assert min(seen[0], seen[2]) > 0, "the steps were meant to have all of it"
