@@ -1,0 +1,145 @@
+"""Limits from both sides, of two sources the one that counts, and values that look like nothing but were given."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from headway.api.structured import integers
+from headway.api.structured.nfa import Nfa
+from headway.api.structured.regex import RefusedError, full_match
+from headway.core.errors import InvalidRequestError
+from headway.core.params import MAX_PROMPT_NAME_CHARS, PoolingParams, SamplingParams
+from tests.api.test_inputs import door
+
+LONG = "n" * MAX_PROMPT_NAME_CHARS
+TAKEN: dict[str, list[Any]] = {
+    "dimensions": [None, 1, 2**20],
+    "normalize": [None, True, False],
+    "use_activation": [None, True, False],
+    "truncate_prompt_tokens": [None, -1, 1, 2**31 - 1],
+    "truncation_side": [None, "left", "right"],
+    "prompt_name": [None, "", LONG],
+    "task": [None, "", LONG],
+}
+REFUSED: dict[str, list[Any]] = {
+    "dimensions": [0, -1, 2**20 + 1, True, 1.0, "1"],
+    "normalize": [0, 1, "true"],
+    "use_activation": [0, 1, "true"],
+    "truncate_prompt_tokens": [0, -2, 2**31, True, 1.0, "1"],
+    "truncation_side": ["Left", "", "both", 1],
+    "prompt_name": [LONG + "n", 1, b"a"],
+    "task": [LONG + "n", 1, b"a"],
+}
+
+
+def test_every_field_of_pooling_has_its_limits_here() -> None:
+    assert {*TAKEN} == {*REFUSED} == {field.name for field in fields(PoolingParams)}
+
+
+@pytest.mark.parametrize("field", TAKEN)
+def test_limits_of_pooling_parameters(field: str) -> None:
+    for value in TAKEN[field]:
+        assert getattr(PoolingParams(**{field: value}), field) == value
+    for value in REFUSED[field]:
+        with pytest.raises(InvalidRequestError) as caught:
+            PoolingParams(**{field: value})
+        assert caught.value.parameter == field
+
+
+@pytest.mark.parametrize("of_call", [None, "call's"])
+@pytest.mark.parametrize("own", [None, "prompt's"])
+def test_a_prompts_own_salt_goes_before_the_calls(own: str | None, of_call: str | None) -> None:
+    prompt: Any = {"prompt_token_ids": [1, 2]} | ({} if own is None else {"cache_salt": own})
+    [child] = door().prepare(prompt, SamplingParams(), cache_salt=of_call).children
+    assert child.cache_salt == (of_call if own is None else own)
+
+
+@pytest.mark.parametrize("prompt", [1, 9, 30, 31])
+def test_min_tokens_may_fill_the_context(prompt: int) -> None:
+    room = 32 - prompt
+    child = door().prepare([1] * prompt, SamplingParams(min_tokens=room, max_tokens=None)).children[0]
+    assert (child.params.min_tokens, child.params.max_tokens) == (room, room)
+    with pytest.raises(InvalidRequestError, match="does not fit"):
+        door().prepare([1] * prompt, SamplingParams(min_tokens=room + 1, max_tokens=None))
+
+
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "logit_bias": ({3: 1.0}, {4: 1.0}),
+    "allowed_token_ids": ([3], [4]),
+    "stop_token_ids": ([3], [4]),
+    "logprob_token_ids": ([3], [4]),
+    "bad_words": (["a"], ["b"]),
+    "stop": (["a"], ["b"]),
+}
+"""Every field that is a list or a table: what it held, and what the caller puts into the same object later."""
+
+
+def test_every_table_of_a_request_is_listed() -> None:
+    tables = [field.name for field in fields(SamplingParams) if re.match("list|dict", str(field.type))]
+    assert {*tables} <= {*CHANGED}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_a_caller_changes_between_two_requests_counts_for_the_second(name: str) -> None:
+    """The door remembers the last parameters it has seen; a table in them may be changed in its place."""
+    subject, (before, after) = door(), CHANGED[name]
+    params = SamplingParams(**{name: before})
+    held = getattr(params, name)
+    first = subject.prepare([1, 2], params)
+    seen = repr(first.children[0].params), first.children[0].bad_words_token_ids
+    held.clear()
+    held.update(after) if isinstance(held, dict) else held.extend(after)
+    second = subject.prepare([1, 2], params)
+    fresh = door().prepare([1, 2], replace(params))
+    assert second.children[0].params == fresh.children[0].params
+    assert second.children[0].params is not first.children[0].params, "who knows the one takes it for the other"
+    assert second.children[0].bad_words_token_ids == fresh.children[0].bad_words_token_ids
+    assert second.params == fresh.params and getattr(second.params, name) == after
+    if name not in ("allowed_token_ids", "logprob_token_ids", "logit_bias", "stop_token_ids"):
+        assert (repr(first.children[0].params), first.children[0].bad_words_token_ids) == seen
+
+
+# -- structured outputs ------------------------------------------------------------------------------------------------
+
+
+def test_multiples_within_any_bounds() -> None:
+    """Against a filter over all integers near: all where they are few; else the nearest to the lower bound, or to zero."""
+    most = integers.MAX_MULTIPLES
+    for of, low, high in itertools.product((1, 3, 7), (-9, -1, 0, 1, 8), (-8, -1, 0, 1, 20)):
+        assert integers.multiples(of, low, high) == [n for n in range(low, high + 1) if n % of == 0]
+    for low, high in (
+        (-(10**6), 0),
+        (-(10**6), -1),
+        (-(10**6), 5),
+        (-5, 10**6),
+        (0, 10**6),
+        (3, 10**6),
+        (-(10**6), 10**6),
+    ):
+        found = integers.multiples(2, low, high)
+        assert len(found) <= most and found == sorted({*found})
+        assert all(low <= each <= high and each % 2 == 0 for each in found)
+        if low <= 0 <= high and low < 0:
+            assert 0 in found, (low, high)
+        if low >= 0:
+            assert found[0] == low + low % 2
+    assert {0, -2} <= {*integers.multiples(2, None, 0)} and {0, 2} <= {*integers.multiples(2, 0, None)}
+
+
+def accepts(pattern: str) -> bool:
+    try:
+        full_match(Nfa(), 0, pattern)
+    except RefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("piece", ["^a", "a$", "^a$", "^", "$"])
+@pytest.mark.parametrize("repeat", ["", "?", "*", "+", "{1}", "{0,1}", "{2}", "{1,2}"])
+def test_an_anchor_holds_where_what_it_stands_in_can_come_once(piece: str, repeat: str) -> None:
+    assert accepts(f"({piece}){repeat}") == (repeat in ("", "?", "{1}", "{0,1}"))
