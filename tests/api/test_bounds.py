@@ -5,16 +5,26 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headway.api.frontend import load_pictures
+from headway.api.inputs import Door
+from headway.api.output_processor import OutputProcessor
+from headway.api.pictures.door import DEFAULT_LIMITS
 from headway.api.structured import integers
 from headway.api.structured.nfa import Nfa
 from headway.api.structured.regex import RefusedError, full_match
+from headway.core.config import EngineArgs
 from headway.core.errors import InvalidRequestError
+from headway.core.messages import RequestUpdate, TokenLogprobsRow
 from headway.core.params import MAX_PROMPT_NAME_CHARS, PoolingParams, SamplingParams
+from tests.api.fakes import ByteTokenizer
 from tests.api.test_inputs import door
+from tests.engine.fake_core import model_info
 
 LONG = "n" * MAX_PROMPT_NAME_CHARS
 TAKEN: dict[str, list[Any]] = {
@@ -102,6 +112,48 @@ def test_what_a_caller_changes_between_two_requests_counts_for_the_second(name: 
     assert second.params == fresh.params and getattr(second.params, name) == after
     if name not in ("allowed_token_ids", "logprob_token_ids", "logit_bias", "stop_token_ids"):
         assert (repr(first.children[0].params), first.children[0].bad_words_token_ids) == seen
+
+
+# -- what comes back ---------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_an_update_arrives() -> None:
+    """Each with a value of its own; ``queue_seconds`` is for the figures, and vectors are other requests'."""
+    tokenizer: Any = ByteTokenizer()
+    processor = OutputProcessor(tokenizer)
+    params = SamplingParams(logprobs=0, prompt_logprobs=0, stop_token_ids=[66])
+    request = processor.open(Door(model_info(), tokenizer).prepare("p", params), "name")
+    sent: dict[str, Any] = {
+        "new_token_ids": [65, 66], "new_logprobs": [TokenLogprobsRow([65], [-0.5], 1), TokenLogprobsRow([66], [-1.5], 2)],
+        "new_prompt_logprobs": [TokenLogprobsRow([112], [-2.5], 3)], "finish_reason": "error", "stop_token_id": 66,
+        "num_cached_tokens": 5, "error": "broken", "error_parameter": "seed", "aligned": [0, 7],
+    }  # fmt: skip
+    assert {*sent} == {*RequestUpdate.__struct_fields__} - {"request_id", "queue_seconds", "pooled"}
+    processor.apply([RequestUpdate(request_id="0-0", **sent)])
+    for output in (request.snapshot(), request.delta()):
+        [part] = output.outputs
+        assert (part.token_ids, part.finish_reason, part.stop_reason) == ([65, 66], "error", 66)
+        assert (
+            part.logprobs is not None and output.prompt_logprobs is not None and output.prompt_logprobs[1] is not None
+        )
+        assert [next(iter(row.values())).logprob for row in part.logprobs] == [-0.5, -1.5]
+        assert [next(iter(row.values())).rank for row in part.logprobs] == [1, 2]
+        assert (output.prompt_logprobs[1][112].logprob, output.prompt_logprobs[1][112].rank) == (-2.5, 3)
+        assert (output.num_cached_tokens, output.error, output.error_parameter) == (5, "broken", "seed")
+        assert output.aligned == [0, 7] and output.finished
+
+
+@pytest.mark.parametrize("given", [None, {}, {"image": 1}, {"video": 7}, {"image": 0, "video": 9}])
+def test_limits_that_are_given_go_before_the_usual_ones(
+    given: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    seen: list[Any] = []
+    monkeypatch.setattr("headway.api.pictures.door.Pictures", lambda *arguments: seen.append(arguments[-1]))
+    monkeypatch.setattr("headway.weights.source.locate", lambda *_, **__: SimpleNamespace(path=tmp_path))
+    info: Any = SimpleNamespace(vision=object(), architecture="x")
+    load_pictures(EngineArgs(model="m", limit_mm_per_prompt=given), info, None)
+    assert seen == [dict(DEFAULT_LIMITS) | (given or {})]
 
 
 # -- structured outputs ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.core.automaton import Vocabulary
+from headway.core.automaton import MAX_TOKEN_BYTES, Vocabulary
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.core.plan import Admission, Int32s, StepPlan
@@ -148,6 +148,18 @@ def test_a_request_asks_for_the_paths_that_its_parameters_need(temperature: floa
             wide = not 0 < top_k <= WIDE_K and (top_k > WIDE_K or top_p < 1 or min_p > 0)
             wanted |= (WIDE if wide else 0) | (TWICE if top_k > WIDE_K and top_p < 1 else 0)
         assert sampler.draw.flags(request) == wanted, params
+
+
+def test_tokens_that_grammars_know_are_those_that_fit() -> None:
+    """Of no bytes, of one, of the most, and of one more; ids beyond the model's are dropped."""
+    sampler = Slots().sampler
+    lengths = [0, 1, MAX_TOKEN_BYTES - 1, MAX_TOKEN_BYTES, MAX_TOKEN_BYTES + 1]
+    texts = [bytes(range(65, 65 + length)) for length in lengths] + [b"x"] * VOCAB
+    learned = sampler.grammar.learn(Vocabulary.of(texts)).reshape(-1, VOCAB)
+    assert learned[-1, : len(lengths)].tolist() == [0, 1, MAX_TOKEN_BYTES - 1, MAX_TOKEN_BYTES, 0]
+    for token, length in enumerate(learned[-1].tolist()):
+        words = np.ascontiguousarray(learned[:-1, token]).tobytes()
+        assert words[:length] == (texts[token] if length else b"") and not any(words[length:])
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

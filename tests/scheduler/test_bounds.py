@@ -185,7 +185,7 @@ def test_cached_tokens_are_told_once_however_a_request_ends(ends: str, hit: int)
         assert failed is not None
         updates.append(failed)
     loop.finish()
-    assert sum(update.num_cached_tokens for update in updates) == (told or 0)
+    assert sum(update.num_cached_tokens for update in updates) == updates[0].num_cached_tokens == (told or 0)
     assert [update.finish_reason for update in updates if update.finish_reason] == (
         ["error"] if "fails" in ends or "never" in ends else ["length"]
     )

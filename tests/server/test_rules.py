@@ -17,6 +17,7 @@ from headway.core.messages import EngineStats
 from headway.core.outputs import Logprob
 from headway.server.call_reader import Arguments, CallReader, CallStart
 from headway.server.errors import LONG_FIELDS, ApiError, as_api_error
+from headway.server.media_fetch import check_url
 from headway.server.messages import for_template, input_messages
 from headway.server.metrics import Figures
 from headway.server.protocol import ChatMessage, InputItem
@@ -98,6 +99,22 @@ def test_as_many_images_as_are_allowed(most: int) -> None:
         Service.check_images(service, [image] * number)
     with pytest.raises(ApiError, match=f"at most {most} images may be sent, got {most + 1}"):
         Service.check_images(service, [image] * (most + 1))
+
+
+HOSTS = {"example.org": {"example.org"}, ".example.org": {"a.example.org", "a.b.example.org"}, "A.test": {"a.test"}}
+"""A domain that is allowed, and the hosts that it allows."""
+
+
+@pytest.mark.parametrize("domain", HOSTS)
+def test_which_hosts_a_domain_allows(domain: str) -> None:
+    near = {"evilexample.org", "example.org.evil", "example.orgx", "xa.test", "b.a.test", "org", "xample.org"}
+    for host in near.union(*HOSTS.values()):
+        if host in HOSTS[domain]:
+            assert check_url(f"http://{host}/x", [domain], "field").host == host
+            assert check_url(f"https://{host.upper()}.:8443/x?y", ["other.test", domain], "field").port == 8443
+        else:
+            with pytest.raises(ApiError, match="is not among"):
+                check_url(f"http://{host}/x", [domain], "field")
 
 
 def test_offsets_count_characters_of_tokens_of_several_bytes() -> None:
