@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from headway.core.automaton import MAX_TOKEN_BYTES, Vocabulary
+from headway.core.chunks import CHUNK, CHUNKS_AT, LOADS_AT, SAVES_AT
+from headway.core.hearing import Alignment
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.core.plan import Admission, Int32s, StepPlan
@@ -22,9 +24,9 @@ from headway.kernels.suffix_draft import OFF, OWN, SHARED
 from headway.runner.admission import MAX_STOP_IDS, AdmissionWriter
 from headway.runner.config import RunnerConfig
 from headway.runner.launch import Launch
-from headway.runner.packer import Packer
+from headway.runner.packer import Packer, _aligned_rows
 from headway.sampling.sampler import Sampler, sampler_tables
-from headway.state.media import media_tables
+from headway.state.media import MEDIA_ROWS, media_tables
 from headway.state.packed_step import PackedRows, PackedStep
 from headway.state.slots import DRAFT_SCOPE, SlotArena, core_tables
 from tests.runner.test_admission import CASES, VOCAB
@@ -263,3 +265,90 @@ def test_what_a_step_says_of_prompts_and_counts(seed: int) -> None:
         longest = int((plan.starts_bound + plan.query_lens).max())
         assert launch.max_seq_len_bound >= longest
     assert min(seen[0], seen[2]) > 0, "the steps were meant to have all of it"
+
+
+def with_changes(plan: StepPlan, rng: random.Random) -> StepPlan:
+    """The plan with blocks, masks, pictures and copies of states; no place is named twice."""
+    slots = sorted(plan.slots.tolist())
+    entries = rng.sample([(slot, index) for slot in slots for index in range(4)], k=rng.randrange(3 * len(slots)))
+    if entries:
+        rows, indices = zip(*entries, strict=True)
+        plan.block_edit_rows, plan.block_edit_indices = np.array(rows, np.int32), np.array(indices, np.int32)
+        plan.block_edit_ids = np.array([rng.randrange(1, 99) for _ in entries], np.int32)
+    words = -(-VOCAB // 32)
+    plan.masks = [
+        (slot, np.array([rng.randrange(2**31) for _ in range(words)], np.int32)) for slot in slots[: rng.randrange(3)]
+    ]
+    plan.media_rows = [(slot, rng.randrange(9), rng.randrange(500)) for slot in slots[rng.randrange(2) :]]
+    plan.state_loads = [(SLOTS + n, slot) for n, slot in enumerate(rng.sample(slots, k=rng.randrange(len(slots) + 1)))]
+    plan.state_saves = [(slot, SLOTS + 9 + n) for n, slot in enumerate(slots[: rng.randrange(3)])]
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_that_a_plan_changes_is_sent_and_nothing_else(seed: int) -> None:
+    """The tables on a device that applies each step's edits, beside tables that are kept by hand."""
+    own = [*core_tables(LENGTH, 4, MAX_STOP_IDS), *sampler_tables(VOCAB), *media_tables()]
+    arena, rng = SlotArena(own, SLOTS, CPU), random.Random(seed)
+    config = RunnerConfig(
+        max_num_seqs=SLOTS, max_num_batched_tokens=99, max_model_len=LENGTH, block_size=16, vocab_size=VOCAB,
+        max_logprobs=9, max_upload_ints=40_000, max_in_flight=3, has_states=True,
+    )  # fmt: skip
+    subject = Packer(arena, Sampler(arena, VOCAB), config)
+    kept = {name: arena.view(name).clone() for name in ("block_table", "allowed_bits", MEDIA_ROWS)}
+    copied = 0
+    for step, (plan, _) in enumerate(steps(rng)):
+        plan = with_changes(plan, rng)
+        for each in plan.admissions:
+            subject.admissions.prepare(each.request)
+        launch = subject.pack(plan, np.full(60_000, -3, np.int32))
+        subject.launched(plan)
+        assert launch.index == (step + 1) % 3 == launch.ints[5] and len(launch.ints) <= 60_000
+        for slot, index, block in zip(plan.block_edit_rows, plan.block_edit_indices, plan.block_edit_ids, strict=True):
+            kept["block_table"][slot, index] = int(block)
+        for slot, words in plan.masks:
+            kept["allowed_bits"][slot, : len(words)] = torch.from_numpy(words)
+        for slot, run, row in plan.media_rows:
+            kept[MEDIA_ROWS][slot, run] = row
+        apply_edits(arena.ints, torch.from_numpy(launch.ints.copy()), launch.num_edits)
+        assert launch.edits_first >= bool(plan.masks)
+        for name, wanted in kept.items():
+            assert torch.equal(arena.view(name), wanted), name
+        if launch.shape.only_decode:
+            assert not launch.ints[[CHUNKS_AT + 1, LOADS_AT + 1, SAVES_AT + 1]].any(), "nothing begins or ends there"
+            continue
+        for at, pairs in ((LOADS_AT, plan.state_loads), (SAVES_AT, plan.state_saves)):
+            place, number = launch.ints[at : at + 2].tolist()
+            assert number == len(pairs) and listed(launch, place, 2 * number) == [
+                each for pair in pairs for each in pair
+            ]
+            copied += number
+        place, number = launch.ints[CHUNKS_AT : CHUNKS_AT + 2].tolist()
+        lengths = enumerate(plan.query_lens.tolist())
+        chunks = [(row, n) for row, length in lengths if length > 1 for n in range(-(-length // CHUNK))]
+        assert listed(launch, place, 2 * number) == [each for chunk in chunks for each in chunk]
+    assert copied > 5
+
+
+def test_where_prompts_lie_that_are_placed_in_a_recording() -> None:
+    """Between rows that decode and prompts that nobody asks about."""
+    rng = random.Random(5)
+    for _ in range(40):
+        lens = [rng.randrange(1, 6) for _ in range(SLOTS)]
+        slots = np.array(rng.sample(range(SLOTS), SLOTS), np.int32)
+        plan = StepPlan(0, slots, np.array(lens, np.int32), np.zeros(SLOTS, np.int32), np.ones(SLOTS, np.bool_), 0)
+        wanted = []
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lens, strict=True)):
+            if rng.random() < 0.7:
+                request = asked(row, "plain", prompt=length)
+                request.align = (
+                    Alignment(first=rng.randrange(9), frames=rng.randrange(1, 99)) if rng.random() < 0.7 else None
+                )
+                plan.admissions.append(Admission(slot, request, np.array(request.prompt_token_ids, np.int32), 0))
+                if request.align is not None:
+                    begin, align = sum(lens[:row]), request.align
+                    wanted.append((row, (slot, begin, begin + length, align.first, align.frames)))
+        found = packer().pack(plan, np.full(60_000, -3, np.int32)) if not plan.admissions else None
+        rows = _aligned_rows(plan)
+        assert [(row, tuple(each)) for row, each in rows] == wanted
+        assert found is None or not found.aligned
