@@ -352,3 +352,76 @@ def test_where_prompts_lie_that_are_placed_in_a_recording() -> None:
         rows = _aligned_rows(plan)
         assert [(row, tuple(each)) for row, each in rows] == wanted
         assert found is None or not found.aligned
+
+
+def drawn_params(rng: random.Random) -> dict[str, Any]:
+    """Any parameters, with values at which something begins or ends among them."""
+    found: dict[str, Any] = {
+        "temperature": rng.choice([0.0, 1e-6, 1e-5, 0.7, 100.0]), "top_k": rng.choice([0, -1, 1, 50, 2**31 - 1]),
+        "top_p": rng.choice([1.0, 0.5, 1e-6]), "min_p": rng.choice([0.0, 0.1, 1.0]),
+        "presence_penalty": rng.choice([0.0, -2.0, 0.5]), "frequency_penalty": rng.choice([0.0, 2.0, -0.5]),
+        "repetition_penalty": rng.choice([1.0, 0.5, 100.0]), "min_tokens": rng.choice([0, 1, 9]),
+        "max_tokens": rng.choice([9, 20]),
+        "logprobs": rng.choice([None, 0, 5]), "prompt_logprobs": rng.choice([None, 0, 3]),
+        "logit_bias": rng.choice([None, {}, {3: -100.0}, {VOCAB - 1: 0.25, 0: 100.0}]),
+        "allowed_token_ids": rng.choice([None, [0], [VOCAB - 1, 31, 32], list(range(VOCAB))]),
+        "stop_token_ids": rng.choice([[], [5], [6, 7, VOCAB - 1]]),
+        "logprob_token_ids": rng.choice([None, None, [8], [9, 0, 9]]),
+    }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_parameter_is_in_the_slot_as_it_was_asked_for(seed: int) -> None:
+    rng, subject, slot = random.Random(seed), Slots(), 1
+    for number in range(60):
+        params = SamplingParams(**drawn_params(rng))
+        eos, words = rng.choice([[], [1], [1, 2]]), rng.choice([[], [[4]], [[4, 5], [6, 7, 8], [9]]])
+        prompt, more = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 9))], [1] * rng.choice([0, 0, 3])
+        seed_of = rng.choice([0, 1, 2**32 - 1, 2**63, 2**64 - 1])
+        request = AddRequest(
+            request_id=str(number), prompt_token_ids=prompt, params=params, seed=seed_of, eos_token_ids=eos,
+            bad_words_token_ids=words,
+        )  # fmt: skip
+        subject.admit(slot, request, np.array(prompt + more, np.int32))
+        held, stops, bias = subject.meant(slot), [*eos, *(params.stop_token_ids or [])], params.logit_bias or {}
+        chosen = params.logprob_token_ids or []
+        penalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        ends = np.cumsum([0, *map(len, words)]).tolist()
+        wanted: dict[str, Any] = {
+            "history": prompt + more, "num_tokens": [len(prompt) + len(more)], "num_computed": [0], "prompt_len": [len(prompt)],
+            "alive": [1], "min_total": [len(prompt) + params.min_tokens], "max_total": [len(prompt) + (params.max_tokens or 0)],
+            "stop_counts": [len(eos), len(stops)], "stop_ids": stops, "top_k": [params.top_k], "count_on": [int(penalised)],
+            "num_logprobs": [(0 if chosen else -1) if params.logprobs is None else params.logprobs],
+            "num_prompt_logprobs": [-1 if params.prompt_logprobs is None else params.prompt_logprobs],
+            "lp_counts": [len(chosen)], "lp_ids": chosen, "bias_counts": [len(bias)], "bias_ids": [*bias],
+            "bias_values": [*bias.values()], "allowed_on": [int(params.allowed_token_ids is not None)],
+            "bw_counts": [len(words)], "bw_offsets": ends if words else [], "bw_tokens": [t for each in words for t in each],
+            "grammar_on": [0],
+        }  # fmt: skip
+        for name in ("temperature", "top_p", "min_p"):
+            wanted[name] = [float(np.float32(getattr(params, name)))]
+        for name in ("repetition", "frequency", "presence"):
+            wanted[name] = [float(np.float32(getattr(params, f"{name}_penalty")))]
+        for name, value in wanted.items():
+            assert held[name] == value, name
+        assert [word % 2**32 for word in held["seeds"]] == [seed_of % 2**32, seed_of >> 32]
+        bits = np.array(held["allowed_bits"], np.int32).view(np.uint32)
+        allowed = [token for token in range(32 * len(bits)) if int(bits[token // 32]) >> token % 32 & 1]
+        assert allowed == sorted({*(params.allowed_token_ids or [])})
+        variant = subject.sampler.variant(np.array([slot], np.int32))
+        uses = (
+            bool(bias),
+            params.allowed_token_ids is not None,
+            params.min_tokens > 0 and bool(stops),
+            bool(words),
+            False,
+        )
+        assert variant.edits == sum(used << bit for bit, used in enumerate(uses))
+        assert variant.max_logprobs == (len(chosen) if chosen else -1 if params.logprobs is None else params.logprobs)
+        assert (
+            subject.sampler.logprobs.prompt_entries(np.array([slot], np.int32)).tolist()
+            == wanted["num_prompt_logprobs"]
+        )
+        subject.writer.forget(request.request_id)
+    assert subject.writer.num_prepared == 0
