@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headway.api.frontend import load_pictures
 from headway.api.inputs import Door
 from headway.api.output_processor import OutputProcessor
 from headway.api.pictures.door import DEFAULT_LIMITS
+from headway.api.pooling.score import _cut, max_sim, similarities
 from headway.api.structured import integers
 from headway.api.structured.nfa import Nfa
 from headway.api.structured.regex import RefusedError, full_match
@@ -195,3 +198,38 @@ def accepts(pattern: str) -> bool:
 @pytest.mark.parametrize("repeat", ["", "?", "*", "+", "{1}", "{0,1}", "{2}", "{1,2}"])
 def test_an_anchor_holds_where_what_it_stands_in_can_come_once(piece: str, repeat: str) -> None:
     assert accepts(f"({piece}){repeat}") == (repeat in ("", "?", "{1}", "{0,1}"))
+
+
+# -- pairs of texts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_of_a_pair_the_longer_text_is_cut_and_both_on_the_same_side(side: str) -> None:
+    """Token by token from the longer one, as "longest_first" has it; of equal ones the same, give or take the odd token."""
+    for one, two, room in itertools.product(range(7), range(7), range(13)):
+        first, second = [100 + i for i in range(one)], [200 + i for i in range(two)]
+        kept = _cut(first, second, room, side)
+        lengths = [one, two]
+        while sum(lengths) > room:
+            lengths[lengths.index(max(lengths))] -= 1
+        assert sorted(map(len, kept)) == sorted(lengths), (one, two, room)
+        for whole, part in zip((first, second), kept, strict=True):
+            assert part == (whole[len(whole) - len(part) :] if side == "left" else whole[: len(part)])
+
+
+def test_scores_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(1)
+    one, two = rng.standard_normal((4, 5), np.float32), rng.standard_normal((4, 5), np.float32)
+    by_name: dict[str, Callable[[Any, Any], Any]] = {
+        "cosine": lambda a, b: a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), "dot": lambda a, b: a @ b,
+        "euclidean": lambda a, b: -np.linalg.norm(a - b), "manhattan": lambda a, b: -np.abs(a - b).sum(),
+    }  # fmt: skip
+    for name, rule in by_name.items():
+        for first in (one, one[:1]):
+            wanted = [rule(first[i if len(first) > 1 else 0], two[i]) for i in range(4)]
+            np.testing.assert_allclose(similarities(first, two, name), wanted, rtol=1e-5, atol=1e-6)
+    queries, documents = [one[:2], one[1:]], [two[:1], two[1:3]]
+    wanted = [sum(max(float(q @ d) for d in document) for q in query) for query, document in zip(queries, documents)]
+    np.testing.assert_allclose(max_sim(queries, documents), wanted, rtol=1e-5)
+    alone = [sum(max(float(q @ d) for d in document) for q in one[:2]) for document in documents]
+    np.testing.assert_allclose(max_sim([one[:2]], documents), alone, rtol=1e-5)
