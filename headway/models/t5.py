@@ -74,9 +74,7 @@ class T5ForConditionalGeneration(EncoderDecoderModel):
         layers = fields.count("num_layers")
         decoder_layers = layers if fields.get("num_decoder_layers") is None else fields.count("num_decoder_layers")
         context, tied = fields.count("n_positions"), fields.flag("tie_word_embeddings")
-        said = fields.get(
-            "scale_decoder_outputs"
-        )  # newer exporters; older ones tied the output layer where it was scaled
+        said = fields.get("scale_decoder_outputs")  # of newer exporters; older ones tied what they scaled
         scaled = cls.may_scale and (tied if said is None else bool(said))
         buckets, most = fields.count("relative_attention_num_buckets"), fields.count("relative_attention_max_distance")
         norm = NormSpec(fields.number("layer_norm_epsilon", least=0))
