@@ -16,7 +16,8 @@ a check fails, and as caught as meant when the failure is of the kind the catalo
 A batch is a catalogue of faults that nobody wrote tests for (``tools/draw_faults.py`` draws some). Its first outcomes are kept
 beside it, in NAME.json, and never overwritten: a second run takes up where the first was ended, and a third does nothing.
 ``--again`` tries a batch anew, for what is caught now. Its faults start with the folders of their floor. ``--budget`` ends a
-fault's checks after so many seconds, but never before its first; what was not caught by then counts as missed.
+fault's checks after so many seconds, but never before its first; what was not caught by then counts as missed. ``--bound`` is
+for one run of pytest a fault, of all that CI runs of its floor, and how many seconds that may take.
 
  A catalogue is TOML: ``[checks]`` of name = ["module", "argument", ...] (run as ``python -m``; without the
 table those of tests/planted/faults.toml are taken) and ``[[fault]]`` tables with the fields of ``Fault``. Exit status: 0 when
@@ -42,7 +43,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.planted_floors import PYTEST, ROOT, folders, nearest
+
 CATALOGUE = ROOT / "tests" / "planted" / "faults.toml"
 BATCHES = ROOT / "tests" / "planted" / "batches"
 CHECK_SECONDS = 600
@@ -52,28 +56,6 @@ _TOLD = re.compile(r"^E\s+(.*)$", re.MULTILINE)
 _TEST = re.compile(r"^FAILED (\S+)|^again: python -m (tests\.sim\.replay \d+)", re.MULTILINE)
 
 Checks = Mapping[str, Sequence[str]]
-
-_PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "-m", "not slow and not soak and not gpu")
-_SAMPLING = ("tests/engine/test_sampling_oracle.py", "tests/sim/test_sampling_oracle.py", "tests/sim/test_costs.py")
-_DOOR = tuple(f"tests/api/test_{name}.py" for name in ("limits", "inputs", "async_llm", "stop_edges"))
-_ENGINE = ("tests/engine/test_naive.py", "tests/engine/test_depths.py", "tests/engine")
-FOLDERS: Mapping[str, Sequence[Sequence[str]]] = {
-    "core": [(*_DOOR, "tests/api"), ("tests/scheduler", "tests/state"), _SAMPLING[:1], ("tests/server",), _ENGINE],
-    "scheduler": [("tests/scheduler",), ("tests/sim/test_costs.py",), _ENGINE, ("tests/sim",)],
-    "device": [("tests/device",), ("tests/sim/test_costs.py", "tests/sim"), ("tests/engine/test_metrics.py",)],
-    "weights": [("tests/weights",), ("tests/models",)],
-    "kernels": [_SAMPLING, ("tests/kernels/test_bit_equality.py", "tests/kernels"), ("tests/sim",)],
-    "state": [("tests/state",), _SAMPLING, _ENGINE],
-    "sampling": [_SAMPLING, _ENGINE, ("tests/sim",)],
-    "models": [("tests/models",), _ENGINE],
-    "runner": [("tests/runner",), _SAMPLING, _ENGINE, ("tests/sim",)],
-    "engine": [_ENGINE, ("tests/sim/test_costs.py", "tests/sim"), ("tests/api",)],
-    "api": [(*_DOOR, "tests/api"), _SAMPLING[:1], ("tests/server",)],
-    "server": [("tests/server/test_door.py", "tests/server/test_chat.py", "tests/server"), ("tests/cli",)],
-    "cli": [("tests/cli",)],
-    "syncs": [("tests/syncs",)],
-}  # fmt: skip
-"""The tests that a change on a floor concerns, in groups, those first that are likely to tell soonest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,26 +135,16 @@ def load(path: Path = CATALOGUE) -> tuple[list[Fault], Checks]:
     return faults, checks
 
 
-def folders(fault: Fault) -> Iterator[tuple[str, Sequence[str]]]:
-    """The whole test folders that a change of the fault's file concerns, as checks."""
-    parts = Path(fault.file).parts
-    others = [(f"tests/{parts[1]}",), _SAMPLING, _ENGINE, ("tests/sim",)]
-    for group in FOLDERS.get(parts[1], others) if parts[0] == "headway" else ():
-        found = [part for part in group if (ROOT / part).exists()]
-        if found:
-            yield found[-1], (*_PYTEST, *found)
-
-
 def ordered(fault: Fault, checks: Checks, folders_first: bool = False) -> Iterator[tuple[str, Sequence[str]]]:
     """All checks, the one that is meant to catch it first, then the folders; those first for a fault that none is meant for."""
     if folders_first and not fault.check:
-        yield from folders(fault)
+        yield from folders(fault.file)
         yield from checks.items()
         return
     first = fault.check or next(iter(checks))
     yield first, checks[first]
     yield from ((name, check) for name, check in checks.items() if name != first)
-    yield from folders(fault)
+    yield from folders(fault.file)
 
 
 def run_check(folder: Path, check: Sequence[str]) -> str | None:
@@ -190,15 +162,15 @@ def run_check(folder: Path, check: Sequence[str]) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"TimeoutError: {check[0]} took more than {CHECK_SECONDS} s"
-    return done.stdout + done.stderr if done.returncode else None
+    output = done.stdout + done.stderr
+    ended = "session-timeout:" in output and not _TEST.search(output)  # --bound is over, and nothing had failed
+    return output if done.returncode and not ended else None
 
 
 def copy_tree(folder: Path) -> None:
-    """What the checks need of the checkout."""
-    ignore = shutil.ignore_patterns("__pycache__", ".*")
-    for part in ("headway", "tests", "tools", "bench", "docs"):
-        shutil.copytree(ROOT / part, folder / part, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    """What the checks need of the checkout: all of it, since tests read what it says of itself, too."""
+    ignore = shutil.ignore_patterns("__pycache__", ".git", ".venv*", ".*cache", ".hypothesis", "build", "dist")
+    shutil.copytree(ROOT, folder, ignore=ignore, dirs_exist_ok=True)
 
 
 def clean_tree_fails(checks: Checks) -> str | None:
@@ -226,7 +198,7 @@ class CleanTree:
         test = next(
             (first.partition("[")[0] for first, _ in _TEST.findall(output) if first), ""
         )  # an id may hold spaces
-        asked = (*_PYTEST, test) if test else check
+        asked = (*PYTEST, test) if test else check
         with self._lock:
             if asked[-1] not in self._passes:
                 self._passes[asked[-1]] = clean_tree_fails({name: asked}) is None
@@ -235,8 +207,11 @@ class CleanTree:
             return self._passes[asked[-1]]
 
 
-def try_fault(fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = False, budget: float = 1e9) -> Outcome:
-    """Plant one fault in a fresh copy and run the checks until one fails, or until ``budget`` seconds are over."""
+def try_fault(
+    fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = False, budget: float = 1e9, bound: float = 0.0
+) -> Outcome:
+    """Plant one fault in a fresh copy and run the checks until one fails, or until ``budget`` seconds are over; with ``bound``
+    the one check ``nearest``."""
     start = time.monotonic()
     output, caught_by = None, ""
     with tempfile.TemporaryDirectory(prefix="planted-") as place:
@@ -245,7 +220,7 @@ def try_fault(fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = F
         target = folder / fault.file
         target.write_text(fault.planted(target.read_text(encoding="utf-8")), encoding="utf-8")
         begun = None
-        for name, check in ordered(fault, checks, held_out):
+        for name, check in [nearest(fault.file, bound)] if bound else ordered(fault, checks, held_out):
             if begun is not None and time.monotonic() - begun > budget:
                 break
             begun = begun or time.monotonic()
@@ -373,11 +348,13 @@ def _rounds(ran: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> list[str]:
     return lines
 
 
-def run_all(faults: Sequence[Fault], checks: Checks, jobs: int, held_out: bool, budget: float) -> Iterator[Outcome]:
+def run_all(
+    faults: Sequence[Fault], checks: Checks, jobs: int, held_out: bool, budget: float, bound: float = 0.0
+) -> Iterator[Outcome]:
     """Try every fault, and say how it went."""
     clean = CleanTree({} if held_out else checks)
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(lambda fault: try_fault(fault, checks, clean, held_out, budget), faults):
+        for outcome in pool.map(lambda fault: try_fault(fault, checks, clean, held_out, budget, bound), faults):
             word = "caught" if outcome.as_meant else "caught, not as meant" if outcome.caught else "MISSED"
             print(
                 f"{outcome.fault:32} {word:20} {outcome.seconds:5.0f} s  {outcome.check:10} {outcome.error}", flush=True
@@ -393,6 +370,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", help="a batch held out, by name; its first outcomes are kept")
     parser.add_argument("--again", action="store_true", help="try a batch anew; its first outcomes stay")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further check begins")
+    parser.add_argument(
+        "--bound", type=float, default=0.0, help="seconds for one run of all that concerns a fault's file"
+    )
     parser.add_argument("--baseline", action="store_true", help="run the checks on the clean tree only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each fault")
@@ -433,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes |= {each["fault"]: Outcome(**each) for each in json.loads(path.read_text(encoding="utf-8"))}
     else:
         left = [fault for fault in faults if fault.name not in outcomes]
-        for outcome in run_all(left, checks, options.jobs, held_out, options.budget):
+        for outcome in run_all(left, checks, options.jobs, held_out, options.budget, options.bound):
             outcomes[outcome.fault] = outcome
             if options.json:
                 options.json.write_text(json.dumps([asdict(each) for each in outcomes.values()], indent=1) + "\n")

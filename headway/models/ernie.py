@@ -32,8 +32,9 @@ class Ernie4_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.js
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
-            rms_norm_eps=1e-5, rope_theta=5e5, max_position_embeddings=131072, tie_word_embeddings=True
-        )
+            rms_norm_eps=1e-5, rope_theta=5e5, max_position_embeddings=131072, tie_word_embeddings=True,
+            num_key_value_heads=2, head_dim=128,
+        )  # fmt: skip
         bias = fields.flag("use_bias")
         return _side_by_side(llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=bias))
 
@@ -55,6 +56,7 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
+        fields = fields.with_defaults(num_key_value_heads=4, head_dim=None)
         config, layers = Ernie4_5ForCausalLM.read(fields), fields.count("num_hidden_layers")
         fields = fields.with_defaults(
             moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=-1,

@@ -81,7 +81,7 @@ class Gemma2ForCausalLM(DecoderModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             **DEFAULTS, max_position_embeddings=8192, sliding_window=4096, query_pre_attn_scalar=256,
-            attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+            attn_logit_softcapping=50.0, final_logit_softcapping=30.0, num_key_value_heads=4,
         )  # fmt: skip
         return _gemma(fields, names=SANDWICH, windows=layer_windows(fields, otherwise=layer_kinds(fields, 2)))
 
@@ -94,7 +94,7 @@ class Gemma3ForCausalLM(DecoderModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             **DEFAULTS, max_position_embeddings=131072, sliding_window=4096, query_pre_attn_scalar=256,
-            sliding_window_pattern=6,
+            sliding_window_pattern=6, num_key_value_heads=4,
         )  # fmt: skip
         ropes = read_ropes(fields, full_theta=1e6, sliding_theta=1e4, sliding_field="rope_local_base_freq")
         kinds = layer_kinds(fields, fields.count("sliding_window_pattern"))

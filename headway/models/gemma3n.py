@@ -229,7 +229,7 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
             rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, head_dim=256,
             max_position_embeddings=32768, sliding_window=512, num_kv_shared_layers=15, final_logit_softcapping=30.0,
             hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, altup_num_inputs=4, altup_active_idx=0,
-            altup_correct_scale=True, laurel_rank=64,
+            altup_correct_scale=True, laurel_rank=64, num_key_value_heads=2,
         )  # fmt: skip
         gelu, sizes = fields.choice("hidden_activation", ACTIVATIONS), _by_layer(fields, "intermediate_size", None)
         fields = fields.replaced(intermediate_size=sizes[0])

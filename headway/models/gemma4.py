@@ -66,7 +66,7 @@ class Gemma4ForCausalLM(DecoderModel):
         fields = fields.with_defaults(
             rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, head_dim=256,
             max_position_embeddings=131072, sliding_window=512, sliding_window_pattern=6, num_kv_shared_layers=0,
-            hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, global_head_dim=512,
+            hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, global_head_dim=512, num_key_value_heads=4,
         )  # fmt: skip
         if fields.flag("attention_bias"):
             raise fields.refuse("attention_bias", "is not implemented")

@@ -101,7 +101,8 @@ class MiniMaxForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = with_rotary_dim(fields.with_defaults(rope_theta=1e6, num_experts_per_tok=2, rms_norm_eps=1e-5))
+        fields = fields.with_defaults(rope_theta=1e6, num_experts_per_tok=2, rms_norm_eps=1e-5, num_key_value_heads=8)
+        fields = with_rotary_dim(fields)
         layers = fields.count("num_hidden_layers")
         released = fields.get("attn_type_list")
         if released is not None:
@@ -138,9 +139,10 @@ class MiniMaxM2ForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = with_rotary_dim(
-            fields.with_defaults(rope_theta=5e6, num_experts_per_tok=8, head_dim=128, num_local_experts=256)
+        fields = fields.with_defaults(
+            rope_theta=5e6, num_experts_per_tok=8, head_dim=128, num_local_experts=256, num_key_value_heads=8
         )
+        fields = with_rotary_dim(fields)
         if fields.with_defaults(use_qk_norm=True)["use_qk_norm"] is not True or fields.get("qk_norm_type") not in (
             None, "per_layer",
         ):  # fmt: skip

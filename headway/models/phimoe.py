@@ -20,8 +20,9 @@ class PhimoeForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
-            rms_norm_eps=1e-5, rope_theta=1e6, num_experts_per_tok=2, num_local_experts=16, router_jitter_noise=0.01
-        )
+            rms_norm_eps=1e-5, rope_theta=1e6, num_experts_per_tok=2, num_local_experts=16, router_jitter_noise=0.01,
+            num_key_value_heads=8,
+        )  # fmt: skip
         if fields.count("num_experts_per_tok") != 2:
             raise fields.refuse("num_experts_per_tok", "is not implemented with this router; 2 is")
         window = None if fields.get("sliding_window") is None else fields.count("sliding_window")

@@ -29,6 +29,7 @@ class T5ForConditionalGeneration(EncoderDecoderModel):
     """Tensor names: encoder.block.N.layer.M.*, decoder.block.N.layer.M.*, shared."""
 
     may_scale = True
+    usual_proj = "relu"
 
     def __init__(
         self, config: EncoderDecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
@@ -66,16 +67,14 @@ class T5ForConditionalGeneration(EncoderDecoderModel):
         for name in ("hidden_act", "dense_act_fn", "is_gated_act"):
             fields.get(name)  # what ``feed_forward_proj`` says
         fields = fields.with_defaults(
-            feed_forward_proj="relu", relative_attention_max_distance=128, layer_norm_epsilon=1e-6,
+            feed_forward_proj=cls.usual_proj, relative_attention_max_distance=128, layer_norm_epsilon=1e-6,
             tie_word_embeddings=True, n_positions=CONTEXT,
         )  # fmt: skip
         hidden, heads, size = fields.count("d_model"), fields.count("num_heads"), fields.count("d_kv")
         layers = fields.count("num_layers")
         decoder_layers = layers if fields.get("num_decoder_layers") is None else fields.count("num_decoder_layers")
         context, tied = fields.count("n_positions"), fields.flag("tie_word_embeddings")
-        said = fields.get(
-            "scale_decoder_outputs"
-        )  # newer exporters; older ones tied the output layer where it was scaled
+        said = fields.get("scale_decoder_outputs")  # of newer exporters; older ones tied what they scaled
         scaled = cls.may_scale and (tied if said is None else bool(said))
         buckets, most = fields.count("relative_attention_num_buckets"), fields.count("relative_attention_max_distance")
         norm = NormSpec(fields.number("layer_norm_epsilon", least=0))
@@ -132,6 +131,7 @@ class MT5ForConditionalGeneration(T5ForConditionalGeneration):
     """Hidden states are never scaled ahead of the output layer, tied or not."""
 
     may_scale = False
+    usual_proj = "gated-gelu"
 
 
 def _mlp(fields: Fields, prefix: str) -> MLPSpec:

@@ -12,13 +12,7 @@ from torch import nn
 from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.decoder import DecoderNames
 from headway.models.encoder import EncoderBlockSpec
-from headway.models.encoder_decoder import (
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-    Front,
-    Positions,
-    StackSpec,
-)
+from headway.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderModel, Front, Positions, StackSpec
 from headway.models.fields import Fields
 from headway.models.interface import EncoderInput, EncoderSpec, Target
 from headway.models.layers.activation import ACTIVATIONS

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats
 from headway.core.plan import StepPlan
+from headway.device.waits import WaitCounter
 from headway.engine import channel
+from headway.engine.core import EngineCore
+from headway.runner.executor import BACK_PRESSURE
 from tests.engine.harness import MakeEngine, drain, request, run
 from tests.sim.harness import simulated
 
@@ -129,3 +134,20 @@ def test_a_failed_launch_leaves_the_figures_in_step(make_engine: MakeEngine, mon
     core.add(request("b", [5, 6], max_tokens=3, ignore_eos=True))
     assert drain(core)["b"].finish_reason == "length"
     assert core.stats().rows_per_step.count == core.stats().num_steps == 3
+
+
+def test_times_are_told_in_seconds() -> None:
+    """What is measured in microseconds is a million times as large; a number each, so that none stands in for another."""
+    pacer: Any = SimpleNamespace(saved_us=7e6)
+    waits = {BACK_PRESSURE: WaitCounter(2, 3.0), "other": WaitCounter(4, 5.0)}
+    runner: Any = SimpleNamespace(num_replays=6, waits=lambda: waits, device=SimpleNamespace(clock=None))
+    core: Any = SimpleNamespace(
+        _scheduler=SimpleNamespace(stats=EngineStats), _runner=runner, _num_steps=8, _accord=None, _waits=None,
+        _pacer=SimpleNamespace(depth=9), _in_flight=[None] * 10, _draft_pacer=pacer,
+        _meter=SimpleNamespace(fill=lambda _: None),
+    )  # fmt: skip
+    stats = EngineCore.stats(core)
+    assert (stats.num_steps, stats.num_graph_steps, stats.run_ahead, stats.num_in_flight) == (8, 6, 9, 10)
+    assert (stats.waits, stats.wait_seconds) == ({BACK_PRESSURE: 2, "other": 4}, {BACK_PRESSURE: 3.0, "other": 5.0})
+    assert (stats.back_pressure_waits, stats.back_pressure_seconds) == (2, 3.0)
+    assert stats.draft_saved_seconds == 7.0 and not stats.has_device_clock and stats.host_waits is None

@@ -288,3 +288,15 @@ def test_meta_gives_shapes() -> None:
     meta = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in _args(torch.zeros(3, 8), [Row()] * 3)]
     drawn = sample(*meta)
     assert drawn.shape == (3,) and drawn.dtype == torch.int32
+
+
+@pytest.mark.parametrize(("top_p", "number"), [(0.5, 1), (0.75, 2), (0.875, 3), (0.9375, 4)])
+def test_tokens_that_reach_the_mass_exactly_are_enough(top_p: float, number: int) -> None:
+    """Weights of a half, a quarter, and so on: each sum is exact, and so is the share that is asked for."""
+    logits = torch.tensor([0.5**n for n in range(5)] + [0.5**4]).log().expand(64, -1).contiguous()
+    weight = (logits[0] - logits[0, 0]).exp()
+    assert weight.tolist() == [0.5**n for n in range(5)] + [0.5**4], "exp is not exact here, and the test means nothing"
+    rows = [Row(top_p=top_p, seed=(n, 7)) for n in range(64)]
+    assert {*sample.reference(*_args(logits, rows)).tolist()} == {*range(number)}
+    for _, drawn in run_both(sample, _args(logits[:3], rows[:3])):
+        assert {*drawn.tolist()} <= {*range(number)}

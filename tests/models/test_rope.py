@@ -148,3 +148,19 @@ def test_what_is_not_implemented_is_refused_by_name(fields: dict[str, Any], name
 
 def test_every_kind_is_tested() -> None:
     assert set(ROPE_KINDS) == {fields.get("rope_type", name) for name, fields in SCALINGS.items()} | {"factors"}
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_of_two_original_lengths_the_one_beside_the_fields_counts(kind: str) -> None:
+    """As in transformers; one among the fields counts where there is no other, and the whole context where there is none."""
+    scaling = {name: value for name, value in SCALINGS[kind].items() if name != "original_max_position_embeddings"}
+    for beside, among, wanted in (
+        (None, None, 1024),
+        (128, None, 128),
+        (None, 256, 256),
+        (128, 256, 128),
+        (256, 128, 256),
+    ):
+        fields = scaling | {"rope_type": kind} | ({} if among is None else {"original_max_position_embeddings": among})
+        config = {"rope_parameters": fields} | ({} if beside is None else {"original_max_position_embeddings": beside})
+        assert read_rope(config, head_dim=HEAD_DIM, max_position=1024).original_len == wanted, (beside, among)

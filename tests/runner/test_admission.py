@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from headway.api.structured.compile import Task, compile_task
-from headway.core.automaton import Vocabulary
+from headway.core.automaton import MAX_TABLE_INTS, Vocabulary
 from headway.core.encode import MediaRun
 from headway.core.media import MAX_RUNS
 from headway.core.messages import AddRequest
-from headway.core.params import SamplingParams
+from headway.core.params import MAX_LOGIT_BIAS, MAX_LOGPROB_TOKEN_IDS, MAX_STOP_TOKEN_IDS, SamplingParams
 from headway.core.plan import Admission, StepPlan
-from headway.runner.admission import MAX_STOP_IDS, AdmissionWriter
+from headway.runner.admission import MAX_EOS_IDS, MAX_STOP_IDS, AdmissionWriter, max_upload_ints
+from headway.sampling.bad_words import MAX_PHRASE_TOKENS, MAX_PHRASES
 from headway.sampling.sampler import Sampler, sampler_tables
 from headway.state.media import MEDIA_ROWS, media_tables
 from headway.state.packed_step import ROW_INTS, ROWS_AT, PackedRows, PackedStep, segment_ints
@@ -71,3 +72,26 @@ def test_it_takes_no_more_than_it_said(name: str, generated: int) -> None:
         packed.write(arena.position("allowed_bits", SLOT), np.zeros(arena.stride("allowed_bits"), np.int32))
     taken = packed.finish() - ROWS_AT - ROW_INTS - segment_ints(len(tokens))
     assert taken <= said and (generated or taken == said)
+
+
+def test_no_admission_takes_more_than_the_bound_on_them() -> None:
+    """Every table as full as a request can make it."""
+    vocab = 4096
+    tables = [*core_tables(3000, 4, MAX_STOP_IDS, 3), *sampler_tables(vocab)]
+    arena = SlotArena(tables, 3, torch.device("cpu"))
+    writer = AdmissionWriter(arena, Sampler(arena, vocab))
+    words = [[7] * (MAX_PHRASE_TOKENS // MAX_PHRASES)] * MAX_PHRASES
+    asked = SamplingParams(
+        max_tokens=9, presence_penalty=1.0, logprobs=3, prompt_logprobs=3, top_k=5, min_tokens=2, seed=1,
+        logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0), allowed_token_ids=list(range(vocab)),
+        logprob_token_ids=list(range(MAX_LOGPROB_TOKEN_IDS)), stop_token_ids=list(range(MAX_STOP_TOKEN_IDS)),
+    )  # fmt: skip
+    request = AddRequest(
+        request_id="a", prompt_token_ids=[1] * 500, params=asked, seed=0, eos_token_ids=list(range(MAX_EOS_IDS)),
+        bad_words_token_ids=words,
+    )  # fmt: skip
+    said = writer.prepare(request) + segment_ints(500) + segment_ints(MAX_TABLE_INTS)
+    assert said <= max_upload_ints(500, 0, vocab)
+    for tokens, blocks in ((501, 0), (500, 1)):
+        assert max_upload_ints(tokens, blocks, vocab) > max_upload_ints(500, 0, vocab)
+    assert max_upload_ints(500, 0, 2 * vocab) >= max_upload_ints(500, 0, vocab) + vocab // 32

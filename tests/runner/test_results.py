@@ -46,7 +46,9 @@ def check(found: LogprobsResult | None, part: Part, rows: slice) -> None:
 @pytest.mark.parametrize("width", [1, 3])
 def test_tokens_with_all_that_may_be_asked_of_them(rows: int, padded: int, width: int) -> None:
     asked = [[], [(0, 2)], [(0, 2), (2, 3)]][: 2 if rows == 1 else 3]
-    for entries, prompts, aligned in product((-1, 0, 2), asked, ([], [(0, 4)])):
+    for entries, prompts, aligned in product(
+        (-1, 0, 2), asked, ([], [(0, 4)], [(0, 4), (rows - 1 + padded, 2), (99, 3)])
+    ):
         made, each = Made(), record_ints(width)
         records = made.ints(padded, each)
         parts: list[Part] = [made.logprobs(padded, entries) for _ in range(width)] if entries >= 0 else []
@@ -69,8 +71,9 @@ def test_tokens_with_all_that_may_be_asked_of_them(rows: int, padded: int, width
         for row, count in prompts:
             check(found.prompt_logprobs[row], parts[-1 - len(aligned)], slice(start, start + count))
             start += count
-        for row, _ in aligned:
-            np.testing.assert_array_equal(found.aligned[row], parts[-1][0])
+        assert len(found.aligned) == len(aligned)
+        for (row, _), (told,) in zip(aligned, parts[len(parts) - len(aligned) :], strict=True):
+            np.testing.assert_array_equal(found.aligned[row], told)
 
 
 @pytest.mark.parametrize(("rows", "padded"), SIZES)

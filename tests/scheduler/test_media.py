@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.core.config import SchedulerConfig
@@ -192,3 +193,53 @@ def test_what_does_not_fit_is_refused(runs: list[tuple[int, int, int]], rows: di
         planner().check(asked)
     with pytest.raises(InvalidRequestError, match="see each other"):
         planner(sees="prompt", longest_whole=30).check(request([(0, 1, 4)]).message)
+
+
+@pytest.mark.parametrize("sees", ["", "spans"])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_rows_read_and_hold_token_by_token(seed: int, sees: str) -> None:
+    """Random pictures, some of several runs: every row there can be, by what each of its tokens stands for."""
+    rng, media = random.Random(seed), planner(encoder_cache_rows=400, sees=sees)
+    place, runs = rng.randrange(3), list[tuple[int, int, int]]()
+    for item in range(rng.randrange(1, 5)):
+        for _ in range(rng.choice([1, 1, 2])):
+            length = rng.randrange(1, 5)
+            runs.append((item, place, place + length))
+            place += length + rng.randrange(3)
+    one = request(runs, length=40)
+    of = {position: number for number, (_, start, end) in enumerate(runs) for position in range(start, end)}
+    assert media.claim(one, 0, 40) == 40 and {*one.held} == {item for item, _, _ in runs}
+    first = {item: one.held[item].start for item in one.held}
+    for start in range(40):
+        for end in range(start + 1, 41):
+            read = sorted({of[position] for position in range(start, end) if position in of})
+            wanted = [(number, first[runs[number][0]] + one.message.runs[number].first) for number in read]
+            assert media.rows_of(one, start, end) == wanted, (start, end)
+            assert media.touches(one, start, end) == bool(read)
+            went = media.claim(one, start, end)
+            inside = sees and end in of and of[end] == of.get(end - 1)
+            assert went == (max(start, runs[of[end]][1]) if inside else end), "tokens that see each other stay together"
+    for end in sorted(rng.sample(range(1, 41), k=6)):
+        media.passed(one, end)
+        left = {item for item, _, past in runs if past > end}
+        assert {*one.held} == left, "what lies behind is given back"
+        if end < 40:
+            media.claim(one, end, 40)
+            assert {*one.held} == left, "and is not taken again"
+    media.release(one)
+    assert not one.held
+
+
+def test_what_names_blocks_differs_where_what_they_mean_does() -> None:
+    """Of two requests with the same tokens the marks are equal exactly where picture, part and time are."""
+    marks, media = list[Any](), planner()
+    for keys, late, split in (("ab", -1, False), ("ab", -1, True), ("ba", -1, False), ("ab", 3, False)):
+        one = request([(0, 2, 6), (0, 6, 8)] if split else [(0, 2, 8)], keys=keys)
+        for run in one.message.runs:
+            run_late = msgspec.structs.replace(run, late=late)
+            one.message.runs[one.message.runs.index(run)] = run_late
+        found = media.marks(one.message)
+        assert [(start, end) for start, end, _ in found] == [(run.start, run.end) for run in one.message.runs]
+        marks.append(tuple(name for _, _, name in found))
+    assert len({*marks}) == 4
+    assert media.marks(request([(0, 2, 8)]).message) == media.marks(request([(0, 2, 8)]).message)

@@ -61,6 +61,11 @@ def check_progress(loop: Loop, arrivals: list[str]) -> None:
     order = [name for name in arrivals if name in {*running, *waiting}]
     assert running + waiting == order
     assert all(r.status is Status.RUNNING for r in life.running.requests())
+    table, drafts = life.table, loop.config.width > 1
+    for request in life.running._decoding:
+        if not table.in_flight[request.slot]:  # nothing is uncertain then
+            done = table.known[request.slot] - 1
+            assert table.scheduled[request.slot] == done and (not drafts or table.least[request.slot] == done)
     loop.scheduler.check_integrity()
 
 

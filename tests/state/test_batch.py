@@ -1,10 +1,15 @@
-"""Parts of a step: rows' last tokens alone."""
+"""Parts of a step: rows' last tokens alone, slices; and what tokens belong to."""
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
+import pytest
 import torch
 
 from headway.state.batch import CrossBatch, GroupBatch, StepBatch
+from headway.state.token_types import slots_of_tokens, token_types
 
 
 def ints(*values: int) -> torch.Tensor:
@@ -65,3 +70,90 @@ def test_tokens_that_live() -> None:
     whole.groups = ()  # of texts that cache nothing the lengths tell
     assert (whole.live_tokens() >= 0).tolist() == [True] * 4 + [False] * 3
     assert (whole.live_tokens(last_only=True) >= 0).tolist() == [True, True, False, False, False]
+
+
+# -- random steps ------------------------------------------------------------------------------------------------------
+
+
+def drawn(rng: random.Random, groups: int = 2) -> tuple[StepBatch, list[tuple[int, int, int, bool]]]:
+    """A step of rows that decode, prompts and zombies, with padding behind; and its rows: (slot, start, tokens, alive)."""
+    decodes = rng.randrange(4)
+    rows = [
+        (slot, rng.randrange(9), 1 if nth < decodes else rng.randrange(1, 6), rng.random() < 0.8)
+        for nth, slot in enumerate(rng.sample(range(8), k=max(1, decodes + rng.randrange(4))))
+    ]
+    more_rows, more_tokens = rng.randrange(3), rng.randrange(4)
+    ids, positions, starts, slots = list[int](), list[int](), [0], list[list[int]]([] for _ in range(groups))
+    for slot, start, count, alive in rows:
+        ids += [100 * slot + start + i for i in range(count)]
+        positions += [start + i for i in range(count)]
+        for number, each in enumerate(slots):
+            each += [1000 * (number + 1) + 20 * slot + start + i if alive else -1 for i in range(count)]
+        starts.append(starts[-1] + count)
+    lens = [start + count if alive else 0 for _, start, count, alive in rows] + [0] * more_rows
+    seq_lens, table = ints(*lens), torch.zeros(8, 2, dtype=torch.int32)
+    batch = StepBatch(
+        input_ids=ints(*ids, *[0] * more_tokens),
+        positions=ints(*positions, *[0] * more_tokens),
+        query_start=ints(*starts, *[starts[-1]] * more_rows),
+        seq_lens=seq_lens,
+        row_slots=ints(*[row[0] for row in rows], *[-1] * more_rows),
+        logit_indices=ints(*[start - 1 for start in starts[1:]], *[0] * more_rows),
+        groups=tuple(GroupBatch(table, ints(*each, *[-1] * more_tokens), seq_lens) for each in slots),
+        arrivals=torch.zeros(len(lens), 1, dtype=torch.int32),
+        num_decode_rows=decodes if len(rows) >= decodes else 0,
+        max_query_len=5,
+        max_seq_len_bound=20,
+    )
+    return batch, rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_tokens_belong_to(seed: int) -> None:
+    batch, rows = drawn(random.Random(seed))
+    owners = [row for row in rows for _ in range(row[2])]
+    assert slots_of_tokens(batch)[: len(owners)].tolist() == [slot for slot, _, _, _ in owners]
+    assert (slots_of_tokens(batch) >= 0).all(), "padding reads some slot's table, and none outside"
+    ranges = torch.tensor([(slot % 3, slot % 3 + 4) for slot in range(8)], dtype=torch.int32)
+    kinds = [int(slot % 3 <= place < slot % 3 + 4) for (slot, *_), place in zip(owners, batch.positions.tolist())]
+    assert token_types(batch, ranges)[: len(owners)].tolist() == kinds
+    padding = len(batch.input_ids) - len(owners)
+    alive = [each[3] for each in owners] + [False] * padding
+    ends = [row[3] for row in rows] + [False] * (len(batch.row_slots) - len(rows))
+    for given in (batch, dataclasses.replace(batch, groups=())):  # what caches nothing goes by lengths
+        assert (given.live_tokens() >= 0).tolist() == alive
+        assert (given.live_tokens(last_only=True) >= 0).tolist() == ends
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_slices_are_the_step(seed: int) -> None:
+    """Cut anywhere: tokens, places and rows are those of the whole, and the second slice sees the first as its context."""
+    batch, rows = drawn(random.Random(seed))
+    total, own = len(batch.input_ids), batch.query_start.tolist()
+    for cut in range(1, total):
+        for first, end in ((0, cut), (cut, total)):
+            part = batch.slice(first, end)
+            assert part.input_ids.tolist() == batch.input_ids[first:end].tolist()
+            assert part.positions.tolist() == batch.positions[first:end].tolist()
+            for mine, whole in zip(part.groups, batch.groups, strict=True):
+                assert mine.kv_slots.tolist() == whole.kv_slots[first:end].tolist()
+                assert mine.seq_lens.tolist() == part.seq_lens.tolist()
+            wanted = []
+            for nth, (slot, start, _, alive) in enumerate(rows):
+                low, high = max(own[nth], first), min(own[nth + 1], end)
+                if low < high:
+                    wanted.append((slot, low - first, high - low, start + high - own[nth] if alive else 0))
+            starts, found = part.query_start.tolist(), []
+            for nth, (slot, length) in enumerate(zip(part.row_slots.tolist(), part.seq_lens.tolist(), strict=True)):
+                if slot >= 0:
+                    found.append((slot, starts[nth], starts[nth + 1] - starts[nth], length))
+                else:
+                    assert length == 0
+            assert found == wanted, (first, end)
+            assert part.num_decode_rows == max(0, min(end, batch.num_decode_rows) - first)
+            assert len(part.arrivals) == len(part.row_slots) == len(part.logit_indices)
+            for nth, (slot, begin, count, _) in enumerate(wanted):
+                at = next(i for i, each in enumerate(part.row_slots.tolist()) if each == slot)
+                last = own[[row[0] for row in rows].index(slot) + 1] - 1
+                if first <= last < end:
+                    assert int(part.logit_indices[at]) == begin + count - 1 == last - first, nth
