@@ -417,7 +417,7 @@ class Planner:
         width = 1
         if self.width > 1 and self._table.drafts[rows.index].any():
             width = self.width
-        elif self._drafting and draft.requests:  # kernels and graphs of steps with prompts are ready for this width alone
+        elif self._drafting and draft.requests:  # steps with prompts have graphs and kernels of this width alone
             width = self._config.width
         edits: list[Int32s] = [NO_INTS] * 3
         if draft.edit_ids:

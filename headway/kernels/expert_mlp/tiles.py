@@ -114,7 +114,7 @@ def few_word_tile(programs: int, inputs: int, columns: int) -> WordTile:
 
 
 def group_word_tile(pairs: int, experts: int) -> SharedTile:
-    """The tile for ``pairs`` pairs. Few rows are bound by the bytes of the experts, so more programs of fewer outputs are faster."""
+    """The tile for ``pairs`` pairs. Few rows wait for the bytes of the experts: more programs of fewer outputs are faster."""
     rows = min(max(8, next_power_of_2(int(pairs / experts * 1.5) or 1)), SHARED_ROWS)
     if rows == SHARED_ROWS:
         return SharedTile(rows, 128, 8, 4)
