@@ -17,7 +17,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from headway import AsyncLLM
-from headway.server.app import POOLING_ROUTES, build_app
+from headway.server.app import POOLING_ROUTES, Front, build_app
 from headway.server.openapi import KINDS
 from headway.server.pooling import call
 from headway.server.settings import ServerSettings
@@ -80,6 +80,53 @@ def test_embeddings_of_every_form_of_input(serve: Open) -> None:
     assert cut["data"][0]["embedding"] == pytest.approx(
         (np.array(expected[:2]) / np.linalg.norm(expected[:2])).tolist()
     )
+
+
+def test_the_short_way_to_an_endpoint_answers_as_the_long_one(llms: dict[str, AsyncLLM]) -> None:
+    llm = llms.setdefault("embed", pooling_llm("embed"))
+    chosen: dict[str, Any] = {
+        "api_key": ["a secret key"],
+        "allowed_origins": ["https://a.example"],
+        "allowed_hosts": ["*"],
+    }
+    app = build_app(llm, ServerSettings(**chosen))
+    passed: list[str] = []
+    route = app.router.app
+
+    async def router(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+        await route(scope, receive, send)
+
+    app.router.middleware_stack = router
+    key = {"Authorization": "Bearer a secret key", "Origin": "https://a.example"}
+
+    def answers(caller: Any) -> list[Any]:
+        client = TestClient(caller, raise_server_exceptions=False)
+        found = []
+        for method, path, headers, body in (
+            ("POST", "/v1/embeddings", key, {"input": "w1"}),
+            ("POST", "/embeddings", key, {"input": "fail"}),
+            ("POST", "/v1/embeddings", key, {"input": "w1", "model": "other"}),
+            ("POST", "/v1/embeddings", {}, {"input": "w1"}),
+            ("POST", "/v1/completions", key, {"prompt": "w1"}),
+            ("POST", "/tokenize", key, {"prompt": "w1"}),
+            ("POST", "/v1/nothing", key, {}),
+            ("GET", "/v1/embeddings", key, None),
+            ("OPTIONS", "/v1/embeddings", {**key, "Access-Control-Request-Method": "POST"}, None),
+        ):
+            answer = client.request(method, path, headers=headers, json=body)
+            names = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "date")}
+            content = answer.json() if names["content-type"] == "application/json" else answer.text
+            if isinstance(content, dict):
+                content.pop("id", None), content.pop("created", None)
+                del names["content-length"]
+            found.append((answer.status_code, sorted(names.items()), content))
+        return found
+
+    long, short = answers(app), answers(Front(app))
+    assert short == long
+    assert [status for status, *_ in long] == [200, 500, 404, 401, 400, 200, 404, 405, 200]
+    assert set(passed) == {"/v1/nothing", "/v1/embeddings"}, "the router had no request that an endpoint takes"
 
 
 def test_large_answers_are_written_in_a_thread(serve: Open, monkeypatch: pytest.MonkeyPatch) -> None:
