@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -406,3 +407,18 @@ def test_errors_speak_of_the_fields_of_their_route(serve: Open) -> None:
     ):
         error = told(client.post(path, json=body), 400)["error"]
         assert error["param"] == param and error["message"].startswith(says), error
+
+
+@pytest.mark.parametrize("written_by", ["orjson", "msgspec"])
+def test_numbers_as_text_give_the_same_float32(monkeypatch: pytest.MonkeyPatch, written_by: str) -> None:
+    if written_by == "msgspec":
+        monkeypatch.setattr(call, "orjson", None)
+    else:
+        pytest.importorskip("orjson")
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32)
+    values = bits.view(np.float32)
+    values = np.concatenate([values[np.isfinite(values)], np.array([0.1, -0.0, 1e-45, 3.4028235e38], np.float32)])
+    for array in (values, values[::2], values[:8].reshape(2, 4)):
+        again = np.array(json.loads(call.numbers(array, None))).astype(np.float32)
+        assert again.shape == array.shape and again.tobytes() == np.ascontiguousarray(array).tobytes()
+    assert json.loads(call.numbers(np.array([np.nan, np.inf], np.float32), None)) == [None, None]
