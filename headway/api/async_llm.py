@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headway.api import frontend
 from headway.api.frontend import ChatOptions, Message
+from headway.api.hub import Hub, Processor
 from headway.api.inputs import Door, PreparedRequest, default_params
 from headway.api.lanes import Lane
 from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
-from headway.api.output_processor import OpenRequest, OutputProcessor
+from headway.api.output_processor import OutputProcessor
 from headway.api.pictures.prompts import image_bytes
 from headway.api.pooling.door import PoolingDoor, check_task
 from headway.api.pooling.online import AsyncPooling
-from headway.api.pooling.requests import OpenPooling, PoolingProcessor
+from headway.api.pooling.requests import PoolingProcessor
 from headway.api.prompts import Prompt
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
 from headway.core.errors import EngineDeadError, InvalidRequestError
 from headway.core.hearing import Alignment, SpeechRules
-from headway.core.messages import EngineStats, ModelInfo, Update
+from headway.core.messages import EngineStats, ModelInfo
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
 from headway.core.task import Task
-from headway.engine.client import EngineClient
 
 if TYPE_CHECKING:
     from headway.api.pictures.door import Pictures
@@ -47,155 +46,6 @@ COMPILING_THREADS = 4
 """They wait for compiling processes, of which there are as many."""
 MAX_WAITING_GRAMMARS = 16 * 1024 * 1024
 """Characters of all grammars that wait to be compiled."""
-WOKEN_AT_ONCE = 16
-"""Consumers that run between two looks of the event loop at its sockets. A new request takes some ten of them until its first
-token is sent, each of which would last as long as it takes to write to all streams."""
-
-
-Open = OpenRequest | OpenPooling
-
-
-class Processor(Protocol):
-    """What the hub needs of an OutputProcessor, or of a PoolingProcessor."""
-
-    def apply(self, updates: list[Any], /) -> tuple[Sequence[Open], list[str]]: ...
-    def requests(self) -> Sequence[Open]: ...
-    def drop(self, request: Any, /) -> list[str]: ...
-
-
-class _Hub:
-    """Carries updates from the engine to the event loop. Its thread waits in ``client.poll``; all else is the loop's.
-
-    Knows nothing of the AsyncLLM, so that the thread does not keep that alive.
-    """
-
-    def __init__(self, client: EngineClient, processor: Processor) -> None:
-        self.client = client
-        self.processor = processor
-        self.dead: EngineDeadError | None = None
-        self.heard = monotonic()
-        self._events: dict[int, asyncio.Event] = {}
-        self._quiet: set[int] = set()
-        self._died: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
-        self._inbox: list[Update] = []
-        self._called = False
-        self._news: dict[int, Open] = {}
-        """Requests whose consumers are to be woken, by id(); of the loop alone."""
-        self._waking = False
-        """The loop will call ``_wake_some`` in its next turn; until then nobody else wakes consumers."""
-        self._thread = threading.Thread(target=self._pump, name="headway-updates", daemon=True)
-        self._thread.start()
-
-    def _pump(self) -> None:
-        while True:
-            try:
-                updates = self.client.poll()
-                self.heard = monotonic()
-            except EngineDeadError as error:
-                self.dead = error
-                self._call_loop(self._wake_all)
-                return
-            with self._lock:
-                self._inbox += updates
-                call = bool(self._inbox) and not self._called
-                self._called = self._called or call
-            if call:
-                self._call_loop(self._deliver)
-
-    def _call_loop(self, function: Callable[[], None]) -> None:
-        loop = self._loop
-        try:
-            if loop is not None:
-                loop.call_soon_threadsafe(function)
-                return
-        except RuntimeError:
-            pass
-        with self._lock:  # no loop, or a closed one: nobody waits
-            self._inbox.clear()
-            self._called = False
-
-    def _deliver(self) -> None:
-        with self._lock:
-            updates, self._inbox = self._inbox, []
-            self._called = False
-        touched, aborts = self.processor.apply(updates)
-        if aborts:
-            self.abort_in_engine(aborts)
-        self._news |= {id(each): each for each in touched if each.finished or id(each) not in self._quiet}
-        if not self._waking:
-            self._wake_some()
-
-    def _wake_some(self) -> None:
-        """Wake the next consumers; then, before the others, let the loop look at its sockets.
-
-        Called once more after the last of them, so that updates which arrive in their turn wait for the next.
-        """
-        next_keys = list(itertools.islice(self._news, WOKEN_AT_ONCE))
-        for key in next_keys:
-            self.wake(self._news.pop(key))
-        self._waking = bool(next_keys)
-        if self._waking and self._loop is not None:
-            self._loop.call_soon(self._wake_some)
-
-    def _wake_all(self) -> None:
-        if self._died is not None:
-            self._died.set()
-        for event in self._events.values():
-            event.set()
-
-    def wake(self, request: Open) -> None:
-        event = self._events.get(id(request))
-        if event is not None:
-            event.set()
-
-    def attach(self) -> None:
-        """Make the running loop the one updates go to; another loop may take over when no request is open."""
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        if self._loop is not None and not self._loop.is_closed() and self._events:
-            raise RuntimeError("this AsyncLLM is in use on another event loop; make one per loop")
-        self._events.clear()
-        self._quiet.clear()
-        self._news.clear()
-        self._died = None
-        for request in self.processor.requests():
-            self.abort_in_engine(self.processor.drop(request))
-        self._loop = loop
-
-    def open(self, request: Open, only_final: bool) -> asyncio.Event:
-        event = self._events[id(request)] = asyncio.Event()
-        if only_final:
-            self._quiet.add(id(request))
-        return event
-
-    async def wait_dead(self) -> EngineDeadError:
-        self.attach()
-        if self._died is None:
-            self._died = asyncio.Event()
-        while self.dead is None:
-            await self._died.wait()
-        return self.dead
-
-    def leave(self, request: Open) -> None:
-        """The consumer has gone: abort what still runs."""
-        self._events.pop(id(request), None)
-        self._quiet.discard(id(request))
-        self.abort_in_engine(self.processor.drop(request))
-
-    def abort_in_engine(self, ids: list[str]) -> None:
-        if ids and self.dead is None:
-            try:
-                self.client.abort(ids)
-            except EngineDeadError as error:
-                self.dead = error
-
-    def close(self) -> None:
-        self.client.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
 
 
 class AsyncLLM(AsyncPooling):
@@ -229,7 +79,7 @@ class AsyncLLM(AsyncPooling):
             self._processor = PoolingProcessor(self.request_metrics)
         else:
             self._processor = OutputProcessor(self._tokenizer, self.request_metrics)
-        self._hub = _Hub(client, self._processor)
+        self._hub = Hub(client, self._processor)
         self._finalizer = weakref.finalize(self, self._hub.close)
         self._chat = frontend.ChatRenderer(self._tokenizer)
         self._numbers = itertools.count()
@@ -352,7 +202,7 @@ class AsyncLLM(AsyncPooling):
         news = self._hub.open(request, only_final)
         try:
             request.arrived = arrived  # tokenising the prompt is part of what the caller waits for
-            self._hub.client.add(prepared.children)
+            self._hub.add(prepared.children)
             while True:
                 await news.wait()
                 news.clear()

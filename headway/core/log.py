@@ -50,6 +50,9 @@ def show(log_format: str, level: int) -> None:
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
+    # Looked up for each record, and in neither form: threads, processes, and (as logging's own documents say) the caller.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001
     logger.setLevel(min(logger.level or level, level))
 
 

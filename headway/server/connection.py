@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import unquote
 
 import h11
 import uvicorn
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from headway.server.accepting import Acceptor
 from headway.server.errors import ApiError
 from headway.server.logs import Seldom
+from headway.server.plain import WHOLE_BODY, PlainCycle, PlainRequest, read_plain
 
 HEADER_SECONDS: Final = 30.0
 """How long a connection may take to send a whole request head, however it drips in."""
@@ -31,7 +33,12 @@ FREE_CHUNKS: Final = 4096
 CHUNK_BYTES: Final = 64
 """Pieces of a chunked body hold so many bytes on average, beyond the first ``FREE_CHUNKS``: each costs as much as 16 KiB."""
 KEEP_ALIVE_SECONDS: Final = 15
+HELD_BYTES: Final = 16 * 1024
+"""A plain request with so long a body, or a shorter one, is begun when all of it is here,"""
+HOLD_SECONDS: Final = 0.05
+"""or after this time, whatever has come; most clients send head and body apart, but at once."""
 WRITE_CHUNK: Final = "headway.write_chunk"
+WHEN_GONE: Final = "headway.when_gone"
 CROWDED: Final = "headway.crowded"
 """Whether the connection is one too many, in ``scope["state"]``."""
 TOO_LONG_HEAD: Final = (431, f"a request's head may have {MAX_HEADER_BYTES} bytes and {MAX_HEADER_LINES} lines")
@@ -87,7 +94,7 @@ class BoundedH11(h11.Connection):
 class Connection(H11Protocol):
     """HTTP/1.1 by h11, which bounds what it holds of a head; uvicorn lets a client take forever to send one.
 
-    Applications find ``write_chunk`` in ``scope["state"][WRITE_CHUNK]``.
+    Applications find ``write_chunk`` in ``scope["state"][WRITE_CHUNK]``, ``when_gone`` in ``scope["state"][WHEN_GONE]``.
 
     Args:
         most: connections that may be open; one more is marked, for the application to refuse it.
@@ -96,13 +103,17 @@ class Connection(H11Protocol):
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _gone: Callable[[], None] | None = None
+    _hold: asyncio.TimerHandle | None = None
+    _held = _later = b""
 
     def __init__(self, *args: Any, most: int, seldom: Seldom, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn: BoundedH11 = BoundedH11()
         self._most, self._seldom = most, seldom
         self._head_seconds = HEADER_SECONDS
-        self.app_state = {**self.app_state, WRITE_CHUNK: self.write_chunk, CROWDED: False}
+        hooks = {WRITE_CHUNK: self.write_chunk, WHEN_GONE: self.when_gone}
+        self.app_state = {**self.app_state, **hooks, CROWDED: False}
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a piece of a chunked body at once: an eighth of an event's cost lies in the layers this leaves out.
@@ -118,6 +129,15 @@ class Connection(H11Protocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def when_gone(self, call: Callable[[], None] | None) -> bool:
+        """Have ``call`` called when the client leaves while its request is answered; None: no longer.
+
+        Returns:
+            False where it has left already; nothing is called then.
+        """
+        self._gone = call
+        return not self.cycle.disconnected
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's: a client has connected; the clock for its first head starts."""
         super().connection_made(transport)
@@ -128,11 +148,94 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; the clock for its head runs until all of the head is here."""
+        if isinstance(self.cycle, PlainCycle) and not self.cycle.response_complete:
+            self._later += data  # of the next request, before this one is answered
+            self.flow.pause_reading()
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        request = read_plain(data) if self._is_fresh() else None
+        if request is None or (request.missing and len(request.body) + request.missing > HELD_BYTES):
+            self._to_h11(data)
+        elif request.missing:
+            self._unset_keepalive_if_required()
+            self._held = data
+            if self._hold is None:  # one for the whole body: who drips it in gains no time
+                self._hold = self.loop.call_later(HOLD_SECONDS, self._release)
+        else:
+            self._unset_keepalive_if_required()
+            self._cancel_hold()
+            self._begin(request)
+            self._cancel()
+
+    def _to_h11(self, data: bytes) -> None:
+        self._cancel_hold()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel()
         elif self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(self._head_seconds, self._too_slow)
+
+    def _release(self) -> None:
+        """The rest of a body takes its time: the application may have something to say before it is here."""
+        data, self._held, self._hold = self._held, b"", None
+        if not self.transport.is_closing():
+            self._to_h11(data)
+
+    def _cancel_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+
+    def _is_fresh(self) -> bool:
+        """Nothing of a request has come, and none is being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False
+        idle = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
+        return idle and not self.conn.trailing_data[0]
+
+    def _begin(self, request: PlainRequest) -> None:
+        """Hand a whole request to the application, as uvicorn does with those that h11 has read."""
+        raw_path, _, query = request.target.partition(b"?")
+        self.headers = request.headers
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
+            "method": "POST",
+            "root_path": self.root_path,
+            "path": self.root_path + unquote(raw_path.decode("ascii")),
+            "raw_path": self.root_path.encode("ascii") + raw_path,
+            "query_string": query,
+            "headers": request.headers,
+            "state": self.app_state.copy(),
+            WHOLE_BODY: request.body,
+        }
+        self.cycle = PlainCycle(
+            scope=self.scope,
+            conn=self.conn,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            on_response=self.on_response_complete,
+        )
+        task = self.loop.create_task(self.cycle.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def on_response_complete(self) -> None:
+        """A request is answered: the next may have come already."""
+        super().on_response_complete()
+        data, self._later = self._later, b""
+        if data and not self.transport.is_closing():
+            self.data_received(data)
 
     def pause_writing(self) -> None:
         """The client does not read what it is sent: give it a while."""
@@ -160,7 +263,11 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: the connection is closed; no clock of it runs on."""
         self._cancel()
+        self._cancel_hold()
+        self._held = self._later = b""
         super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
         if self._unread is not None:
             self._unread.cancel()
 

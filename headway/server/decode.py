@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from headway.server.errors import ApiError, refuse
 from headway.server.fields import ONLY_EMPTY, REFUSED
 from headway.server.memory import Returns
+from headway.server.plain import WHOLE_BODY
 
 BODY_SECONDS: Final = 60.0
 """How long a client may take to send its body."""
@@ -26,6 +27,7 @@ MAX_PARTS: Final = 2**18
 nothing else is served: this many take 0.1 to 0.2 s, 16 MiB of nothing else would take two."""
 MARKS: Final = (b"[", b"{", b":")
 PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+NESTED: Final = (dict, list, msgspec.Struct)
 FLAT: Final = frozenset({"prompt", "tokens", "input", "inputs"})
 """Fields whose type bounds their depth; they may hold very many numbers and are not walked."""
 
@@ -52,7 +54,7 @@ class Body:
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body as ``kind``. Raises ApiError (400, 408, 413, 415) and ClientDisconnect."""
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = _header(request, b"content-type").partition(";")[0].strip().lower()
         if media != "application/json":
             # Other types can be sent by any web page without asking the browser first.
             raise ApiError(415, f"the body must be application/json, got {media or 'no Content-Type'!r:.80}")
@@ -60,16 +62,20 @@ class Body:
 
     async def read_bytes(self, request: Request) -> bytes:
         """The body of any type. Raises ApiError (408, 413, 415) and ClientDisconnect."""
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        coding = _header(request, b"content-encoding", "identity").strip().lower()
         if coding != "identity":
             message = f"bodies are not decompressed: send it as it is, without Content-Encoding: {coding:.80}"
             raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
         return await self._bytes(request)
 
     async def _bytes(self, request: Request) -> bytes:
-        announced = request.headers.get("content-length", "0")
+        announced = _header(request, b"content-length")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_long()
+        whole: bytes | None = request.scope.pop(WHOLE_BODY, None)
+        if whole is not None:
+            self._returns.after(len(whole))
+            return whole
         received = bytearray()
         counted = 0
         try:
@@ -128,7 +134,8 @@ class Body:
             return msgspec.convert(given, kind)
 
     def _check_depth(self, value: msgspec.Struct) -> None:
-        level: list[Any] = [getattr(value, name) for name in value.__struct_fields__ if name not in FLAT]
+        fields = [getattr(value, name) for name in value.__struct_fields__ if name not in FLAT]
+        level = [field for field in fields if isinstance(field, NESTED)]
         for _ in range(self._max_depth):
             level = [child for item in level for child in _children(item)]
             if not level:
@@ -137,6 +144,11 @@ class Body:
 
     def _too_deep(self) -> ApiError:
         return refuse(f"the body is nested deeper than {self._max_depth} levels (--max-json-depth)", None, "depth")
+
+
+def _header(request: Request, name: bytes, default: str = "") -> str:
+    """The first header of this name, in lower case."""
+    return next((value.decode("latin-1") for each, value in request.scope["headers"] if each == name), default)
 
 
 def _without_nulls(body: bytes) -> dict[str, Any] | None:
@@ -156,12 +168,12 @@ def _without_nulls(body: bytes) -> dict[str, Any] | None:
 
 def _children(item: Any) -> list[Any]:
     if isinstance(item, dict):
-        return [v for v in item.values() if isinstance(v, (dict, list, msgspec.Struct))]
+        return [v for v in item.values() if isinstance(v, NESTED)]
     if isinstance(item, list):
         # Millions of numbers or strings are told by their types, in a twentieth of a walk's time.
         if len(item) > 1000 and set(map(type, item)) <= PLAIN:
             return []
-        return [v for v in item if isinstance(v, (dict, list, msgspec.Struct))]
+        return [v for v in item if isinstance(v, NESTED)]
     if isinstance(item, msgspec.Struct):
         return [getattr(item, name) for name in item.__struct_fields__]
     return []

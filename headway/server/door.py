@@ -11,7 +11,6 @@ from email.utils import formatdate
 from typing import Any, Final
 from urllib.parse import unquote
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.log import logger
@@ -34,6 +33,8 @@ RAW_SEND: Final = "headway.send"
 LOG_FIELDS: Final = "headway.log"
 """Where the scope holds what the log line shall say beside path and status."""
 REQUEST_ID: Final = "headway.request_id"
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+CLOSE: Final = (b"connection", b"close")
 LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -49,7 +50,7 @@ class Door:
         self._keys = [_digest(key.encode()) for key in settings.api_key]
         self._hosts = {host.lower() for host in settings.hosts()}
         self._log = settings.access_log
-        self._dated, self._date_text = 0, ""
+        self._dated, self._date_text = 0, b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -69,12 +70,11 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(raw=message.setdefault("headers", []))
-                headers["x-request-id"] = request_id
-                headers["date"] = self._date()
-                headers["x-content-type-options"] = "nosniff"
+                ours = [(b"x-request-id", request_id.encode()), (b"date", self._date()), NOSNIFF]
                 if self._lifecycle.phase is Phase.DRAINING:
-                    headers["connection"] = "close"
+                    ours.append(CLOSE)
+                names = {name for name, _ in ours}
+                message["headers"] = [*(h for h in message.get("headers", ()) if h[0].lower() not in names), *ours]
             await send(message)
 
         counted = scope["method"] == "POST"
@@ -90,16 +90,18 @@ class Door:
             else:
                 raise  # the server cuts the connection: the client must not take what it has for the whole
         finally:
+            # It holds the scope in turn: requests would stay until the next garbage collection.
+            scope.pop(RAW_SEND, None)
             if counted:
                 self._lifecycle.leave()
             if self._log and scope["path"] not in PROBES:
                 self._write_line(scope, request_id, status, start, fields)
 
-    def _date(self) -> str:
+    def _date(self) -> bytes:
         """The Date header, made once a second."""
         now = int(time.time())
         if now != self._dated:
-            self._dated, self._date_text = now, formatdate(now, usegmt=True)
+            self._dated, self._date_text = now, formatdate(now, usegmt=True).encode()
         return self._date_text
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:

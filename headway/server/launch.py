@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headway.core.errors import ConfigError, EngineDeadError
 from headway.core.log import logger
 from headway.server.accepting import room_for_connections
-from headway.server.app import build_app
+from headway.server.app import Front, build_app
 from headway.server.connection import CROWDED, server
 from headway.server.door import HEALTH_PATH, LIVE_PATH, Door
 from headway.server.errors import ApiError
@@ -177,7 +177,7 @@ class Supervisor:
                 app = build_app(llm, self._settings, self.lifecycle)
                 async with app.router.lifespan_context(app):
                     _set_aside()
-                    self._app = app
+                    self._app = Front(app)
                     self.lifecycle.phase = Phase.READY
                     self._announce(listener)
                     if await self._either(self._stop.wait(), llm.wait_dead(), _done(serving)) != 1:

@@ -18,6 +18,7 @@ from headway.api.prompts import Prompt
 from headway.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
+from headway.server.connection import WHEN_GONE
 from headway.server.decode import Body
 from headway.server.door import LOG_FIELDS
 from headway.server.errors import ApiError, refuse, shutting_down
@@ -40,6 +41,7 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 GONE: Final = "client_gone"
 SHORT_WORK: Final = 8
 """Texts to a model that pools wait in place of one completion: each takes a part of one step."""
+NO_LIMIT: Final = contextlib.nullcontext()
 NO_STREAM: Final = "log-probabilities of the prompt need stream: false"
 
 
@@ -271,12 +273,38 @@ async def _merged(sources: list[AsyncIterator[RequestOutput]]) -> Outputs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; cancel it when the client disconnects. The body must have been read.
 
     Raises:
         ClientGoneError: the client left first.
     """
+    watch = scope.get("state", {}).get(WHEN_GONE)
+    if watch is None:
+        return await _beside(receive, work)
+    task, gone = cast("asyncio.Task[Any]", asyncio.current_task()), False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    if not watch(leave):
+        watch(None)
+        work.close()
+        raise ClientGoneError
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:  # nobody else wants the end of this task
+            raise ClientGoneError from None
+        raise
+    finally:
+        watch(None)
+
+
+async def _beside(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """As ``until_gone``, where nothing but ``receive`` tells that the client has left."""
     body = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(receive))
     try:
@@ -295,11 +323,15 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-@contextlib.asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[None]:
+def time_limit(seconds: float) -> contextlib.AbstractAsyncContextManager[None]:
     """Raises ApiError (504) when the block takes longer; 0 is no limit."""
+    return _limited(seconds) if seconds else NO_LIMIT
+
+
+@contextlib.asynccontextmanager
+async def _limited(seconds: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(seconds or None):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise ApiError(

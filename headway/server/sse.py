@@ -55,7 +55,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_gone(receive, self._run(scope, receive, send))
+            await until_gone(scope, receive, self._run(scope, receive, send))
         except ClientGoneError:
             log_error(scope, GONE)
 
@@ -106,7 +106,7 @@ async def respond(request: Request, job: Job, stream: bool | None, seconds: floa
         async with time_limit(seconds):
             return await job.whole()
 
-    return await until_gone(request.receive, whole())
+    return await until_gone(request.scope, request.receive, whole())
 
 
 def _sorry(error: ApiError) -> bytes:

@@ -23,7 +23,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = await service.body.read(request, TokenizeRequest)
     service.check_model(body.model)
     service.need_tokenizer()
-    return await until_gone(request.receive, _tokenized(service, body))
+    return await until_gone(request.scope, request.receive, _tokenized(service, body))
 
 
 async def _tokenized(service: Service, body: TokenizeRequest) -> Response:
@@ -72,5 +72,5 @@ async def detokenize(service: Service, request: Request) -> Response:
     for token in (min(body.tokens, default=0), max(body.tokens, default=0)):
         if not 0 <= token < size:
             raise refuse(f"token id {token} is outside of the vocabulary (0 to {size - 1})", "tokens")
-    text = await until_gone(request.receive, service.llm.decode(body.tokens, skip_special_tokens=False))
+    text = await until_gone(request.scope, request.receive, service.llm.decode(body.tokens, skip_special_tokens=False))
     return Response(encode({"prompt": text}), media_type="application/json")

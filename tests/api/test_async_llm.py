@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, RequestOutput, SamplingParams, UnknownParameterError
-from headway.api.async_llm import WOKEN_AT_ONCE
 from headway.api.frontend import ChatOptions
+from headway.api.hub import WOKEN_AT_ONCE
 from headway.api.long_texts import LONG_TEXT_CHARS
 from headway.api.structured.compile import Outcome
 from headway.core.params import StructuredOutputsParams

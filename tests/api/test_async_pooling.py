@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, PoolingParams, RequestFailedError
+from headway.api.hub import SENT_AT_ONCE
 from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
+from headway.api.pooling import door
 from headway.api.pooling.requests import OpenPooling
 from headway.core.task import Task
 from tests.api.pooling_core import CLS, SEP, WORDS, PoolingCore, install, vector
@@ -176,3 +178,100 @@ def test_vectors_cross_from_another_process() -> None:
             assert [array.shape for array in llm.arrays(group)] == [(3, 2), (4, 2)]
 
     run(cross())
+
+
+class Recorder:
+    """Takes the place of a client: notes what the engine is told, in order."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self.told = client, list[tuple[str, int]]()
+        self.error: EngineDeadError | None = None
+
+    def add(self, requests: list[Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append(("add", len(requests)))
+        self._client.add(requests)
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.told.append(("abort", len(request_ids)))
+        self._client.abort(request_ids)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_the_engine_hears_of_callers_of_one_turn_in_one_message() -> None:
+    async def turn() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            llm._hub.client = recorder = Recorder(llm._hub.client)
+            await asyncio.gather(*(llm.pool([f"w{i}"]) for i in range(SENT_AT_ONCE - 1)))
+            assert recorder.told == [("add", SENT_AT_ONCE - 1)]
+            recorder.told.clear()
+            await asyncio.gather(*(llm.pool([f"w{i}"]) for i in range(SENT_AT_ONCE + 5)))
+            assert recorder.told == [
+                ("add", SENT_AT_ONCE),
+                ("add", 5),
+            ]  # a full bundle does not wait for the turn's end
+
+    run(turn())
+
+
+def test_an_abort_does_not_overtake_the_message_it_ends() -> None:
+    async def leaving() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            llm._hub.client = recorder = Recorder(llm._hub.client)
+            call = asyncio.ensure_future(llm.pool(["hang"], request_id="mine"))
+            ended = asyncio.ensure_future(llm.abort("mine"))  # in the turn in which the call begins
+            await ended
+            with pytest.raises(RequestFailedError, match="aborted"):
+                await call
+            assert recorder.told == [("add", 1), ("abort", 1)]
+            await llm.pool(["w1"])
+            assert not core(llm).requests
+
+    run(leaving())
+
+
+def test_an_engine_found_dead_when_the_message_goes_wakes_its_callers() -> None:
+    async def dying() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            llm._hub.client = recorder = Recorder(llm._hub.client)
+            recorder.error = EngineDeadError("gone")
+            found = await asyncio.gather(llm.pool(["w1"]), llm.pool(["w2"]), return_exceptions=True)
+            assert [str(each) for each in found] == ["gone", "gone"]
+            assert not llm._processor.requests()
+
+    run(dying())
+
+
+@pytest.mark.parametrize("few", [0, 10**6])
+def test_ids_are_checked_whether_few_or_many(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(door, "FEW_IDS", few)
+
+    async def checked() -> None:
+        async with AsyncLLM("embed", multiprocess=False, skip_tokenizer_init=True) as llm:
+            for right in ([0], [len(WORDS) - 1], [[7, 8], [9]]):
+                await llm.pool(right if isinstance(right[0], list) else [right])
+            for wrong in (-1, len(WORDS), 2**40, -(2**40), True, 1.0, None):
+                with pytest.raises(InvalidRequestError, match=r"vocabulary|integers"):
+                    await llm.pool([[7], [8, wrong, 9]])
+
+    run(checked())
+
+
+@pytest.mark.parametrize("known", [0, 1, 64])
+def test_parameters_count_whether_remembered_or_not(monkeypatch: pytest.MonkeyPatch, known: int) -> None:
+    monkeypatch.setattr(door, "KNOWN_WISHES", known)
+
+    async def asked() -> None:
+        async with AsyncLLM("embed", multiprocess=False) as llm:
+            for _ in range(2):
+                for dimensions in (2, 3, None):
+                    group = await llm.pool(["w1"], PoolingParams(dimensions=dimensions))
+                    assert len(llm.arrays(group)[0]) == (dimensions or 8)
+                with pytest.raises(InvalidRequestError, match="at most 8"):
+                    await llm.pool(["w1"], PoolingParams(dimensions=9))
+            assert len(llm._pools._wanted) == min(known, 3)
+
+    run(asked())

@@ -35,7 +35,7 @@ def undeclared(source: Source, declared: set[str]) -> set[str]:
 def test_the_package_imports_only_what_it_declares() -> None:
     requirements = PROJECT["dependencies"] + [
         requirement
-        for extra in ("transformers", "otel", "vision", "audio")
+        for extra in ("transformers", "otel", "vision", "audio", "embeddings")
         for requirement in PROJECT["optional-dependencies"][extra]
     ]
     packages = {name_of(requirement) for requirement in requirements}

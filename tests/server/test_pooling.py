@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from headway import AsyncLLM
-from headway.server.app import POOLING_ROUTES, build_app
+from headway.server.app import POOLING_ROUTES, Front, build_app
 from headway.server.openapi import KINDS
 from headway.server.pooling import call
 from headway.server.settings import ServerSettings
@@ -80,6 +81,53 @@ def test_embeddings_of_every_form_of_input(serve: Open) -> None:
     assert cut["data"][0]["embedding"] == pytest.approx(
         (np.array(expected[:2]) / np.linalg.norm(expected[:2])).tolist()
     )
+
+
+def test_the_short_way_to_an_endpoint_answers_as_the_long_one(llms: dict[str, AsyncLLM]) -> None:
+    llm = llms.setdefault("embed", pooling_llm("embed"))
+    chosen: dict[str, Any] = {
+        "api_key": ["a secret key"],
+        "allowed_origins": ["https://a.example"],
+        "allowed_hosts": ["*"],
+    }
+    app = build_app(llm, ServerSettings(**chosen))
+    passed: list[str] = []
+    route = app.router.app
+
+    async def router(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+        await route(scope, receive, send)
+
+    app.router.middleware_stack = router
+    key = {"Authorization": "Bearer a secret key", "Origin": "https://a.example"}
+
+    def answers(caller: Any) -> list[Any]:
+        client = TestClient(caller, raise_server_exceptions=False)
+        found = []
+        for method, path, headers, body in (
+            ("POST", "/v1/embeddings", key, {"input": "w1"}),
+            ("POST", "/embeddings", key, {"input": "fail"}),
+            ("POST", "/v1/embeddings", key, {"input": "w1", "model": "other"}),
+            ("POST", "/v1/embeddings", {}, {"input": "w1"}),
+            ("POST", "/v1/completions", key, {"prompt": "w1"}),
+            ("POST", "/tokenize", key, {"prompt": "w1"}),
+            ("POST", "/v1/nothing", key, {}),
+            ("GET", "/v1/embeddings", key, None),
+            ("OPTIONS", "/v1/embeddings", {**key, "Access-Control-Request-Method": "POST"}, None),
+        ):
+            answer = client.request(method, path, headers=headers, json=body)
+            names = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "date")}
+            content = answer.json() if names["content-type"] == "application/json" else answer.text
+            if isinstance(content, dict):
+                content.pop("id", None), content.pop("created", None)
+                del names["content-length"]
+            found.append((answer.status_code, sorted(names.items()), content))
+        return found
+
+    long, short = answers(app), answers(Front(app))
+    assert short == long
+    assert [status for status, *_ in long] == [200, 500, 404, 401, 400, 200, 404, 405, 200]
+    assert set(passed) == {"/v1/nothing", "/v1/embeddings"}, "the router had no request that an endpoint takes"
 
 
 def test_large_answers_are_written_in_a_thread(serve: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,3 +407,18 @@ def test_errors_speak_of_the_fields_of_their_route(serve: Open) -> None:
     ):
         error = told(client.post(path, json=body), 400)["error"]
         assert error["param"] == param and error["message"].startswith(says), error
+
+
+@pytest.mark.parametrize("written_by", ["orjson", "msgspec"])
+def test_numbers_as_text_give_the_same_float32(monkeypatch: pytest.MonkeyPatch, written_by: str) -> None:
+    if written_by == "msgspec":
+        monkeypatch.setattr(call, "orjson", None)
+    else:
+        pytest.importorskip("orjson")
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32)
+    values = bits.view(np.float32)
+    values = np.concatenate([values[np.isfinite(values)], np.array([0.1, -0.0, 1e-45, 3.4028235e38], np.float32)])
+    for array in (values, values[::2], values[:8].reshape(2, 4)):
+        again = np.array(json.loads(call.numbers(array, None))).astype(np.float32)
+        assert again.shape == array.shape and again.tobytes() == np.ascontiguousarray(array).tobytes()
+    assert json.loads(call.numbers(np.array([np.nan, np.inf], np.float32), None)) == [None, None]

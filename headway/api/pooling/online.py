@@ -132,7 +132,7 @@ class AsyncPooling:
         news = self._hub.open(group, only_final=True)
         try:
             if made:
-                self._hub.client.add(made)
+                self._hub.add(made)
             while not group.finished:
                 await news.wait()
                 news.clear()

@@ -22,12 +22,17 @@ from headway.server.report import new_id
 from headway.server.service import Service, log_usage, time_limit, until_gone
 from headway.server.sse import encode
 
+try:
+    import orjson
+except ImportError:  # the extra "embeddings"
+    orjson = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from headway.api.pooling.score import ScoreJob
     from headway.server.pooling.protocol import Cut, Input, TeiCut
 
 T = TypeVar("T")
-INLINE_FLOATS: Final = 2**14
+INLINE_FLOATS: Final = 2**15
 """So many numbers are written in the event loop, in a millisecond or two; more in a thread."""
 ROUTES_OF: Final = {
     Task.EMBED: "/v1/embeddings",
@@ -107,7 +112,7 @@ class PoolingCall:
             return Response(content, media_type="application/json")
 
         try:
-            return await until_gone(self._request.receive, whole())
+            return await until_gone(self._request.scope, self._request.receive, whole())
         except EngineDeadError:
             if self.service.lifecycle.phase is Phase.DRAINING:
                 raise shutting_down(cut=True) from None
@@ -162,4 +167,7 @@ def numbers(array: Floats, encoding: str | None) -> bytes:
     """JSON of an array: nested lists, or base64 of little-endian float32."""
     if encoding == "base64":
         return b'"' + base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()) + b'"'
-    return encode(array.tolist())  # host: numpy
+    if orjson is None:
+        return encode(array.tolist())  # host: numpy
+    # The fewest digits that give the same float32, where the line above writes those of a float64: half the time and bytes.
+    return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
