@@ -222,7 +222,8 @@ def check_replays(
         given[state_at], ring = args[state_at].clone().to(to), inputs.clone().to(to)
         with interpreter_loops(), poisoned():
             y = function(*given, ring, *(each.to(to) for each in chosen.rings))
-        assert not y.cpu()[~chosen.live].any(), "tokens that are nobody's have outputs"
+        if op is gated_delta:  # the others promise nothing of nobody's tokens
+            assert not y.cpu()[~chosen.live].any(), "tokens that are nobody's have outputs"
         return y.cpu()[chosen.live], given[state_at].cpu(), ring.cpu()
 
     wanted, states_wanted, rings_wanted = run(op.reference, "cpu")

@@ -157,6 +157,7 @@ def test_of_equal_scores_the_lower_numbers_are_chosen(where: str, device: str) -
     assert ids.tolist() == [[4, 7, 0, 1]] * 3
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, of sums of both infinities
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("where", ["cpu", "cuda"])

@@ -70,8 +70,8 @@ class Seated(Alone):
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._met(x))
 
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each[self.rank] for each in self._met(x)])
+    def scatter_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each[self.rank] for each in self._met(x)]).sum(0, dtype=torch.float32).to(x.dtype)
 
 
 def at_once(works: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
