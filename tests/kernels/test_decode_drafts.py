@@ -33,22 +33,28 @@ def loops() -> Iterator[None]:
         yield
 
 
+def often(cases: list[Any], count: int) -> list[Any]:
+    """The first ``count`` in every run, the others with the long sweeps."""
+    return [*cases[:count], *(pytest.param(each, marks=pytest.mark.soak) for each in cases[count:])]
+
+
 @decodes_alone
-@pytest.mark.parametrize("dtype", kernel_dtypes())
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", often(kernel_dtypes(), 1))
+@pytest.mark.parametrize("shape", often(SHAPES, 3), ids=str)
 def test_kernel_equals_reference(shape: dict[str, Any], dtype: torch.dtype, device: str) -> None:
     check(make(ROWS, device, dtype=dtype, **shape))
 
 
 @decodes_alone
-@pytest.mark.parametrize(("width", "heads"), [(2, (6, 2)), (3, (10, 2)), (5, (4, 2)), (8, (4, 2)), (16, (2, 2))])
-def test_widths(width: int, heads: tuple[int, int], device: str) -> None:
+@pytest.mark.parametrize("case", often([(3, (10, 2)), (8, (4, 2)), (2, (6, 2)), (5, (4, 2)), (16, (2, 2))], 2), ids=str)
+def test_widths(case: tuple[int, tuple[int, int]], device: str) -> None:
+    width, heads = case
     rows = [(min(count, width), context) for count, context in ROWS] + [(width, 90), (width, width)]
     check(make(rows, device, width=width, heads=heads, size=16, dtype=torch.float32))
 
 
 @decodes_alone
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("sinks", often([True, False], 1))
 def test_many_splits(sinks: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A split each tile; tokens stand on both sides of an edge between two."""
     monkeypatch.setattr("headway.kernels.paged_attention.launch.num_sms", lambda device: 132)
