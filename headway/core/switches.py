@@ -17,7 +17,7 @@ PREFILL_GRAPHS: Final = "HEADWAY_PREFILL_GRAPHS"
 FAST_PREFILL: Final = "HEADWAY_FAST_PREFILL"
 """Layers behind the last that caches run for the rows' last tokens alone; off: all but the very last run for all tokens."""
 PEER_REDUCE: Final = "HEADWAY_PEER_REDUCE"
-"""Small all-reduces between GPUs of one host through peer memory, fused with the norm behind them; off: NCCL alone."""
+"""Small exchanges between GPUs of one host through peer memory, sums fused with the norm behind them; off: NCCL alone."""
 NATIVE: Final = "HEADWAY_NATIVE"
 """C kernels on a CPU; off: torch serves."""
 

@@ -16,9 +16,9 @@ from headway.kernels.peer_exchange import peer_gather_, peer_scatter_sum_
 from headway.kernels.peer_reduce import CHUNK, peer_reduce_, peer_reduce_norm_, region_bytes
 from headway.parallel.peer_buffers import Driver, Gather, NoPeerBuffersError, PeerBuffers, cards_here, meet
 
-SMALL_SUM: Final = 4 * 2**20
+SMALL: Final = 4 * 2**20
 """Bytes up to which an exchange goes through peers' memory. On two H100s sums are faster than NCCL's up to 8 MiB, twice as
-fast at 4."""
+fast at 4; gathers and scattered sums were not measured by size."""
 HOP_BYTES: Final = 768 * 2**10
 """What a GPU sends in the time that one message takes: a second hop pays when it saves more. Not measured yet."""
 REGIONS: Final = 3
@@ -48,7 +48,7 @@ class Peers:
 
     Args:
         buffers: ``buffer_bytes`` each.
-        most: bytes of the largest sum.
+        most: bytes of the largest exchange.
     """
 
     def __init__(self, buffers: PeerBuffers, rank: int, size: int, device: torch.device, most: int) -> None:
@@ -173,8 +173,8 @@ def find_peers(rank: int, size: int, device: torch.device, gather: Gather) -> Pe
             raise NoPeerBuffersError(f"{PEER_REDUCE} is 0")
         with torch.cuda.device(device):
             torch.empty(1, device=device)  # so that the driver has a context
-            buffers = meet(Driver, cards_here(), device.index or 0, rank, buffer_bytes(size, SMALL_SUM), gather)
-            peers = Peers(buffers, rank, size, device, SMALL_SUM)
+            buffers = meet(Driver, cards_here(), device.index or 0, rank, buffer_bytes(size, SMALL), gather)
+            peers = Peers(buffers, rank, size, device, SMALL)
             failures = [each.decode() for each in gather(peers.try_out().encode()) if each]
         if failures:
             peers.close()
@@ -184,5 +184,5 @@ def find_peers(rank: int, size: int, device: torch.device, gather: Gather) -> Pe
             logger.warning("exchanges of %d ranks use NCCL alone: %s", size, reason)
         return None
     if not rank:
-        logger.info("exchanges of up to %d KiB of %d ranks use peer memory, larger ones NCCL", SMALL_SUM >> 10, size)
+        logger.info("exchanges of up to %d KiB of %d ranks use peer memory, larger ones NCCL", SMALL >> 10, size)
     return peers

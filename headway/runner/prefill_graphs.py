@@ -165,12 +165,10 @@ class PrefillGraphs(StepGraphs):
         Args:
             context_bound: of the rows that decode. When it is long they get the decode kernel, if a shape not much larger has
                 it.
-            width: tokens of the rows that decode; there are shapes for one width only, which hold narrower rows of drafts, too.
+            width: tokens of the rows that decode: where there are drafts more than 1 (see ``Planner``), and no more than the
+                shapes have, which hold narrower rows, too.
         """
         step = (num_rows, num_decode_rows if width == 1 else 0, max_query_len)
-        of = self._ordered[0].width if self._ordered else width
-        if of < width or (width == 1 and of > 1):  # decode rows of one token are packed for the decode kernel
-            return None
         fitting = (each for each in self._ordered[bisect_left(self._tokens, num_tokens) :] if each.holds(*step))
         found = next(fitting, None)
         if found is not None and not found.decode_rows and context_bound > FAR:

@@ -1,4 +1,6 @@
-"""Compiles the experts' grouped products for sm_90 without a GPU, a JSON line each; run by ``test_experts_compile``.
+"""Compiles the experts' products, grouped ones and those of few tokens in 4 bits, for sm_90 without a GPU; a JSON line each.
+
+Run by ``test_experts_compile``.
 
 A process of its own: the tests' process has Triton's interpreter switched on, which replaces the compiler.
 """
@@ -7,14 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.core.ints import next_power_of_2
+from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
-from headway.kernels.expert_mlp.tiles import group_tile, group_word_tile
+from headway.kernels.expert_mlp.tiles import few_word_tile, group_tile, group_word_tile
 from headway.kernels.expert_mlp.triton_grouped import grouped_kernel
 from tests.kernels.compile_forward import compile_typed
 
 TYPES = {
     "order_ptr": "*i32",
     "counts_ptr": "*i32",
+    "ids_ptr": "*i32",
     "weights_ptr": "*fp32",
     "scales_ptr": "*u8",
     "limit": "fp32",
@@ -39,6 +44,18 @@ def main() -> None:
             types = TYPES | {"weight_ptr": "*u8"}
             options = {"num_warps": tile.num_warps}
             compile_typed(f"words {tile.rows} {first}", grouped_shared_kernel, fixed, types, options)
+    for tokens in (1, 4):
+        into, out = (
+            few_word_tile(tokens * TOP_K * INNER // 16, HIDDEN, 1),
+            few_word_tile(tokens * HIDDEN // 16, INNER, TOP_K),
+        )
+        fixed = {"E": EXPERTS, "INNER": INNER, "K": HIDDEN, "TOP_K": TOP_K, "PARTS": into.parts, "UNROLL": into.unroll}
+        fixed |= {"ACT": "clamped_swiglu", "GATED": True}
+        types = TYPES | {"weight_ptr": "*u8"}
+        compile_typed(f"few in {tokens}", few_in_words_kernel, fixed, types, {"num_warps": into.parts})
+        fixed = {"E": EXPERTS, "N": HIDDEN, "K": INNER, "TOP_K": TOP_K, "PARTS": out.parts, "UNROLL": out.unroll}
+        fixed |= {"COLS": max(8, next_power_of_2(TOP_K)), "ADD": True}
+        compile_typed(f"few out {tokens}", few_out_words_kernel, fixed, types, {"num_warps": out.parts})
     for first in (True, False):
         plain = group_tile(4096 * TOP_K, EXPERTS, INNER, HIDDEN, item=2, paired=first, fp4=False, room=227 << 10)
         fixed = constants(first, plain.rows, "silu") | {"BLOCK_N": plain.block_n, "BLOCK_K": plain.block_k}

@@ -361,7 +361,7 @@ def test_which_way_is_said_once(reason: str, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setenv("HEADWAY_PEER_REDUCE", "0" if reason == "switch" else "1")
     monkeypatch.setattr(peers_module, "Driver", driver)
     monkeypatch.setattr(peers_module, "cards_here", lambda: CARDS)
-    monkeypatch.setattr(peers_module, "SMALL_SUM", MOST)
+    monkeypatch.setattr(peers_module, "SMALL", MOST)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     tried = "rank 0: a sum through peers' memory was wrong" if reason == "wrong" else ""
     monkeypatch.setattr(Peers, "try_out", lambda self: "" if self.rank else tried)

@@ -48,5 +48,4 @@ add_experts = Op(
     reference=reference.add_experts,
     meta=lambda *_: None,
     triton="headway.kernels.expert_mlp.triton:add_experts",
-    cpu="headway.kernels.expert_mlp.cpu:add_experts",
 )

@@ -7,7 +7,7 @@ import torch
 from headway.kernels.expert_mlp.reference import activate, in_order, matrix, product, row
 from headway.kernels.state_parts import available
 
-__all__ = ["add_experts", "available", "expert_mlp"]
+__all__ = ["available", "expert_mlp"]
 
 
 def expert_mlp(
@@ -47,27 +47,3 @@ def expert_mlp(
         result = product(inner, matrix(down, down_scales, expert, x.dtype), row(down_bias, expert))
         found[pairs] = result if weigh_inputs else result * weight
     return in_order(found.unflatten(0, ids.shape)).to(x.dtype)
-
-
-def add_experts(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    gate_up_scales: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    down_scales: torch.Tensor | None,
-    act: str,
-    gated: bool,
-    limit: float,
-    alpha: float,
-    weigh_inputs: bool,
-    residual: torch.Tensor,
-) -> None:
-    """See the package."""
-    residual += expert_mlp(
-        x, ids, weights, gate_up, gate_up_bias, gate_up_scales, down, down_bias, down_scales, act, gated, limit, alpha,
-        weigh_inputs,
-    )  # fmt: skip

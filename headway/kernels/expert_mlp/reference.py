@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -46,28 +48,10 @@ def expert_mlp(
     return in_order(found).to(x.dtype)
 
 
-def add_experts(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    gate_up_scales: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    down_scales: torch.Tensor | None,
-    act: str,
-    gated: bool,
-    limit: float,
-    alpha: float,
-    weigh_inputs: bool,
-    residual: torch.Tensor,
-) -> None:
+def add_experts(*given: Any) -> None:
     """See the package."""
-    residual += expert_mlp(
-        x, ids, weights, gate_up, gate_up_bias, gate_up_scales, down, down_bias, down_scales, act, gated, limit, alpha,
-        weigh_inputs,
-    )  # fmt: skip
+    *experts, residual = given
+    residual += expert_mlp(*experts)
 
 
 def in_order(found: torch.Tensor) -> torch.Tensor:

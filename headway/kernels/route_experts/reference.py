@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -50,30 +52,11 @@ def route_experts(
 
 
 def norm_route_experts(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    router: torch.Tensor,
-    bias: torch.Tensor | None,
-    correction: torch.Tensor | None,
-    live: torch.Tensor,
-    top_k: int,
-    scoring: str,
-    renormalise: bool,
-    scale: float,
-    groups: int,
-    kept_groups: int,
-    group_best: int,
-    margin: float,
-    always: int,
+    x: torch.Tensor, norm: torch.Tensor, eps: float, *rule: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package."""
+    """See the package; ``rule``: the router and all that follows."""
     normed = rms_norm(x, norm, eps)
-    ids, weights = route_experts(
-        normed, router, bias, correction, live, top_k, scoring, renormalise, scale, groups, kept_groups, group_best, margin,
-        always,
-    )  # fmt: skip
-    return ids, weights, normed
+    return *route_experts(normed, *rule), normed
 
 
 def near_weights(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:

@@ -7,6 +7,8 @@ parts, in order. A choice is ``top_k`` times the largest of what is left, at the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -203,79 +205,22 @@ def choose_kernel(
     tl.store(weights_ptr + at, tl.where(live, weights, 0.0), mask=place < TOP_K + ALWAYS)
 
 
-def route_experts(
-    x: torch.Tensor,
-    router: torch.Tensor,
-    bias: torch.Tensor | None,
-    correction: torch.Tensor | None,
-    live: torch.Tensor,
-    top_k: int,
-    scoring: str,
-    renormalise: bool,
-    scale: float,
-    groups: int,
-    kept_groups: int,
-    group_best: int,
-    margin: float,
-    always: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route_experts(x: torch.Tensor, router: torch.Tensor, *rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``rule``: see ``choose``."""
     parts = few_logits(x, None, 0.0, router)[0] if is_few(x) else router_parts(x, router)
-    return choose(
-        parts,
-        bias,
-        correction,
-        live,
-        top_k,
-        scoring,
-        renormalise,
-        scale,
-        groups,
-        kept_groups,
-        group_best,
-        margin,
-        always,
-    )
+    return choose(parts, *rule)
 
 
 def norm_route_experts(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    router: torch.Tensor,
-    bias: torch.Tensor | None,
-    correction: torch.Tensor | None,
-    live: torch.Tensor,
-    top_k: int,
-    scoring: str,
-    renormalise: bool,
-    scale: float,
-    groups: int,
-    kept_groups: int,
-    group_best: int,
-    margin: float,
-    always: int,
+    x: torch.Tensor, norm: torch.Tensor, eps: float, router: torch.Tensor, *rule: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``rule``: see ``choose``."""
     if is_few(x):
         parts, given = few_logits(x, norm, eps, router)
     else:
         given = rms_norm(x, norm, eps)
         parts = router_parts(given, router)
-    ids, weights = choose(
-        parts,
-        bias,
-        correction,
-        live,
-        top_k,
-        scoring,
-        renormalise,
-        scale,
-        groups,
-        kept_groups,
-        group_best,
-        margin,
-        always,
-    )
-    return ids, weights, given
+    return *choose(parts, *rule), given
 
 
 def is_few(x: torch.Tensor) -> bool:

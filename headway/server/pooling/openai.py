@@ -73,11 +73,8 @@ async def classify(service: Service, request: Request) -> Response:
     labels = service.llm.pooling_door.pooling.labels
 
     def write(number: int, array: Floats) -> bytes:
-        found = {
-            "index": number,
-            "label": label_name(labels, int(array.argmax())),
-            "probs": array.tolist(),
-        }  # host: numpy
+        probs = array.tolist()  # host: numpy
+        found = {"index": number, "label": label_name(labels, int(array.argmax())), "probs": probs}
         return encode({**found, "num_classes": len(array)})
 
     async def work() -> bytes:

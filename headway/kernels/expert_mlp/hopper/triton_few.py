@@ -50,7 +50,7 @@ def few_in_words_kernel(
     expert = gl.load(ids_ptr + pair)
     if (expert < 0) | (expert >= E):
         return
-    S: gl.constexpr = sums_layout(PARTS, 1)
+    S: gl.constexpr = sums_layout(PARTS)
     L: gl.constexpr = gl.DotOperandLayout(1, S, 8)
     N: gl.constexpr = 2 * INNER if GATED else INNER
     # All eight columns are the one token: a load of one address costs no more than one that is masked.
@@ -58,7 +58,7 @@ def few_in_words_kernel(
     row = expert.to(gl.int64) * N + first
     matrix = (weight_ptr, scales_ptr, row, row + INNER)
     acc = gl.zeros([PARTS, 16, 8], gl.float32, layout=S)
-    gate, up = multiply(acc, acc, matrix, x_at, across(8, 2, L) < 8, K, 16, PARTS, 1, UNROLL, L, GATED, False)
+    gate, up = multiply(acc, acc, matrix, x_at, across(8, 2, L) < 8, K, PARTS, UNROLL, L, GATED, False)
     V: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, S))
     n = first + gl.arange(0, 16, layout=V)
     y = of_one(gate)
@@ -97,7 +97,7 @@ def few_out_words_kernel(
         gdc_launch_dependents()
     token = gl.program_id(0)
     first = gl.program_id(1) * 16
-    S: gl.constexpr = sums_layout(PARTS, 1)
+    S: gl.constexpr = sums_layout(PARTS)
     L: gl.constexpr = gl.DotOperandLayout(1, S, 8)
     column = across(COLS, 2, L)
     acc = gl.zeros([PARTS, 16, COLS], gl.float32, layout=S)
@@ -110,9 +110,8 @@ def few_out_words_kernel(
             x_at = inner_ptr + pair.to(gl.int64) * K + column * 0
             row = expert.to(gl.int64) * N + first
             # An expert's sums are a column of their own.
-            acc, _ = multiply(
-                acc, acc, (weight_ptr, scales_ptr, row, row), x_at, column == k, K, 16, PARTS, 1, UNROLL, L, False, True
-            )
+            matrix = (weight_ptr, scales_ptr, row, row)
+            acc, _ = multiply(acc, acc, matrix, x_at, column == k, K, PARTS, UNROLL, L, False, True)
     R: gl.constexpr = gl.BlockedLayout([1, COLS], [32, 1], [PARTS, 1], [1, 0])
     y = gl.convert_layout(gl.sum(acc, axis=0), R) * REST
     n = first + gl.arange(0, 16, layout=gl.SliceLayout(1, R))

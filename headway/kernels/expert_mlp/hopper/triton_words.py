@@ -26,23 +26,18 @@ REST = gl.constexpr(4294967296.0)
 
 
 @gluon.constexpr_function
-def sums_layout(parts, warps):
-    """Sums [parts, outputs, tokens]: a warp has 16 outputs of one part."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[parts, warps, 1], instr_shape=[1, 16, 8])
+def sums_layout(parts):
+    """Sums [parts, 16, tokens]: a warp has one part."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[parts, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
-def split_layout(parts, warps, outputs):
-    """Words [parts, outputs, 4, 8] as the products' first factor has them: threads over 4, registers over 8."""
+def split_layout(parts):
+    """Words [parts, 16, 4, 8] as the products' first factor has them: threads over 4, registers over 8."""
     registers = [[0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 4], [0, 8, 0, 0]]
-    size = 16 * warps
-    while size < outputs:
-        registers.append([0, size, 0, 0])
-        size *= 2
     lanes = [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]]
-    places = [[0, 16 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
-    places += [[1 << bit, 0, 0, 0] for bit in range(parts.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, places, [], [parts, outputs, 4, 8])
+    places = [[1 << bit, 0, 0, 0] for bit in range(parts.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, places, [], [parts, 16, 4, 8])
 
 
 @gluon.jit
@@ -82,7 +77,7 @@ def four(words, low, high):
 
 @gluon.jit
 def factors(words, scales, SPLIT: gl.constexpr):
-    """``four`` of a step's words [parts, outputs, 32], and of the two scales of every eight: uint16 [parts, outputs, 4]."""
+    """``four`` of a step's words [parts, 16, 32], and of the two scales of every eight: uint16 [parts, 16, 4]."""
     like = gl.zeros([words.shape[0], words.shape[1], 4, 8], gl.int16, layout=SPLIT)
     wide = scales.to(gl.uint16, bitcast=True).to(gl.int32)
     low = (((wide & 255) + SHIFT) << 7).to(gl.int16)
@@ -110,16 +105,13 @@ def across(size: gl.constexpr, dim: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def load_step(
-    weight_ptr, scales_ptr, row, step, K: gl.constexpr, PARTS: gl.constexpr, WARPS: gl.constexpr, M: gl.constexpr,
-    LAST: gl.constexpr,
-):  # fmt: skip
-    """Words [PARTS, M, 32] and scales [PARTS, M, 4], two in each, of a step of rows ``row`` to ``row`` + M. LAST: a step may go
+def load_step(weight_ptr, scales_ptr, row, step, K: gl.constexpr, PARTS: gl.constexpr, LAST: gl.constexpr):
+    """Words [PARTS, 16, 32] and scales [PARTS, 16, 4], two in each, of a step of 16 rows from ``row`` on. LAST: a step may go
     beyond the row."""
-    A: gl.constexpr = gl.DotOperandLayout(0, sums_layout(PARTS, WARPS), 8)
-    B: gl.constexpr = gl.SliceLayout(3, split_layout(PARTS, WARPS, M))
+    A: gl.constexpr = gl.DotOperandLayout(0, sums_layout(PARTS), 8)
+    B: gl.constexpr = gl.SliceLayout(3, split_layout(PARTS))
     words: gl.constexpr = K // 4
-    m, other = across(M, 1, A), across(M, 1, B)
+    m, other = across(16, 1, A), across(16, 1, B)
     col = (step * PARTS + across(PARTS, 0, A)) * WORDS + across(WORDS, 2, A)
     pair = (step * PARTS + across(PARTS, 0, B)) * 2 + across(4, 2, B) // 2  # of blocks of 32
     at = as_words(weight_ptr) + row * words + (m * words + col)
@@ -163,19 +155,18 @@ def add_step(acc, loaded, x, SPLIT: gl.constexpr):
 
 @gluon.jit
 def add_steps(
-    acc, acc2, matrix, x_at, keep, start, COUNT: gl.constexpr, K: gl.constexpr, M: gl.constexpr,
-    PARTS: gl.constexpr, WARPS: gl.constexpr, L: gl.constexpr, PAIRED: gl.constexpr, MASKED: gl.constexpr,
-    LAST: gl.constexpr,
+    acc, acc2, matrix, x_at, keep, start, COUNT: gl.constexpr, K: gl.constexpr, PARTS: gl.constexpr, L: gl.constexpr,
+    PAIRED: gl.constexpr, MASKED: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """COUNT steps, of which all loads of weights come first."""
     weight_ptr, scales_ptr, row, row2 = matrix
-    SPLIT: gl.constexpr = split_layout(PARTS, WARPS, M)
+    SPLIT: gl.constexpr = split_layout(PARTS)
     loaded = ()
     loaded2 = ()
     for i in gl.static_range(COUNT):
-        loaded += (load_step(weight_ptr, scales_ptr, row, start + i, K, PARTS, WARPS, M, LAST),)
+        loaded += (load_step(weight_ptr, scales_ptr, row, start + i, K, PARTS, LAST),)
         if PAIRED:
-            loaded2 += (load_step(weight_ptr, scales_ptr, row2, start + i, K, PARTS, WARPS, M, LAST),)
+            loaded2 += (load_step(weight_ptr, scales_ptr, row2, start + i, K, PARTS, LAST),)
     for i in gl.static_range(COUNT):
         x = load_inputs(x_at, keep, start + i, K, PARTS, L, MASKED, LAST)
         acc = add_step(acc, loaded[i], x, SPLIT)
@@ -186,10 +177,10 @@ def add_steps(
 
 @gluon.jit
 def multiply(
-    acc, acc2, matrix, x_at, keep, K: gl.constexpr, M: gl.constexpr, PARTS: gl.constexpr, WARPS: gl.constexpr,
-    UNROLL: gl.constexpr, L: gl.constexpr, PAIRED: gl.constexpr, MASKED: gl.constexpr,
+    acc, acc2, matrix, x_at, keep, K: gl.constexpr, PARTS: gl.constexpr, UNROLL: gl.constexpr, L: gl.constexpr,
+    PAIRED: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """``acc`` and the products of M rows with tokens; ``acc2``: with PAIRED of M more rows. They lack the factor REST.
+    """``acc`` and the products of 16 rows with tokens; ``acc2``: with PAIRED of 16 more rows. They lack the factor REST.
 
     Args:
         matrix: pointers of weights and scales, the first row, and the first of the second ones.
@@ -199,9 +190,7 @@ def multiply(
     whole: gl.constexpr = K // 4 // (chunk * UNROLL) * UNROLL
     rest: gl.constexpr = (K // 4 - whole * chunk + chunk - 1) // chunk
     for start in range(0, whole, UNROLL):
-        acc, acc2 = add_steps(
-            acc, acc2, matrix, x_at, keep, start, UNROLL, K, M, PARTS, WARPS, L, PAIRED, MASKED, False
-        )
+        acc, acc2 = add_steps(acc, acc2, matrix, x_at, keep, start, UNROLL, K, PARTS, L, PAIRED, MASKED, False)
     if rest > 0:
-        acc, acc2 = add_steps(acc, acc2, matrix, x_at, keep, whole, rest, K, M, PARTS, WARPS, L, PAIRED, MASKED, True)
+        acc, acc2 = add_steps(acc, acc2, matrix, x_at, keep, whole, rest, K, PARTS, L, PAIRED, MASKED, True)
     return acc, acc2
