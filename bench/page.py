@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,11 @@ def still_offered(rows: dict[str, dict[str, Any]], whole: list[dict[str, Any]]) 
 
 def section(merged: dict[str, Any], images: list[str]) -> str:
     """Of one card: tables of each model, then the plots."""
-    sources = sorted({(row["date"], row["commit"]) for row in merged["rows"]})
-    from_where = ", ".join(f"{date} (commit {commit})" for date, commit in sources)
-    lines = [f"{merged['card']}; measured {from_where}."]
+    sources: dict[str, set[str]] = {}
+    for row in merged["rows"]:
+        sources.setdefault(row["date"], set()).add(row["commit"])
+    when = "; ".join(f"{date} at {', '.join(sorted(commits))}" for date, commits in sorted(sources.items()))
+    lines = textwrap.wrap(f"{merged['card']}; measured {when}.", 132, break_long_words=False, break_on_hyphens=False)
     for model in dict.fromkeys(row["model"] for row in merged["rows"]):
         rows = [row for row in merged["rows"] if row["model"] == model and ".ablation_" not in row["name"]]
         if rows:

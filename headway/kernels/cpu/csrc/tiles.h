@@ -62,7 +62,8 @@ INLINE void multiply_tiles(const int two, const char *x, int64_t x_bytes, int64_
     }
 }
 
-/* sums [2 * 16, PANEL], or what is added to them, of one or two tiles of rows. `tail` holds the panel's last steps, filled up with zeros, or is NULL. */
+/* sums [2 * 16, PANEL], or what is added to them, of one or two tiles of rows. `tail` holds the panel's last steps, filled up with
+ * zeros, or is NULL. */
 INLINE void tile_sums(const int two, const char *x, int64_t x_bytes, int64_t next, const char *w, int64_t whole,
                       const char *tail, const char *ahead, int64_t fetch, float *sums, int resume) {
     if (resume) {
