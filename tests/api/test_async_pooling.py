@@ -11,7 +11,6 @@ import pytest
 from headway import AsyncLLM, EngineDeadError, InvalidRequestError, PoolingParams, RequestFailedError
 from headway.api.hub import SENT_AT_ONCE
 from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes
-from headway.api.pooling import door
 from headway.api.pooling.requests import OpenPooling
 from headway.core.task import Task
 from tests.api.pooling_core import CLS, SEP, WORDS, PoolingCore, install, vector
@@ -245,10 +244,7 @@ def test_an_engine_found_dead_when_the_message_goes_wakes_its_callers() -> None:
     run(dying())
 
 
-@pytest.mark.parametrize("few", [0, 10**6])
-def test_ids_are_checked_whether_few_or_many(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr(door, "FEW_IDS", few)
-
+def test_ids_are_checked() -> None:
     async def checked() -> None:
         async with AsyncLLM("embed", multiprocess=False, skip_tokenizer_init=True) as llm:
             for right in ([0], [len(WORDS) - 1], [[7, 8], [9]]):
@@ -260,10 +256,7 @@ def test_ids_are_checked_whether_few_or_many(monkeypatch: pytest.MonkeyPatch, fe
     run(checked())
 
 
-@pytest.mark.parametrize("known", [0, 1, 64])
-def test_parameters_count_whether_remembered_or_not(monkeypatch: pytest.MonkeyPatch, known: int) -> None:
-    monkeypatch.setattr(door, "KNOWN_WISHES", known)
-
+def test_parameters_count_in_every_call() -> None:
     async def asked() -> None:
         async with AsyncLLM("embed", multiprocess=False) as llm:
             for _ in range(2):
@@ -272,6 +265,5 @@ def test_parameters_count_whether_remembered_or_not(monkeypatch: pytest.MonkeyPa
                     assert len(llm.arrays(group)[0]) == (dimensions or 8)
                 with pytest.raises(InvalidRequestError, match="at most 8"):
                     await llm.pool(["w1"], PoolingParams(dimensions=9))
-            assert len(llm._pools._wanted) == min(known, 3)
 
     run(asked())

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 NOTHING_SAMPLED: Final = SamplingParams()
 """Of requests that generate nothing; the engine reads none of it."""
-FIELDS: Final = tuple(PoolingParams.__dataclass_fields__)
-KNOWN_WISHES: Final = 64
-"""Kinds of requests whose parameters are checked once: callers of one server want much the same."""
-FEW_IDS: Final = 512
-"""So many token ids are compared in Python faster than numpy gets at them."""
 NO_STEPS: Final = PoolingInfo(width=0, max_length=0)
 TOKEN_TASKS: Final = frozenset({Task.TOKEN_EMBED, Task.TOKEN_CLASSIFY})
 LABEL_TASKS: Final = frozenset({Task.CLASSIFY, Task.SCORE, Task.TOKEN_CLASSIFY})
@@ -79,7 +74,6 @@ class PoolingDoor:
         self.pooling = info.pooling or PoolingInfo(width=0, max_length=info.max_model_len)
         self.texts = None if tokenizer is None else Texts(tokenizer, info.max_model_len)
         self._numbers = itertools.count()
-        self._wanted: dict[tuple[Task, tuple[object, ...]], Wanted] = {}
         self._checks_ids = tokenizer is None or tokenizer.vocab_size > info.vocab_size
 
     def need_texts(self) -> Texts:
@@ -95,15 +89,6 @@ class PoolingDoor:
             raise InvalidRequestError(
                 f"pooling_params must be PoolingParams, got {type(params).__name__}", "pooling_params"
             )
-        given = tuple(getattr(params, name) for name in FIELDS)
-        found = self._wanted.get((task, given))
-        if found is None:
-            found = self._checked(params, task)
-            if len(self._wanted) < KNOWN_WISHES:
-                self._wanted[task, given] = found
-        return found
-
-    def _checked(self, params: PoolingParams, task: Task) -> Wanted:
         check_task(self.info, task)
         dimensions, normalize, raw = self._vector(params, task)
         adapter = self._adapter(params.task)
@@ -315,8 +300,6 @@ def _are_ids(flat: list[int], size: int) -> bool:
     """Whether all are integers, of no subclass, from 0 to ``size`` - 1, in two passes in C."""
     if countOf(map(type, flat), int) != len(flat):
         return False
-    if len(flat) <= FEW_IDS:
-        return not flat or (min(flat) >= 0 and max(flat) < size)
     try:
         packed = struct.pack(f"{len(flat)}i", *flat)
     except struct.error:  # beyond 32 bits

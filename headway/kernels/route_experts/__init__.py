@@ -33,6 +33,9 @@ import torch
 from headway.kernels.registry import Op
 from headway.kernels.route_experts import reference
 
+FEW_TOKENS = 4
+"""Tokens up to which a program of the router's product has whole inputs of one of them, so that it can norm them itself."""
+
 
 def _meta(
     x: torch.Tensor, router: torch.Tensor, bias: object, correction: object, live: object, top_k: int, *others: object

@@ -15,11 +15,10 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.rms_norm.triton import rms_norm
+from headway.kernels.route_experts import FEW_TOKENS
 from headway.kernels.skinny_linear.triton import normed
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
-FEW_TOKENS = 4
-"""Tokens up to which a program of the router's product has whole inputs of one of them."""
 WIDEST = 16384
 """Inputs that such a program may have."""
 LOG2E = tl.constexpr(1.4426950408889634)

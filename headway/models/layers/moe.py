@@ -25,7 +25,7 @@ from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.kernels.expert_mlp import add_experts, expert_mlp
 from headway.kernels.expert_mlp.packing import MOST_SCALE, packed
 from headway.kernels.expert_mlp.tiles import is_few
-from headway.kernels.route_experts import norm_route_experts, route_experts
+from headway.kernels.route_experts import FEW_TOKENS, norm_route_experts, route_experts
 from headway.models.interface import Stack, Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import parameter
@@ -158,10 +158,6 @@ class MixtureSpec:
 
 MOST_SHARED = 256
 """Tokens up to which shared blocks run among the experts. Of more, plain products should be faster; estimated, not measured."""
-
-
-FEW_TOKENS = 4
-"""Tokens up to which norms and sums are worth being inside the router's product and the experts' last one."""
 
 
 def shared_experts(spec: MixtureSpec, device: torch.device) -> int:
