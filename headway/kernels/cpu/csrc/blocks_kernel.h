@@ -156,8 +156,9 @@ INLINE v32 products(const vb *w, const vb *magnitude, const int8_t *q, int32_t s
 #endif
 }
 
-/* Scales and minima of OUTS outputs from place `from` of the panel; minima hold what the centre moved. */
-INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const struct format f) {
+/* Scales and minima of OUTS outputs from place `from` of the panel, for values of which `moved` was taken off. */
+INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const int moved,
+                   const struct format f) {
     for (int g = 0; g < f.groups; g++) {
         if (!f.super) {
             scale[g] = halves(block + 2 * from);
@@ -175,7 +176,7 @@ INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale
             if (f.min)
                 min[g] = -(halves(head + 2 * (WIDTH + from)) * small(block + (f.groups + g) * WIDTH + from));
         }
-        if (f.min && centre(f)) min[g] += scale[g] * (float)centre(f);
+        if (f.min && moved) min[g] += scale[g] * (float)moved;
     }
 }
 
@@ -196,7 +197,7 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
             vr scale[2] = {{0}}, min[2] = {{0}};
             unpack(at + block_scales(f) + 4 * from, w, f);
             prepare(w, magnitude, f);
-            scales(head, at, from, scale, min, f);
+            scales(head, at, from, scale, min, centre(f), f);
             for (int64_t r = 0; r < rows; r++) {
                 vr_mem *to = (vr_mem *)(sums + r * WIDTH + from);
                 vr sum = (vr)*to;
@@ -216,20 +217,76 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
         }
         at += block_bytes(f);
     }
-    if (job->bf) finish(job, panel, first, rows, sums, 1);
-    else finish(job, panel, first, rows, sums, 0);
+    if (job->bf) finish(job, panel, first, rows, sums, WIDTH, 1);
+    else finish(job, panel, first, rows, sums, WIDTH, 0);
+}
+
+/* The weights of a block for OUTS outputs, [32, PANEL] from place `from` of a panel on. A scale times a value takes no more than
+ * 24 bits, so the one rounding is that of the file's formula. */
+INLINE void widen_block(const uint8_t *head, const uint8_t *at, int from, float *wide, const struct format f) {
+    vb w[8] = {{0}};
+    vr scale[2] = {{0}}, min[2] = {{0}};
+    unpack(at + block_scales(f) + 4 * from, w, f);
+    scales(head, at, from, scale, min, 0, f);
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; s++) {
+        const vr by = scale[f.groups == 2 ? s / 4 : 0], base = f.min ? min[f.groups == 2 ? s / 4 : 0] : by * (float)-f.offset;
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) { /* bytes of a word are inputs */
+            const v32 q = is_signed(f) ? (v32)w[s] << (24 - 8 * k) >> 24 : (v32)w[s] >> 8 * k & 255;
+            *(vr_mem *)(wide + (4 * s + k) * PANEL + from) = __builtin_convertvector(q, vr) * by + base;
+        }
+    }
+}
+
+/* Two panels, of which the second may be missing. x is not rounded: each output is the chain of multiply-adds over rising inputs
+ * that it is in linear.c with float32 weights, from the bytes of the blocks. */
+INLINE void exact_panels(const struct blocks_job *job, int64_t pair, int64_t first, int64_t rows, const struct format f) {
+    float sums[EXACT_ROWS * PANEL] __attribute__((aligned(64)));
+    float wide[EXACT_BLOCKS * BLOCK * PANEL] __attribute__((aligned(64)));
+    const int64_t panels = (job->outputs + WIDTH - 1) / WIDTH, count = pair * 2 + 1 < panels ? 2 : 1;
+    const int64_t blocks = job->inputs / BLOCK, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const float *x = job->exact + first * job->inputs;
+    const uint8_t *at[2], *head[2] = {NULL, NULL};
+    for (int side = 0; side < 2; side++) at[side] = job->packed + (pair * 2 + side) * panel_bytes(f, job->inputs);
+    if (count == 1) memset(wide, 0, sizeof wide);
+    for (int64_t b = 0; b < blocks; b += EXACT_BLOCKS) {
+        const int64_t now = blocks - b < EXACT_BLOCKS ? blocks - b : EXACT_BLOCKS;
+        for (int64_t i = 0; i < now; i++)
+            for (int64_t side = 0; side < count; side++) {
+                if (f.super && (b + i) % 8 == 0) {
+                    head[side] = at[side];
+                    at[side] += super_head(f);
+                }
+                for (int line = 0; line < block_bytes(f); line += 64) __builtin_prefetch(at[side] + AHEAD + line, 0, 2);
+                float *to = wide + i * BLOCK * PANEL + side * WIDTH;
+#pragma GCC unroll 4
+                for (int from = 0; from < WIDTH; from += OUTS) widen_block(head[side], at[side], from, to, f);
+                at[side] += block_bytes(f);
+            }
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
+            float_tile((int)(end - r), (const char *)(x + r * job->inputs + b * BLOCK), job->inputs * 4, (const char *)wide,
+                       now * BLOCK, (const char *)wide, 0, sums + r * PANEL, b > 0);
+        }
+    }
+    for (int64_t side = 0; side < count; side++)
+        finish(job, pair * 2 + side, first, rows, sums + side * WIDTH, PANEL, 0);
 }
 
 #if SET == PLAIN /* one function for all types: small, and slow anyway */
 static void panel_any(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {
-    one_panel(job, panel, first, rows, job->format);
+    if (job->exact) exact_panels(job, panel, first, rows, job->format);
+    else one_panel(job, panel, first, rows, job->format);
 }
 
 static panel_kernel kernel_of(int type) { return panel_any; }
 #else
 #define ONE(type, bits, super, groups, min, offset, lut, bytes)                                                      \
     static void panel_##type(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {       \
-        one_panel(job, panel, first, rows, FORMAT(type, bits, super, groups, min, offset, lut, bytes));            \
+        const struct format f = FORMAT(type, bits, super, groups, min, offset, lut, bytes);                         \
+        if (job->exact) exact_panels(job, panel, first, rows, f);                                                   \
+        else one_panel(job, panel, first, rows, f);                                                                 \
     }
 FORMATS(ONE)
 #undef ONE
