@@ -48,9 +48,7 @@ def build(model: Path, **options: Any) -> EngineCore:
     ],
     ids=str,
 )
-def test_when_blocks_are_kept(
-    file: Path, options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_when_blocks_are_kept(file: Path, options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "headway"):
         build(file, **options)
     assert said in caplog.text

@@ -96,7 +96,7 @@ class PackedLinear:
 
 
 def fits_bfloat16(weight: torch.Tensor) -> bool:
-    """Whether a float32 weight [N, K] is the same in bfloat16 panels, for which K has to be even; the first rows mostly tell."""
+    """Whether a float32 weight [N, K] is the same in bfloat16 panels, which need an even K; the first rows mostly tell."""
     even = weight.dtype is torch.float32 and weight.shape[1] % 2 == 0
     return even and all(torch.equal(rows.bfloat16().float(), rows) for rows in weight.detach().split(ROWS_AT_ONCE))
 

@@ -9,8 +9,8 @@ quant_linear(x, packed, bias, types, outputs, exact=False) -> y
     outputs  each part's rows of W; N is their sum
     exact    x, in float32, is multiplied as it is
     y        [..., N] in x's dtype
-    Meaning: x, unless ``exact``, is rounded to 8 bits by blocks of 32 inputs, q = round(127 x / m) with m the largest magnitude of the block, as
-    llama.cpp rounds it; y is the product of the rounded x with the weights as the file means them, sums in float32.
+    Meaning: x, unless ``exact``, is rounded to 8 bits by blocks of 32 inputs, q = round(127 x / m) with m the largest magnitude
+    of the block, as llama.cpp rounds it; y is its product with the weights as the file means them, sums in float32.
 
 quant_rows(ids, packed, kind, outputs, inputs, dtype) -> rows
     ids     int32 [T]; an id outside of [0, outputs) gives zeros
@@ -18,8 +18,8 @@ quant_rows(ids, packed, kind, outputs, inputs, dtype) -> rows
     rows    [T, inputs] in dtype (float32 or bfloat16), the weights as the file means them
 
 Products of integers are exact and every output is one chain over rising blocks, so on the native path a row of y has the same
-bits whatever the other rows of x are. With ``exact`` they are the bits that ``linear_packed`` gives with the dequantised weights
-in float32: the same multiply-adds in the same order, from fewer bytes. ``QuantizedLinear`` is what models hold.
+bits whatever the other rows of x are. With ``exact`` they are those of ``linear_packed`` with the dequantised weights in
+float32: the same multiply-adds in the same order, from fewer bytes. ``QuantizedLinear`` is what models hold.
 """
 
 from __future__ import annotations

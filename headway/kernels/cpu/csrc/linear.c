@@ -90,7 +90,7 @@ INLINE void any_tile(int m, const enum form form, const char *x, int64_t stride,
     switch (m) { CASES }
 }
 
-/* A function by itself, as the next one: beside constants of other forms in registers its sums would not fit. */
+/* A function by itself, as the next one: with constants of other forms in registers its sums would not fit beside them. */
 __attribute__((noinline)) void float_tile(int m, const char *x, int64_t stride, const char *w, int64_t steps, const char *ahead,
                                           int64_t fetch, float *partial, int resume) {
     any_tile(m, FLOATS, x, stride, w, steps, ahead, fetch, partial, resume);
