@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from headway.api.structured import compile as compiling
 from headway.api.structured.compile import Outcome, Task, compile_task
+from headway.api.structured.compiler import GrammarCompiler
 from headway.api.structured.keywords import KNOWN
 from headway.api.structured.shapes import SHAPES
+from headway.core.errors import InvalidRequestError
+from headway.core.params import StructuredOutputsParams
 from tests.api.test_structured_regex import ALL_BYTES
 
 UNFORESEEN = "cannot be read"
@@ -125,3 +128,33 @@ def test_whatever_goes_wrong_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(compiling, "_compile", broken)
     assert compile_task(Task("json", "{}", ALL_BYTES)).refusal == f"it {UNFORESEEN} (KeyError)"
+
+
+@pytest.mark.parametrize("pattern", ["a" * 64_000, "^" + "a" * 64_000, "a" * 64_000 + "$"])
+def test_a_long_pattern_takes_time_by_its_length(pattern: str) -> None:
+    """By its square it would take all of its 10 seconds."""
+    grammars = GrammarCompiler(frozenset(range(256)), seconds=4.0)
+    try:
+        with pytest.raises(InvalidRequestError, match="60000 states"):
+            grammars.compile(StructuredOutputsParams(regex=pattern))
+    finally:
+        grammars.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "named"),
+    [
+        ('start: "a"~1000000', "Too many items"),
+        ('start: (("a"{1000}){1000}){1000}', "Too many items"),
+        ("start: start", "finite"),
+        ("start: a\na: b\nb: a", "finite"),
+    ],
+)
+def test_grammars_that_the_matcher_could_not_follow_are_refused_at_the_door(grammar: str, named: str) -> None:
+    found = compile_task(Task("grammar", grammar, ALL_BYTES))
+    assert found.refusal is not None and named in found.refusal and "verbose" not in found.refusal
+
+
+def test_the_door_tries_grammars_that_end_early() -> None:
+    for grammar in ('start: "a"', "start: /[a-z]{3}/", 'start: "\u00e9" start?', 'start: "a" | "b" "c"'):
+        assert compile_task(Task("grammar", grammar, ALL_BYTES)).host_grammar is not None
