@@ -130,10 +130,10 @@ def test_whatever_goes_wrong_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> No
     assert compile_task(Task("json", "{}", ALL_BYTES)).refusal == f"it {UNFORESEEN} (KeyError)"
 
 
-@pytest.mark.parametrize("pattern", ["a" * 64_000, "^" + "a" * 64_000, "a" * 64_000 + "$"])
+@pytest.mark.parametrize("pattern", ["^" + "a" * 64_000 + "$"])
 def test_a_long_pattern_takes_time_by_its_length(pattern: str) -> None:
     """By its square it would take all of its 10 seconds."""
-    grammars = GrammarCompiler(frozenset(range(256)), seconds=4.0)
+    grammars = GrammarCompiler(frozenset(range(256)), seconds=3.0)
     try:
         with pytest.raises(InvalidRequestError, match="60000 states"):
             grammars.compile(StructuredOutputsParams(regex=pattern))
