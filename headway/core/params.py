@@ -63,7 +63,7 @@ def _is_number(value: object) -> bool:
 
 
 def _token_id(given: object) -> int:
-    """A key of ``logit_bias``, which JSON has as text. Raises ValueError or TypeError: it is no whole number, written plainly."""
+    """A key of ``logit_bias``, which JSON has as text. Raises ValueError or TypeError: it is no plain whole number."""
     if isinstance(given, str):
         if not PLAIN_NUMBER.fullmatch(given):
             raise ValueError(given)

@@ -17,7 +17,6 @@ from headway.core.messages import AddRequest
 from headway.core.plan import Int32s
 from headway.sampling.logit_edits import token_bits
 
-
 SPELLED_BYTES = 256
 """So much of a text that a grammar forces is spelled in tokens; the library asks again in each step, and for all of it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -109,7 +109,8 @@ def test_bad_words_beyond_what_the_tables_hold_are_not_tokenised() -> None:
 
 @pytest.mark.parametrize(
     "bias",
-    [{"1_0": 1}, {" 5": 1}, {"٣": 1}, {"05": 1}, {"+5": 1}, {5.0: 1}, {5.7: 1}, {True: 1}, {5: "1"}, {5: True}, {5: 10**400}, {5: None}],
+    [{"1_0": 1}, {" 5": 1}, {"٣": 1}, {"05": 1}, {"+5": 1}, {5.0: 1}, {5.7: 1}, {True: 1}, {5: "1"}, {5: True}, {5: 10**400},
+     {5: None}],
 )  # fmt: skip
 def test_what_is_no_plain_id_or_number_is_no_bias(bias: Any) -> None:
     """Rounded or read leniently, a bias would fall on another token than was meant."""
@@ -126,5 +127,5 @@ def test_ids_and_numbers_of_numpy_are_a_bias() -> None:
 def test_integers_beyond_any_float_are_out_of_range(field: str) -> None:
     for value in (10**400, -(10**400), float("nan"), float("inf")):
         with pytest.raises(InvalidRequestError) as caught:
-            SamplingParams(**{field: value})
+            SamplingParams(**cast(Any, {field: value}))
         assert caught.value.parameter == field

@@ -25,8 +25,8 @@ def outcome(schema: Any) -> Outcome:
     return compile_task(Task("json", schema if isinstance(schema, str) else json.dumps(schema), ALL_BYTES))
 
 
-WRONG: list[Any] = [None, True, 5, -1, 1.5, 10**400, 1e308, "x", "(", "#", "#/$defs/a", [], [5], ["x"], [[]], [{}], [None], {}, {"a": 5},
-                    {"a": {"enum": 5}}]  # fmt: skip
+WRONG: list[Any] = [None, True, 5, -1, 1.5, 10**400, 1e308, "x", "(", "#", "#/$defs/a", [], [5], ["x"], [[]], [{}], [None], {},
+                    {"a": 5}, {"a": {"enum": 5}}]  # fmt: skip
 
 
 @pytest.mark.parametrize("keyword", sorted(SHAPES))
@@ -51,19 +51,28 @@ def test_a_keyword_of_the_wrong_kind_is_refused_by_its_name(keyword: str) -> Non
             assert found.refusal is not None and keyword in found.refusal, (schema, found)
 
 
+NAMES = st.sampled_from(["a", "type", "enum"])
+COMBINED = st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"])
 VALUES = st.recursive(
-    st.sampled_from(WRONG), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "type", "enum"]), inner)
+    st.sampled_from(WRONG),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner),
 )
 KEYWORDS = sorted(KNOWN)
 MALFORMED = st.recursive(
     st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=3),
     lambda inner: (
-        st.builds(lambda word, parts: {word: parts}, st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"]), st.lists(inner, max_size=2))
+        st.builds(
+            lambda word, parts: {word: parts},
+            st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"]),
+            st.lists(inner, max_size=2),
+        )
         | st.builds(
             lambda value, required, more: {"type": "object", "properties": {"a": value}, "required": required, **more},
             inner,
             st.sampled_from([["a"], [], 5, [5], [[]]]),
-            st.dictionaries(st.sampled_from(["additionalProperties", "patternProperties", "minProperties"]), inner, max_size=1),
+            st.dictionaries(
+                st.sampled_from(["additionalProperties", "patternProperties", "minProperties"]), inner, max_size=1
+            ),
         )
         | st.builds(lambda inner: {"$ref": "#/$defs/a", "$defs": {"a": inner}, "type": "object"}, inner)
     ),
@@ -88,7 +97,10 @@ def tagged(value: Any, **more: Any) -> dict[str, Any]:
     ("schema", "named"),
     [
         ({"oneOf": [tagged({"const": "x"}), tagged({"enum": 5})]}, "enum"),
-        ({"oneOf": [tagged({"const": "x"}), {"$ref": "#/$defs/b"}], "$defs": {"b": tagged({}, required=5)}}, "required"),
+        (
+            {"oneOf": [tagged({"const": "x"}), {"$ref": "#/$defs/b"}], "$defs": {"b": tagged({}, required=5)}},
+            "required",
+        ),
         ({"oneOf": [tagged({"const": "x"}), {"$ref": "#/$defs/b"}], "$defs": {"b": 5}}, "a schema must be"),
         ({"type": "number", "minimum": 10**400}, "no number"),
         ({"type": "integer", "multipleOf": 10**400, "minimum": 1}, "no multiple"),
@@ -115,7 +127,9 @@ def test_what_is_no_json_of_the_standard_is_refused(text: str) -> None:
     found.refusal.encode()
 
 
-@pytest.mark.parametrize("pattern", ["a{1" + "0" * 5000 + "}", "(?(1" + "0" * 5000 + ")a)", "(?P<\ud800>a)", r"\N{NO SUCH NAME}"])
+@pytest.mark.parametrize(
+    "pattern", ["a{1" + "0" * 5000 + "}", "(?(1" + "0" * 5000 + ")a)", "(?P<\ud800>a)", r"\N{NO SUCH NAME}"]
+)
 def test_patterns_that_no_reader_foresees_are_refused(pattern: str) -> None:
     assert compile_task(Task("regex", pattern, ALL_BYTES)).refusal is not None
 

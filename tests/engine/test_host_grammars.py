@@ -166,7 +166,9 @@ def test_a_name_that_is_used_again_has_a_matcher_of_its_own(make_engine: MakeEng
 def test_a_grammar_that_goes_over_the_matchers_limits_says_so(make_engine: MakeEngine) -> None:
     """Not at its beginning, where the door would have seen it; and it says nothing of tokens that it would not allow."""
     grammar = 'start: /[bc]{20}/ "a"~1000000'
-    [answer] = run(make_engine(), [request("x", [1], host_grammar=host_grammar("grammar", grammar), max_tokens=40)]).values()
+    [answer] = run(
+        make_engine(), [request("x", [1], host_grammar=host_grammar("grammar", grammar), max_tokens=40)]
+    ).values()
     assert answer.error is not None and "Too many items" in answer.error and "\n" not in answer.error
 
 

@@ -35,7 +35,10 @@ def server() -> Iterator[Live]:
     "body",
     [
         {"messages": MESSAGES, "chat_template_kwargs": {"far": HUGE, "near": -HUGE}},
-        {"messages": MESSAGES, "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"maximum": HUGE}}}}}]},
+        {
+            "messages": MESSAGES,
+            "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"maximum": HUGE}}}}}],
+        },
         {
             "messages": [
                 *MESSAGES,
@@ -49,7 +52,9 @@ def server() -> Iterator[Live]:
     ],
     ids=["kwargs", "tools", "calls"],
 )
-def test_integers_of_any_length_reach_the_template(make_client: MakeClient, tmp_path: Any, body: dict[str, Any]) -> None:
+def test_integers_of_any_length_reach_the_template(
+    make_client: MakeClient, tmp_path: Any, body: dict[str, Any]
+) -> None:
     template = tmp_path / "all.jinja"
     template.write_text("{{ messages | tojson }}{{ tools | tojson }}{{ far }}{{ near }}", encoding="utf-8")
     client = make_client(chat=True, chat_template=str(template))
@@ -70,7 +75,9 @@ def test_a_functions_name_is_one_word(client: TestClient, name: str) -> None:
     ):
         error = error_of(client.post(CHAT if "messages" in body else "/v1/responses", json=body), 400)
         assert error["param"].endswith("name")
-    assert client.post(CHAT, json={"messages": MESSAGES, "tools": [{"function": {"name": "f" * 128}}]}).status_code == 200
+    assert (
+        client.post(CHAT, json={"messages": MESSAGES, "tools": [{"function": {"name": "f" * 128}}]}).status_code == 200
+    )
 
 
 @pytest.mark.parametrize("key", ["1_0", " 5", "5 ", "+5", "05", "٣", "5.0", "1e1", "", "5" * 400])
@@ -92,8 +99,9 @@ def test_ids_of_logit_bias_are_written_plainly(client: TestClient, key: str) -> 
     ],
 )
 def test_another_routes_name_of_the_limit_is_understood(client: TestClient, path: str, given: str, meant: str) -> None:
-    body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}, CHAT: {"messages": MESSAGES}}[path]
-    error = error_of(client.post(path, json={**body, given: 5}), 400)
+    bodies: dict[str, dict[str, Any]]
+    bodies = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}, CHAT: {"messages": MESSAGES}}
+    error = error_of(client.post(path, json={**bodies[path], given: 5}), 400)
     assert error["param"] == given and f"did you mean '{meant}'?" in error["message"]
 
 
@@ -113,7 +121,11 @@ def test_of_a_header_that_comes_twice_both_count(client: TestClient, name: str, 
 
 def test_of_two_keys_none_counts(make_client: MakeClient) -> None:
     """A proxy may have judged by the one, and this server would by the other."""
-    client, good, bad = make_client(api_key=["the-good-key"]), ("Authorization", "Bearer the-good-key"), ("Authorization", "x")
+    client, good, bad = (
+        make_client(api_key=["the-good-key"]),
+        ("Authorization", "Bearer the-good-key"),
+        ("Authorization", "x"),
+    )
     assert client.get("/v1/models", headers=[good]).status_code == 200
     for headers in ([good, bad], [bad, good], [good, good], [good, bad, good], [bad, bad, good]):
         assert error_of(client.get("/v1/models", headers=headers), 401)["code"] == "invalid_api_key"
@@ -126,7 +138,7 @@ def test_of_two_keys_none_counts(make_client: MakeClient) -> None:
 )  # fmt: skip
 def test_ports_of_hosts(make_client: MakeClient, host: str, status: int) -> None:
     client = make_client(allowed_hosts=[], host="127.0.0.1")
-    assert client.get("/version", headers={"Host": host.encode("latin-1")}).status_code == status
+    assert client.get("/version", headers=[(b"Host", host.encode("latin-1"))]).status_code == status
 
 
 # -- HTTP --------------------------------------------------------------------------------------------------------------

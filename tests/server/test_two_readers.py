@@ -1,10 +1,11 @@
-"""Whole connections, read with and without the short way around h11: the application must be asked for the same, and clients told
-the same, however bytes are broken and wherever packets end.
+"""Whole connections, read with and without the short way around h11: the application must be asked for the same, and clients
+told the same, however bytes are broken and wherever packets end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -165,7 +166,19 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-TARGETS = [b"/v1/x", b"/a%20b%2fc?q=%41", b"/?", b"/%ff", b"//x", b"/a?b?c", b"*", b"http://a/b", b"/\xe9", b"/a b", b""]
+TARGETS = [
+    b"/v1/x",
+    b"/a%20b%2fc?q=%41",
+    b"/?",
+    b"/%ff",
+    b"//x",
+    b"/a?b?c",
+    b"*",
+    b"http://a/b",
+    b"/\xe9",
+    b"/a b",
+    b"",
+]
 NAMES = [
     b"X-A", b"x_a", b"Connection", b"Content-Length", b"Transfer-Encoding", b"Expect", b"TE", b"Upgrade", b"Host", b"X-Do",
     b"Trailer", b"X A", b"X-A ", b"", b" X-A", b"X-\xe9",
@@ -180,7 +193,11 @@ CHUNKS = b"3\r\n%b\r\n4\r\n%b\r\n0\r\n\r\n" % (BODY[:3], BODY[3:])
 
 
 def request(
-    *lines: bytes, method: bytes = b"POST", target: bytes = b"/v1/x", version: bytes = b"HTTP/1.1", chunked: bool = False
+    *lines: bytes,
+    method: bytes = b"POST",
+    target: bytes = b"/v1/x",
+    version: bytes = b"HTTP/1.1",
+    chunked: bool = False,
 ) -> bytes:
     length, body = (b"Transfer-Encoding: chunked", CHUNKS) if chunked else (b"Content-Length: 7", BODY)
     return b"\r\n".join([b" ".join((method, target, version)), b"Host: a", *lines, length, b"", body])
@@ -205,7 +222,11 @@ def test_the_short_way_and_h11_agree_on_every_odd_line() -> None:
     odd = [request(name + b":" + value) for name in NAMES for value in VALUES]
     odd += [request(target=target) for target in TARGETS]
     odd += [request(method=method, version=version) for method in STARTS for version in VERSIONS]
-    odd += [request(b"X-Do: " + wish, chunked=chunked) for wish in (b"early", b"stream", b"close") for chunked in (False, True)]
+    odd += [
+        request(b"X-Do: " + wish, chunked=chunked)
+        for wish in (b"early", b"stream", b"close")
+        for chunked in (False, True)
+    ]
     odd += [SOUND.replace(b"Host: a\r\n", b""), SOUND.replace(b": 7", b": 6"), SOUND.replace(b": 7", b": 8")]
     odd += [SOUND.replace(b"Content-Length: 7\r\n", b""), SOUND.replace(b"\r\n", b"\n")]
     for each in odd:
@@ -218,7 +239,11 @@ WISHES = st.sampled_from([[], [], [b"X-Do: stream"], [b"X-Do: early"], [b"X-Do: 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.builds(lambda lines, chunked: request(*lines, chunked=chunked), WISHES, st.booleans()), min_size=1, max_size=4),
+    st.lists(
+        st.builds(lambda lines, chunked: request(*lines, chunked=chunked), WISHES, st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
     st.none() | EDITS,
     st.lists(st.integers(1, 4 * len(SOUND)), max_size=5),
     st.booleans(),
@@ -234,7 +259,7 @@ def test_the_short_way_and_h11_agree_wherever_packets_end(
         place, cut, piece = edit
         data = data[:place] + piece + data[place + cut :]
     places = [0, *sorted({cut for cut in cuts if cut < len(data)}), len(data)]
-    agree([data[a:b] for a, b in zip(places, places[1:], strict=False) if a < b], patient, gap)
+    agree([data[a:b] for a, b in itertools.pairwise(places) if a < b], patient, gap)
 
 
 def test_the_short_way_is_taken() -> None:
