@@ -63,7 +63,7 @@ MALFORMED = st.recursive(
     lambda inner: (
         st.builds(
             lambda word, parts: {word: parts},
-            st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"]),
+            COMBINED,
             st.lists(inner, max_size=2),
         )
         | st.builds(
