@@ -17,6 +17,8 @@ def _range(low: float | None = None, high: float | None = None) -> Meta:
     return Meta(extra_json_schema={name: value for name, value in limits.items() if value is not None})
 
 
+FUNCTION_NAME = r"^(?!.*\n)[a-zA-Z0-9_.-]{1,128}$"
+"""``$`` alone would let a line break through behind the name."""
 Count = Annotated[int, _range(1, 2**31 - 1)]
 TokenId = Annotated[int, _range(0)]
 Penalty = Annotated[float, _range(-2, 2)]
@@ -179,7 +181,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Meta(pattern=FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -274,7 +276,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """As Tool, with the function's fields on the same level."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Meta(pattern=FUNCTION_NAME)]
     type: Literal["function"] = "function"
     description: str | None = None
     parameters: dict[str, Any] | None = None
