@@ -234,12 +234,12 @@ def sweep(wanted: dict[str, Program], workers: int = 1) -> list[dict[str, Any]]:
 EXPECTED = {
     "training/swa": ("crash", "torch's own average of buffers raises on CUDA, where it takes addcdiv of integers"),
     "libraries/pictures_transformed": ("differs", "torchvision resizes bytes in floats, but on the CPU in bytes"),
-    "tools/derivatives": ("differs", "torch.func.linearize folds what it takes for constants"),
-    "tools/jagged_from_values": ("crash", "attention over jagged tensors is not served"),
-    "libraries/trl_losses": ("crash", "a Triton kernel"),
-    "libraries/trl_trainer:SFTTrainer": ("crash", "a Triton kernel"),
+    "functional/derivatives": ("differs", "torch.func.linearize folds what it takes for constants"),
+    "functional/jagged_from_values": ("crash", "attention over jagged tensors is not served"),
+    "language/trl_losses": ("crash", "a Triton kernel"),
+    "language/trl_trainer:SFTTrainer": ("crash", "a Triton kernel"),
 }
-"""Programs that end otherwise under the simulation, and why: as on a card, or for want of what docs/syncs.md says is not served."""
+"""Programs that end otherwise under the simulation, and why: as on a card, or not served (docs/syncs.md)."""
 LOADED = (
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -129,7 +129,10 @@ def test_nested_tensors_of_both_layouts() -> None:
     assert strided.grad is not None and [part.shape[0] for part in strided.grad.unbind()] == [2, 1]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
     (jagged * 2).to_padded_tensor(0.0).sum().backward()
-    assert jagged.grad is not None and [part.tolist() for part in jagged.grad.unbind()] == [[[2.0] * 3] * 2, [[2.0] * 3]]
+    assert jagged.grad is not None and [part.tolist() for part in jagged.grad.unbind()] == [
+        [[2.0] * 3] * 2,
+        [[2.0] * 3],
+    ]
 
 
 def test_the_encoders_fast_path_is_taken() -> None:

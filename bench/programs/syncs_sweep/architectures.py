@@ -1,5 +1,5 @@
 """Every architecture of transformers that its configuration class builds small: forward, a step, and what it generates."""
-# ruff: noqa: ARG001, E501, SLF001 - tables of calls, as their users write them
+# ruff: noqa: ARG001, E501 - tables of calls, as their users write them
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Every module and loss of torch.nn, on the inputs of torch's own tests: forward, backward, training and not."""
-# ruff: noqa: ARG001, E501, SLF001 - tables of calls, as their users write them
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map_only
 from headway.syncs.calls import CALLS, label_of
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, whole
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import LATE
 from headway.syncs.sim.subclasses import move, without_shape
-from headway.syncs.sim.tensor import PINS, SimCall, SimTensor, flag, is_there, report
+from headway.syncs.sim.tensor import SimCall, SimTensor, flag, is_there, report
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})
@@ -58,7 +59,7 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     if name in TAKE_DEVICE:
         first = args[:1]  # of new_full, the rest may be sizes: only ``to`` takes a device as a number
         args = first + tuple(_translated(value, name == "to") for value in args[1:])
-    if any(isinstance(value, SimTensor) and value.whole for value in args):
+    if name not in whole.OWN and any(isinstance(value, SimTensor) and value.whole for value in args):
         return whole.call(func, args, kwargs)
     result = func(*args, **kwargs)
     if name in LATE and isinstance(result, SimTensor) and result.requires_grad:

@@ -17,8 +17,9 @@ from torch.utils import _device, _foreach_utils
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, calls, distributed, loading, subclasses, whole
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
-from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
+from headway.syncs.sim.tensor import COUNT, TAPE, SimTensor
 
 MEMORY: Final = 2**36
 """Bytes that the pretended device claims to have, all free."""

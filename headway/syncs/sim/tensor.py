@@ -6,7 +6,6 @@ import copy
 import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -21,6 +20,7 @@ from headway.syncs.frames import locate, within
 from headway.syncs.regions import judge, wanted
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS, WIDER, widened
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
 IMPLICIT: Final = "CompositeImplicitAutograd"
@@ -184,27 +184,6 @@ class Tape(threading.local):
 
 
 TAPE: Final = Tape()
-
-
-class Pins:
-    """Which CPU storages are page-locked: those of tensors made so, as long as anything holds them."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Mark ``tensor``'s storage."""
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address:
-            self._held[address] = weakref.ref(storage, lambda _: self._held.pop(address, None))
-        return tensor
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in self._held
-
-
-PINS: Final = Pins()
 
 
 class SimCall(Call):

@@ -26,6 +26,11 @@ BUILDERS: Final = (
 )
 """Functions of torch that make tensors of compressed rows, of lists or of tensors."""
 
+OWN: Final = frozenset(
+    ["requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "backward", "grad"]
+)
+"""What is asked of the tensor itself, and not of its values."""
+
 
 def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``func`` on the values; what it gives belongs to the device again, unless the call took it to the host."""
