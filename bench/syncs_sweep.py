@@ -136,7 +136,7 @@ def attempt(program: Program, simulate: bool, folder: Path) -> None:
         ]
     else:
         work()
-    np.savez(folder / "made.npz", **made)
+    np.savez(folder / "made.npz", **made)  # type: ignore[arg-type]
     (folder / "ended.json").write_text(json.dumps(ended))
 
 

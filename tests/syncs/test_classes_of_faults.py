@@ -44,7 +44,7 @@ def test_a_copied_parameter_has_neither_gradient_nor_attributes() -> None:
 
 
 def test_the_class_of_a_parameter_makes_parameters() -> None:
-    weight = nn.Linear(2, 1).cuda().weight
+    weight: Any = nn.Linear(2, 1).cuda().weight
     made: Any = type(weight)(torch.ones(2).cuda(), requires_grad=False)
     host: Any = type(weight)(torch.ones(2), requires_grad=True)
     assert isinstance(made, nn.Parameter) and made.is_cuda and not made.requires_grad
@@ -55,7 +55,7 @@ def test_super_keeps_a_programs_class_and_leaves_the_device_with_it() -> None:
     class Named(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return super().__torch_function__(func, types, args, kwargs or {})
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     x: Any = torch.ones(3, device="cuda").as_subclass(Named)
     assert type(x + 1).__name__ == "Named" and (x + 1).is_cuda

@@ -52,7 +52,7 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         result = run([tensor.held for tensor in tensors])
         return tree_map_only(torch.Tensor, SimTensor, result) if there else result
-    return _Whole.apply(run, there, *tensors)
+    return _Whole.apply(run, there, *tensors)  # type: ignore[no-untyped-call]
 
 
 def _is_host(value: Any) -> bool:
@@ -63,7 +63,7 @@ class _Whole(torch.autograd.Function):
     """A call on the values, with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], there: bool, *tensors: SimTensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, run: Callable[..., Any], there: bool, *tensors: SimTensor) -> Any:
         with torch.enable_grad():
             ctx.values = [tensor.held.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
             result = run(ctx.values)
