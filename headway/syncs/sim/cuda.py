@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import torch.export
 import torch.utils.dlpack
+from torch._subclasses import fake_tensor
 from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
 
@@ -376,6 +377,7 @@ def fake_cuda(report: Report) -> Iterator[None]:
         ),
         (torch.nested, {"nested_tensor": whole.nested(torch.nested.nested_tensor)}),
         (torch.overrides, {"has_torch_function": calls.overridden}),
+        (fake_tensor, {"init_gpu_context": _constant(None)}),  # below all modes it would ask for a true card
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         # Builds for CUDA would flatten the weights of recurrent networks by an operation that only cuDNN has; it never waits.
         (torch.backends.cudnn, {"version": _constant(91900), "is_acceptable": _constant(False)}),
