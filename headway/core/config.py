@@ -300,6 +300,7 @@ class SchedulerConfig:
             steps with rows that decode, so that these keep their pace, where the encoder is not cut.
         encoder_cache_rows: of the encoder cache; 0: the model reads no outputs in place of tokens.
         encoder_blocks: what each block of the encoder costs; (): it is not cut over steps.
+        sound_blocks: the same of the encoder that hears, where there is one beside it.
         encoder_work: multiply-adds of the encoder in a step with rows that decode, but for a single block that has more; 0: an
             item is encoded in one step.
         media_tokens: most tokens beside rows that decode of a prompt's row with pictures, but for tokens that see each other;
@@ -329,6 +330,7 @@ class SchedulerConfig:
     max_encoder_rows: int = 0
     encoder_cache_rows: int = 0
     encoder_blocks: tuple[BlockCost, ...] = ()
+    sound_blocks: tuple[BlockCost, ...] = ()
     encoder_work: int = 0
     media_tokens: int = 0
     sees: str = ""
