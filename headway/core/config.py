@@ -73,7 +73,7 @@ class EngineArgs:
             back-pressure (``EngineStats.host_waits``); needs CUDA.
         speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
             {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
-        limit_mm_per_prompt: most pictures and videos in a prompt, {"image": 4}; 32 and 4 by default.
+        limit_mm_per_prompt: most pictures, videos and recordings in a prompt, {"image": 4}; 32, 4 and 8 by default.
         encoder_step_ratio: how long encoders of pictures, and prompts with pictures, may hold up a step in which others decode,
             in times of such a step; inf: a picture is encoded in one step.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
@@ -150,7 +150,7 @@ class EngineArgs:
             setattr(self, name, _json_object(name, getattr(self, name)))
         self.speculative_config = read_speculative(self.speculative_config)
         for name, limit in (self.limit_mm_per_prompt or {}).items():
-            if name not in ("image", "video") or not _is_count(limit, 0):
+            if name not in ("image", "video", "audio") or not _is_count(limit, 0):
                 raise ConfigError(
                     f'limit_mm_per_prompt may have {{"image": integer >= 0, "video": ...}}; got {{{name!r:.40}: {limit!r:.40}}}'
                 )
