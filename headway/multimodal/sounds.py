@@ -16,8 +16,8 @@ from headway.multimodal.items import KEY_BYTES
 
 
 def longest_seconds(info: SoundInfo, settings: MelSettings) -> float:
-    """Of a recording."""
-    return info.longest * FRAMES_PER_ROW * settings.hop / RATE
+    """Of a recording: as many spectra as the model hears at most, and the half window that they leave."""
+    return (info.longest * FRAMES_PER_ROW * settings.hop + settings.window - settings.window // 2) / RATE
 
 
 def make_sound(info: SoundInfo, settings: MelSettings, samples: Floats) -> EncoderItem:
@@ -36,7 +36,7 @@ def make_sound(info: SoundInfo, settings: MelSettings, samples: Floats) -> Encod
         )
     if layout.rows > info.longest:
         raise InvalidRequestError(
-            f"the recording lasts {len(samples) / RATE:.1f} s; at most {longest_seconds(info, settings):g} s are heard "
+            f"the recording lasts {len(samples) / RATE:.1f} s; at most {longest_seconds(info, settings):.1f} s are heard "
             "at once: send it in parts",
             FIELD,
         )

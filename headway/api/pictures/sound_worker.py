@@ -37,7 +37,7 @@ class Reply(msgspec.Struct, array_like=True):
 def prepare(boot: Boot, data: bytes) -> Reply:
     """Do one job; every failure becomes a Reply."""
     try:
-        samples = decode_audio(data, most_seconds=longest_seconds(boot.info, boot.settings) + 1)
+        samples = decode_audio(data, most_seconds=longest_seconds(boot.info, boot.settings))
         return Reply(make_sound(boot.info, boot.settings, samples))
     except (AudioError, InvalidRequestError) as error:
         return Reply(error=str(error))

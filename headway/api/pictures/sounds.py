@@ -79,7 +79,7 @@ class Sounds:
             BusyError: it could not be done now.
         """
         if not isinstance(sound.data, bytes):
-            most = longest_seconds(self.info, self.settings) + 1
+            most = longest_seconds(self.info, self.settings)
             try:
                 return make_sound(self.info, self.settings, check_samples(*sound.data, most_seconds=most))
             except AudioError as error:
