@@ -66,13 +66,13 @@ def test_text_with_recordings(llm: LLM) -> None:
     assert ids.count(AUDIO) == sum(rows) and [106, *[AUDIO] * rows[0], 107] == ids[2 : 4 + rows[0]]
     [third] = llm.generate({"prompt_token_ids": ids, "multi_modal_data": prompt["multi_modal_data"]}, GREEDY)
     markers = [5, AUDIO, 7, tiny_sight.TOKEN, 8, AUDIO]
-    [fourth] = llm.generate({"prompt_token_ids": markers, "multi_modal_data": prompt["multi_modal_data"]}, GREEDY)
+    [bare] = llm.generate({"prompt_token_ids": markers, "multi_modal_data": prompt["multi_modal_data"]}, GREEDY)
     assert second.prompt_token_ids == third.prompt_token_ids == ids
-    assert fourth.prompt_token_ids.count(AUDIO) == sum(rows)
+    assert bare.prompt_token_ids.count(AUDIO) == sum(rows)
     want = expected(llm, ids, [heard(one), seen, heard(two)])
     assert [each.outputs[0].token_ids for each in (first, second, third)] == [want] * 3
-    own = fourth.prompt_token_ids
-    assert fourth.outputs[0].token_ids == expected(llm, own, [heard(one), seen, heard(two)])
+    own = bare.prompt_token_ids
+    assert bare.outputs[0].token_ids == expected(llm, own, [heard(one), seen, heard(two)])
 
 
 def file_of(values: Any) -> bytes:
