@@ -38,7 +38,8 @@ def encoder_cache_rows(spec: ModelSpec, sizes: Sizes) -> int:
     """Rows of the encoder cache: several of the largest items. 0: there is none."""
     if spec.encoder is None or not spec.encoder.width:
         return 0
-    return sizes.thresholds.encoder_cache_rows or max(ENCODER_CACHE_ITEMS * spec.encoder.most_rows, ENCODER_CACHE_LEAST)
+    longest = max(each.longest for each in spec.encoder.both)
+    return sizes.thresholds.encoder_cache_rows or max(ENCODER_CACHE_ITEMS * longest, ENCODER_CACHE_LEAST)
 
 
 def staged_rows(spec: ModelSpec, sizes: Sizes) -> int:

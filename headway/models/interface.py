@@ -161,16 +161,6 @@ class EncoderSpec:
         return (self,) if self.beside is None else (self, self.beside)
 
     @property
-    def most_rows(self) -> int:
-        """Most outputs of an item of any kind."""
-        return max(each.longest for each in self.both)
-
-    @property
-    def most_words_per_row(self) -> int:
-        """Most words of any item's input for each of its outputs."""
-        return max(each.words_per_row for each in self.both)
-
-    @property
     def words(self) -> int:
         """Of the longest item's input."""
         return self.longest * self.words_per_row

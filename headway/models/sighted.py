@@ -89,6 +89,7 @@ def _sighted(fields: Fields, text: DecoderConfig, sight: SightConfig) -> Sighted
 
 
 def vision_fields(fields: Fields) -> Fields:
+    """The fields of the tower. Raises UnsupportedModelError: there are none."""
     found = fields.get("vision_config")
     if not isinstance(found, Mapping):
         raise fields.refuse("vision_config", "is not there")
@@ -96,6 +97,7 @@ def vision_fields(fields: Fields) -> Fields:
 
 
 def image_token(fields: Fields, default: int) -> int:
+    """The id that stands for a picture's rows."""
     for name in ("image_token_id", "image_token_index"):
         if fields.get(name) is not None:
             return fields.count(name)
