@@ -177,9 +177,18 @@ class Sighted:
 @functools.cache
 def sighted(name: str) -> Sighted:
     """The tiny model of a family."""
+    return changed(name, {})
+
+
+def changed(name: str, change: dict[str, Any]) -> Sighted:
+    """The same with other values: of its parts "vision_config", "text_config", "audio_config", and of itself."""
     import transformers
 
     family, config = _CONFIGS[name]
+    config = {
+        each: {**config.get(each, {}), **value} if each.endswith("_config") else value
+        for each, value in {**{own: {} if own.endswith("_config") else config[own] for own in config}, **change}.items()
+    }
     made = getattr(transformers, f"{family}Config")(**config)
     torch.manual_seed(sum(map(ord, name)))
     model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
@@ -334,7 +343,7 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
             flat, grids = _in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
             given = {"pixel_values": flat, "image_grid_thw": grids}
         elif one.name == "gemma4":
-            given = _flat(pixels, info.patch)
+            given = _flat(pixels, info.patch, info.group)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -382,7 +391,7 @@ def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tenso
     return torch.cat(flat), torch.tensor(grids)
 
 
-def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
+def _flat(pixels: list[torch.Tensor], size: int, group: int) -> dict[str, Any]:
     """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
     patches, places = [], []
     for each in pixels:
@@ -390,7 +399,7 @@ def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
         rows, columns = cut.shape[:2]
         patches.append(cut.reshape(rows * columns, -1))
         places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
-    most = 9 * 9
+    most = 9 * group**2
     padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
     placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
     return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}

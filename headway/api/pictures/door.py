@@ -21,7 +21,7 @@ from headway.api.pictures.worker import Boot, Reply
 from headway.core.encode import EncoderItem
 from headway.core.errors import ConfigError, InvalidRequestError
 from headway.core.media import SoundInfo, VisionInfo
-from headway.multimodal.images import FIELD, MAX_FILE_BYTES
+from headway.multimodal.images import FIELD, MAX_FILE_BYTES, upright
 from headway.multimodal.items import make_item
 from headway.multimodal.process import cut
 
@@ -196,12 +196,15 @@ class Pictures:
 
 
 def _picture(image: object) -> Image:
-    """A picture in memory, as Pillow's."""
+    """A picture in memory, as Pillow's, the right way up as a file would be."""
     import numpy as np
     import PIL.Image
 
     if isinstance(image, PIL.Image.Image):
-        return image
+        try:
+            return upright(image)
+        except (OSError, SyntaxError, ValueError) as error:  # of a file that has not been read until now
+            raise InvalidRequestError(f"the image is damaged ({type(error).__name__}: {error!s:.120})", FIELD) from None
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
         return PIL.Image.fromarray(np.ascontiguousarray(image))
     raise InvalidRequestError(
