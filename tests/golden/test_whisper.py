@@ -109,7 +109,7 @@ def detected(real: Real, recording: bytes) -> str:
 def test_transcripts_are_those_of_transformers(real: Real, timestamps: bool) -> None:
     """English, and German where the model knows it: the same language is found, whichever that is, and translated."""
     recordings = [spoken(text) for text in ENGLISH]
-    named = {"language": "en"} if real.name == "base" else {}
+    named: dict[str, Any] = {"language": "en"} if real.name == "base" else {}
     found = real.llm.transcribe(recordings, TranscriptionOptions(timestamps=timestamps, **named))
     for one, recording in zip(found, recordings, strict=True):
         more = {"language": "en", "task": "transcribe"} if named else {}
@@ -140,7 +140,7 @@ def test_words_are_placed_where_they_are_spoken(real: Real) -> None:
     first, second = (decode_audio(spoken(text), most_seconds=30.0) for text in ENGLISH[:2])
     silence = np.zeros(3 * RATE, np.float32)
     both = np.concatenate([first, silence, second])
-    named = {"language": "en"} if real.name == "base" else {}
+    named: dict[str, Any] = {"language": "en"} if real.name == "base" else {}
     [found] = real.llm.transcribe([(both, RATE)], TranscriptionOptions(word_timestamps=True, **named))
     words = found.words
     assert words and [word.word.strip() for word in words] == found.text.split()

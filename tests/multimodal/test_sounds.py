@@ -193,6 +193,20 @@ def test_tokens_are_those_of_transformers(depth: int, ratio: float) -> None:
     core.shutdown()
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_long_recordings_are_read_in_chunks(depth: int) -> None:
+    """Their tokens see none behind them, so that they need not lie in one step, as those of a picture must."""
+    one = sighted("gemma4")
+    core = build_engine(
+        arguments(one.folder, run_ahead=depth, max_num_batched_tokens=24, max_num_seqs=2), progress=False
+    )
+    info, parts = info_of(core), [5, sound(4, 150), 7, picture("gemma4", 1), 8]
+    assert info.longest_whole < 38
+    answer = run(core, [request(info, "r", parts, max_tokens=6)])["r"]
+    assert answer.error is None and answer.token_ids == hf_greedy(one, info, parts, 6)
+    core.shutdown()
+
+
 def test_preempted_recordings_are_heard_again() -> None:
     """Blocks run out while requests decode; whoever comes back finds its recording, or has it encoded once more."""
     one = sighted("gemma4")
