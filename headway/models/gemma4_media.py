@@ -92,8 +92,8 @@ class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
             sight=sight,
             media=(token, *media),
             padding=int(nested.number("pad_token_id", 0, least=0)),
-            audio=read_audio(fields, text.hidden_size),
-            audio_token=defaults["audio_token_id"],
+            audio=None if defaults["audio_token_id"] is None else read_audio(fields, text.hidden_size),
+            audio_token=-1 if defaults["audio_token_id"] is None else defaults.count("audio_token_id"),
         )
 
 

@@ -3,6 +3,7 @@ refused clearly."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from typing import Any
@@ -41,9 +42,9 @@ def llm() -> Iterator[LLM]:
         yield found
 
 
-def expected(llm: LLM, ids: list[int], parts: list[Any], count: int = 6) -> list[int]:
+def expected(llm: LLM | AsyncLLM, ids: list[int], parts: list[Any], count: int = 6) -> list[int]:
     """Greedy tokens of transformers for the prompt that the engine saw; ``parts``: ``Sound``s and pictures, in order."""
-    pictures, info = llm._door.pictures, llm.model_info.vision
+    pictures, info = llm._door.pictures, llm._door.info.vision
     assert pictures is not None and info is not None
     with pytest.MonkeyPatch.context() as patch:
         scale, shift = pictures.settings.affine()
@@ -131,6 +132,24 @@ def test_models_that_only_see_say_so() -> None:
             seeing.generate({"prompt": "x", "multi_modal_data": {"audio": (np.zeros(900), 16000)}}, GREEDY)
         with pytest.raises(InvalidRequestError, match="not served"):
             seeing.chat([{"role": "user", "content": [{"type": "audio", "audio": (np.zeros(900), 16000)}]}], GREEDY)
+
+
+def test_an_engine_of_its_own_process_hears() -> None:
+    """What the door is told of recordings passes the channel."""
+    llm = AsyncLLM(sighted("gemma4").folder, multiprocess=True, **options(max_model_len=250))
+    try:
+        one = samples(1, 5000)
+        prompt: Any = {"prompt": "a <|audio|>", "multi_modal_data": {"audio": file_of(one)}}
+
+        async def ask_once() -> Any:
+            async for output in llm.generate(prompt, GREEDY, "r"):
+                last = output
+            return last
+
+        output = asyncio.run(ask_once())
+        assert output.outputs[0].token_ids == expected(llm, output.prompt_token_ids, [heard(one)])
+    finally:
+        llm.shutdown()
 
 
 # -- over HTTP -----------------------------------------------------------------------------------------------------------
