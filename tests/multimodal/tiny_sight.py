@@ -273,9 +273,7 @@ def sound(seed: int, frames: int) -> Sound:
     """Noise of so many spectra, and some samples more."""
     generator = np.random.default_rng(seed)
     count = MEL.hop * (frames + 1) - int(generator.integers(0, MEL.hop))
-    found = Sound(generator.normal(0, 0.3, count).astype(np.float32))
-    assert MEL.frames(count) == frames
-    return found
+    return Sound(generator.normal(0, 0.3, count).astype(np.float32))
 
 
 def arguments(folder: str, **others: Any) -> EngineArgs:
@@ -373,10 +371,7 @@ def hf_sounds(sounds: list[npt.NDArray[np.float32]]) -> dict[str, Any]:
     from transformers import Gemma4AudioFeatureExtractor
 
     found = Gemma4AudioFeatureExtractor(feature_size=MEL.bins)(sounds, return_tensors="np")
-    return {
-        "input_features": torch.from_numpy(found["input_features"]),
-        "input_features_mask": torch.from_numpy(found["input_features_mask"]),
-    }
+    return {name: torch.from_numpy(found[name]) for name in ("input_features", "input_features_mask")}
 
 
 def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tensor, torch.Tensor]:
@@ -427,8 +422,7 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
 def _hashable(part: Any) -> Any:
     if isinstance(part, Film):
         return part.pixels.tobytes(), part.apart
-    if isinstance(part, Sound):
-        return part.samples.tobytes()
+    part = part.samples if isinstance(part, Sound) else part
     return part if isinstance(part, int) else part.tobytes()
 
 
