@@ -175,7 +175,7 @@ class Door:
             for child in children.children if media else ():
                 child.media, child.speech, child.align = list(media), speech, align
         else:
-            place(self.info.vision, children.children, ids, media)
+            place(self.info, children.children, ids, media)
         if params.structured_outputs is not None:
             grammar = self._structured_door().prepare(params, grammar, job)
             for child in children.children:

@@ -120,18 +120,31 @@ class ImageUrl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class InputAudio(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A recording: its file in base64. ``format`` is OpenAI's, and has no meaning here: the file says what it is."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg"] | None = None
+
+
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message: text or, for models with sight, an image. Sounds and videos are known in order to be refused."""
+    """A piece of a message: text or, for models that take them, an image or a recording. Videos are known in order to be
+    refused."""
 
     type: Literal["text", "input_text", "output_text", "refusal", "image_url", "input_audio", "audio_url", "video_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
     audio_url: dict[str, Any] | None = None
     video_url: dict[str, Any] | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+    @property
+    def is_medium(self) -> bool:
+        """Whether it is an image or a recording."""
+        return self.type in ("image_url", "input_audio") or self.image_url is not None or self.input_audio is not None
 
 
 class InputPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +155,7 @@ class InputPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     image_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: str | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
