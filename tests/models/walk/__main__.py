@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8, help="of each architecture")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--only", default="", help="part of an architecture's name")
+    parser.add_argument("--shrink", action="store_true", help="leave out of faulty draws what does not matter")
     parser.add_argument("--out", default="", help="a file of JSON lines, one a draw")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -28,7 +29,7 @@ def main() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    from tests.models.walk.groups import members, walk
+    from tests.models.walk.groups import members, shrunk, walk
 
     out = open(args.out, "a", encoding="utf-8") if args.out else None  # noqa: SIM115
     for group in args.groups:
@@ -40,6 +41,10 @@ def main() -> None:
             for seed in range(args.first, args.first + args.draws):
                 verdict = walk(group, architecture, seed)
                 counts[verdict.outcome] += 1
+                if verdict.outcome.is_fault and args.shrink:
+                    verdict = shrunk(group, verdict)
+                    told = {k: v for k, v in verdict.fields.items() if not isinstance(v, int) or isinstance(v, bool)}
+                    print(f"  {told}")
                 if verdict.outcome.is_fault:
                     print(f"  {architecture} {seed} {verdict.outcome}: {verdict.detail[:300]}", flush=True)
                 if out is not None:

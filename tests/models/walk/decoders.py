@@ -15,13 +15,12 @@ from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.models.decoder import DecoderModel
 from headway.models.registry import ARCHITECTURES
-from headway.weights.checkpoint import read_json
 from tests.engine.harness import request
 from tests.engine.harness import run as run_engine
 from tests.models.harness import Machine
 from tests.models.test_defaults import NOT_THEIRS, families
 from tests.models.walk import oracle
-from tests.models.walk.draw import draw, own_fields
+from tests.models.walk.draw import draw, known_fields, own_fields
 from tests.models.walk.rope import LONGEST, SHORTEST
 from tests.models.walk.verdict import Outcome, Verdict, judged
 
@@ -56,21 +55,24 @@ def architectures(group: str) -> list[str]:
     return [name for name in found if group_of(name) == group]
 
 
-def walk(architecture: str, seed: int) -> Verdict:
-    """Draw, build, run and compare."""
+def drawn(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """Fields of a configuration."""
+    return draw(config_class_of(architecture), rng)
+
+
+def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
+    """Build, run and compare."""
     import transformers
 
-    rng = random.Random(f"{architecture} {seed}")
     config_class = config_class_of(architecture)
-    fields = draw(config_class, rng)
     verdict = Verdict(architecture, seed, Outcome.SKIPPED, fields=fields)
     try:
         model = oracle.build(getattr(transformers, architecture), config_class, fields, seed)
-        tokens = oracle.tokens_of(seed, fields["vocab_size"], LENGTH)
+        tokens = oracle.tokens_of(seed, model.config.vocab_size, LENGTH)
         wanted = oracle.run(model, tokens)
         with tempfile.TemporaryDirectory() as folder:
             save(model, Path(folder))
-            config = read_json(Path(folder) / "config.json")
+            config = known_fields(model.config, Path(folder))
             verdict.outcome, verdict.detail = judged(
                 lambda: compare(model, folder, tokens, wanted), config,
                 lambda: excused(model, folder, wanted, TOLERANCE, lambda each: oracle.run(each, tokens)),

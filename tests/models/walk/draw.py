@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from headway.weights.checkpoint import read_json
 from tests.models.walk.rope import draw_ropes
 from tests.models.walk.rules import KEEP, Shape, divisors, draw_field
 
@@ -129,3 +131,8 @@ def draw(config_class: Any, rng: random.Random, sections: bool = False, **given:
     if "rope_parameters" in shape.default and "rope_parameters" not in given:
         found |= draw_ropes(config_class, found, rng, sections)
     return found
+
+
+def known_fields(config: Any, folder: Path) -> dict[str, Any]:
+    """All that a refusal may name: what is in config.json, and what the family has besides."""
+    return {**dict.fromkeys(own_fields(type(config))), **read_json(folder / "config.json")}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from tests.models.walk import decoders, others, poolers
 from tests.models.walk.verdict import Verdict
 
 GROUPS: Final = ("decoders", "mixtures", "latents", "hybrids", "poolers", "encoder-decoders", "sighted")
-_WALKS: Final[dict[str, Callable[[str, int], Verdict]]] = {
-    "poolers": poolers.walk, "encoder-decoders": others.walk_reader, "sighted": others.walk_sighted,
-}  # fmt: skip
+Draw = Callable[[str, random.Random], dict[str, Any]]
+Judge = Callable[[str, int, dict[str, Any]], Verdict]
+_WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
+    "poolers": (poolers.drawn, poolers.judge),
+    "encoder-decoders": (others.draw_reader, others.judge_reader),
+    "sighted": (others.draw_sighted, others.judge_sighted),
+}
 
 
 def members(group: str) -> list[str]:
@@ -20,4 +25,21 @@ def members(group: str) -> list[str]:
 
 def walk(group: str, architecture: str, seed: int) -> Verdict:
     """One draw of an architecture: the same for the same seed."""
-    return _WALKS.get(group, decoders.walk)(architecture, seed)
+    draw, judge = _WALKS.get(group, (decoders.drawn, decoders.judge))
+    return judge(architecture, seed, draw(architecture, random.Random(f"{architecture} {seed}")))
+
+
+def shrunk(group: str, verdict: Verdict) -> Verdict:
+    """A faulty draw with as few fields as show the fault; sizes stay, since families' own are large."""
+    judge = _WALKS.get(group, (decoders.drawn, decoders.judge))[1]
+    outer = verdict.fields
+    own = outer.get("text_config", outer)
+    for name in list(own):
+        if isinstance(own[name], int) and not isinstance(own[name], bool):
+            continue
+        less = {key: value for key, value in own.items() if key != name}
+        found = judge(verdict.architecture, verdict.seed, less if own is outer else outer | {"text_config": less})
+        if found.outcome is verdict.outcome:
+            own, outer = less, found.fields
+            verdict = found
+    return verdict

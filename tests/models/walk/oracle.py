@@ -32,7 +32,7 @@ def build(model_class: Any, config_class: Any, fields: dict[str, Any], seed: int
 
 @torch.no_grad()
 def randomise(model: Any, seed: int) -> None:
-    """Draw all parameters, and all buffers that are saved."""
+    """Draw all parameters, and the buffers that are learned: those that are saved and do not follow from the configuration."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         mean, spread = 0.0, 0.2
@@ -45,7 +45,7 @@ def randomise(model: Any, seed: int) -> None:
         parameter.normal_(mean, spread, generator=generator)
     saved = set(model.state_dict())
     for name, buffer in model.named_buffers():
-        if name in saved and buffer.is_floating_point():
+        if name in saved and name.endswith(("bias", "scalar")) and buffer.is_floating_point():
             noise = torch.empty(buffer.shape).uniform_(-0.2, 0.2, generator=generator)
             buffer.add_(noise.to(buffer.dtype))
 

@@ -15,12 +15,11 @@ from headway.core.encode import EncoderItem
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
-from headway.weights.checkpoint import read_json
 from tests.engine.harness import run as run_engine
 from tests.engine.tiny_encoder_decoders import START, arguments, text
 from tests.models.walk import oracle
 from tests.models.walk.decoders import LENGTH, MORE, TOLERANCE, config_class_of, excused, save
-from tests.models.walk.draw import draw, own_fields
+from tests.models.walk.draw import draw, known_fields, own_fields
 from tests.models.walk.rope import LONGEST
 from tests.models.walk.verdict import Outcome, Verdict, judged
 from tests.multimodal.tiny_sight import _CONFIGS, VOCAB
@@ -28,26 +27,27 @@ from tests.multimodal.tiny_sight import _CONFIGS, VOCAB
 Forward = Callable[[Any, list[int]], torch.Tensor]
 
 
-def walk_reader(architecture: str, seed: int) -> Verdict:
-    """An encoder-decoder reads a text or a recording; its decoder's log-probabilities are compared."""
-    rng = random.Random(f"{architecture} {seed}")
-    config_class = config_class_of(architecture)
+def draw_reader(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """Fields of an encoder-decoder."""
     given: dict[str, Any] = {"decoder_start_token_id": START, "forced_eos_token_id": None, "forced_bos_token_id": None}
     if architecture.startswith("Whisper"):
         given |= {"max_source_positions": rng.choice([15, 30]), "num_mel_bins": rng.choice([5, 8, 12])}
-        given |= {"suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None}
-    fields = draw(config_class, rng, **given)
+        given |= {"suppress_tokens": None, "begin_suppress_tokens": None}
+    return draw(config_class_of(architecture), rng, **given)
+
+
+def judge_reader(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
+    """It reads a text or a recording; its decoder's log-probabilities are compared."""
     if architecture.startswith("Whisper"):
-        frames = np.random.default_rng(seed).standard_normal((fields["num_mel_bins"], 2 * fields["max_source_positions"]))
-        frames = frames.astype(np.float32)
-        item = EncoderItem(
-            kind="audio", key=b"%16d" % seed, rows=fields["max_source_positions"], sizes=frames.shape, data=frames.tobytes()
-        )
+        sizes = (fields["num_mel_bins"], 2 * fields["max_source_positions"])
+        frames = np.random.default_rng(seed).standard_normal(sizes).astype(np.float32)
+        rows = fields["max_source_positions"]
+        item = EncoderItem(kind="audio", key=b"%16d" % seed, rows=rows, sizes=sizes, data=frames.tobytes())
         inputs = {"input_features": torch.from_numpy(frames)[None]}
     else:
-        source = oracle.tokens_of(seed + 99, fields["vocab_size"], rng.choice([1, 7, 30]), least=4)
+        source = oracle.tokens_of(seed + 99, fields["vocab_size"], (1, 7, 30)[seed % 3], least=4)
         item, inputs = text(source), {"input_ids": torch.tensor([source])}
-    return _walk(architecture, seed, fields, 12, lambda model, ids: _read(model, ids, inputs), [item])
+    return _judge(architecture, seed, fields, 12, lambda model, ids: _read(model, ids, inputs), [item])
 
 
 @torch.no_grad()
@@ -64,23 +64,25 @@ def _read(model: Any, ids: list[int], inputs: dict[str, torch.Tensor]) -> torch.
     return found
 
 
-def walk_sighted(architecture: str, seed: int) -> Verdict:
-    """The text side is drawn, the tower stays, and no picture is shown."""
-    rng = random.Random(f"{architecture} {seed}")
-    family = architecture.removesuffix("ForConditionalGeneration")
+def draw_sighted(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """The text side is drawn, the tower stays."""
     outer = config_class_of(architecture)
-    config = _tower(outer, family)
+    config = _tower(outer, architecture.removesuffix("ForConditionalGeneration"))
     text_class = type(outer(**config).text_config)
-    drawn = draw(text_class, rng, "rope_parameters" in config["text_config"], vocab_size=VOCAB)
-    drawn["model_type"] = text_class.model_type
-    old, new = config["text_config"]["hidden_size"], drawn["hidden_size"]
+    own = draw(text_class, rng, "rope_parameters" in config["text_config"], vocab_size=VOCAB)
+    own["model_type"] = text_class.model_type
+    old, new = config["text_config"]["hidden_size"], own["hidden_size"]
 
     def fitted(values: dict[str, Any]) -> dict[str, Any]:
         """Sizes that are the text side's follow it."""
         return {name: new if value == old else value for name, value in values.items()}
 
-    fields = fitted(config) | {"text_config": drawn, "vision_config": fitted(config["vision_config"])}
-    return _walk(architecture, seed, fields, LENGTH, lambda model, ids: oracle.run(model, ids), [])
+    return fitted(config) | {"text_config": own, "vision_config": fitted(config["vision_config"])}
+
+
+def judge_sighted(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
+    """No picture is shown."""
+    return _judge(architecture, seed, fields, LENGTH, lambda model, ids: oracle.run(model, ids), [])
 
 
 def _tower(outer: type, family: str) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _tower(outer: type, family: str) -> dict[str, Any]:
     return next(config for (_, config), each in zip(_CONFIGS.values(), alike) if each == own_fields(outer).keys())
 
 
-def _walk(
+def _judge(
     architecture: str, seed: int, fields: dict[str, Any], length: int, forward: Forward, media: list[EncoderItem]
 ) -> Verdict:
     import transformers
@@ -107,7 +109,7 @@ def _walk(
         wanted = forward(model, tokens)
         with tempfile.TemporaryDirectory() as folder:
             save(model, Path(folder))
-            config = read_json(Path(folder) / "config.json")
+            config = known_fields(model.config, Path(folder))
             verdict.outcome, verdict.detail = judged(
                 lambda: compare(model, folder, tokens, wanted, forward, media), config,
                 lambda: excused(model, folder, wanted, TOLERANCE, lambda each: forward(each, tokens)),

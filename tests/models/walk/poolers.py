@@ -14,11 +14,10 @@ from headway.core.task import Task
 from headway.models.encoder_config import SUFFIXES
 from headway.models.purpose import DECODER_SUFFIXES
 from headway.models.registry import ARCHITECTURES, ENCODERS
-from headway.weights.checkpoint import read_json
 from tests.engine.tiny_encoders import engine, message, run
 from tests.models.walk import oracle
 from tests.models.walk.decoders import TOLERANCE, excused, save
-from tests.models.walk.draw import draw
+from tests.models.walk.draw import draw, known_fields
 from tests.models.walk.rope import LONGEST, SHORTEST
 from tests.models.walk.verdict import Outcome, Verdict, judged
 
@@ -31,25 +30,31 @@ def architectures() -> list[str]:
     import transformers
 
     stems = [(stem, SUFFIXES) for stem in ENCODERS]
-    stems += [(name.removesuffix("ForCausalLM"), DECODER_SUFFIXES) for name in ARCHITECTURES if name.endswith("ForCausalLM")]
+    for name in ARCHITECTURES:
+        stem = name.removesuffix("ForCausalLM")
+        text_alone = hasattr(transformers, f"{stem}TextModel") and hasattr(transformers, f"{stem}TextConfig")
+        stems += [(f"{stem}Text" if text_alone else stem, DECODER_SUFFIXES)] if stem != name else []
     names = [stem + suffix for stem, suffixes in stems for suffix in suffixes]
     return [name for name in names if hasattr(transformers, name)]
 
 
-def walk(architecture: str, seed: int) -> Verdict:
-    """Draw, build, run and compare."""
-    import transformers
-
-    rng = random.Random(f"{architecture} {seed}")
-    model_class = getattr(transformers, architecture)
+def drawn(architecture: str, rng: random.Random) -> dict[str, Any]:
+    """Fields of a configuration."""
     given: dict[str, Any] = {"pad_token_id": rng.choice([0, 0, 1, 2])}
     if not architecture.endswith("Model"):
         given["num_labels"] = rng.choice([1, 1, 2, 3, 5])
         problems = [None, None, "regression", "multi_label_classification"]
         given["problem_type"] = rng.choice(problems + ["single_label_classification"] * (given["num_labels"] > 1))
-    if architecture.startswith("Gemma3") and architecture.endswith("Model"):
-        model_class = transformers.Gemma3TextModel
-    fields = draw(model_class.config_class, rng, **given)
+    import transformers
+
+    return draw(getattr(transformers, architecture).config_class, rng, **given)
+
+
+def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
+    """Build, run and compare."""
+    import transformers
+
+    model_class = getattr(transformers, architecture)
     verdict = Verdict(architecture, seed, Outcome.SKIPPED, fields=fields)
     try:
         model = oracle.build(model_class, model_class.config_class, fields, seed)
@@ -57,7 +62,7 @@ def walk(architecture: str, seed: int) -> Verdict:
         wanted = [_expected(model, text, seed) for text in texts]
         with tempfile.TemporaryDirectory() as folder:
             save(model, Path(folder))
-            config = read_json(Path(folder) / "config.json")
+            config = known_fields(model.config, Path(folder))
             verdict.outcome, verdict.detail = judged(
                 lambda: compare(model, folder, texts, wanted, seed), config,
                 lambda: excused(model, folder, wanted[-1], TOLERANCE, lambda each: _expected(each, texts[-1], seed)),

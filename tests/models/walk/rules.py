@@ -153,7 +153,7 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
     (r"qk_head_dim", _default),
     (r"kv_lora_rank", _default_or(6, 12, 16, 20, 33, chance=1)),
     (r"q_lora_rank", lambda s, n: s.pick(None, 5, 8, 12) if s.default[n] is None or s.sometimes(0.2) else s.pick(5, 12, 17)),
-    (r"index_n_heads", _default_or(4, 6, 8, chance=1)),
+    (r"index_n_heads", _default_or(16, 24, 33, chance=1)),  # the scores of a few tie
     (r"index_head_dim", _default_or(8, 10, 12, 16, chance=1)),
     (r"index_topk", _default_or(4, 7, 16, 64, chance=1)),
     (r"global_head_dim", lambda s, _: s.pick(8, 12, 16, 24)),
@@ -213,7 +213,7 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
     (r"linear_(key|value)_head_dim|linear_head_dim", _default_or(4, 6, 8, 12, chance=1)),
     (r"num_mem_blocks", _default_or(1, 2, 3)),
     (r"block_multiple_of", _default_or(4, 8, chance=1)),
-    (r"relative_attention_num_buckets", _default_or(4, 8, 12, chance=1)),
+    (r"relative_attention_num_buckets", _default_or(4, 8, 12, 40)),
     (r"relative_attention_max_distance", _default_or(8, 20, 40, chance=1)),
     (r"feed_forward_proj", _default_or("relu", "gated-gelu", "gated-silu")),
     (r"type_vocab_size", _default_or(1, 2, 3, chance=1)),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from headway.core.errors import HeadwayError, WeightsError
+from headway.core.config import EngineArgs
+from headway.core.errors import ConfigError, HeadwayError, WeightsError
 
 
 class Outcome(StrEnum):
@@ -49,8 +50,10 @@ def names_in(config: Mapping[str, Any]) -> set[str]:
 
 def refusal(error: HeadwayError, config: Mapping[str, Any]) -> tuple[Outcome, str]:
     """Whether an error tells the user which field it is for."""
-    words = set(re.findall(r"\w+", str(error)))
-    if not isinstance(error, WeightsError) and words & names_in(config):
+    words, known = set(re.findall(r"\w+", str(error))), names_in(config)
+    if isinstance(error, ConfigError):  # what the engine was asked for
+        known |= {field.name for field in fields(EngineArgs)}
+    if not isinstance(error, WeightsError) and words & known:
         return Outcome.REFUSED, str(error)
     return Outcome.CRASHED, f"no field is named: {type(error).__name__}: {error}"
 
