@@ -6,20 +6,23 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.models.walk import decoders, others, poolers
+from tests.models.walk import decoders, formed, others, poolers
 from tests.models.walk.verdict import Verdict
 
-GROUPS: Final = ("decoders", "mixtures", "latents", "hybrids", "poolers", "encoder-decoders", "sighted")
+GROUPS: Final = ("decoders", "mixtures", "latents", "hybrids", "poolers", "encoder-decoders", "sighted", "forms")
 Draw = Callable[[str, random.Random], dict[str, Any]]
 Judge = Callable[[str, int, dict[str, Any]], Verdict]
 _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
     "poolers": (poolers.drawn, poolers.judge),
+    "forms": (formed.drawn, formed.judge),
     "encoder-decoders": (others.draw_reader, others.judge_reader),
     "sighted": (others.draw_sighted, others.judge_sighted),
 }
 
 
 def members(group: str) -> list[str]:
+    if group == "forms":
+        return [name for each in ("decoders", "mixtures", "latents", "hybrids") for name in decoders.architectures(each)]
     return poolers.architectures() if group == "poolers" else decoders.architectures(group)
 
 
