@@ -46,7 +46,7 @@ class GPTNeoXForCausalLM(DecoderModel):
             )
         bias, parallel = fields.flag("attention_bias"), fields.flag("use_parallel_residual")
         names = BlockNames(mixer="attention")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("query_key_value",), "dense"), by_head=True)
@@ -102,7 +102,7 @@ class PhiForCausalLM(DecoderModel):
         fields = fields.with_defaults(
             layer_norm_eps=1e-5, hidden_act="gelu_new", max_position_embeddings=2048, partial_rotary_factor=0.5
         )
-        config = llama_like(fields, qkv_bias=True, out_bias=True, eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=True, out_bias=True, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("q_proj", "k_proj", "v_proj"), "dense"))
@@ -120,7 +120,7 @@ class StableLmForCausalLM(DecoderModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(layer_norm_eps=1e-5, max_position_embeddings=4096, partial_rotary_factor=0.25)
         parallel = fields.flag("use_parallel_residual")
-        config = llama_like(fields, qkv_bias=fields.flag("use_qkv_bias"), eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=fields.flag("use_qkv_bias"), partial=True, eps="layer_norm_eps")
         return _layer_norms(map_blocks(config, lambda _, block: replace(block, parallel=parallel)))
 
 

@@ -114,7 +114,7 @@ class MiniMaxForCausalLM(DecoderModel):
         if fields.get("sliding_window") is not None:
             raise fields.refuse("sliding_window", "is not implemented; null is")
         kinds = kinds_of(fields, [STATE if i % 2 else ATTENTION for i in range(layers)], "layer_types")
-        config = llama_like(fields)
+        config = llama_like(fields, partial=fields.get("rotary_dim") is not None)
         full, linear, fed = (_factors(fields, names) for names in _FACTORS)
         heads, size = config.blocks[0].attention.num_heads, config.blocks[0].attention.head_dim
         slopes = alibi_slopes(heads)
@@ -154,7 +154,7 @@ class MiniMaxM2ForCausalLM(DecoderModel):
             top_k=fields.count("num_experts_per_tok"), scoring="sigmoid", correction="e_score_correction_bias"
         )
         mixture = read_mixture(fields, experts, router, size="intermediate_size", names=NAMES)
-        config = llama_like(fields, qk_norm="all")
+        config = llama_like(fields, qk_norm="all", partial=True)
         config = with_mixture(config, range(len(config.blocks)), mixture, "block_sparse_moe")
         return replace(config, respelled=RESPELLED, unused=("mtp.", f"layers.{len(config.blocks)}."))
 

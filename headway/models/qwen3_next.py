@@ -45,7 +45,7 @@ def _read(fields: Fields, layout: Literal["grouped", "joined"]) -> DecoderConfig
     every_few = [ATTENTION if (i + 1) % every == 0 else STATE for i in range(layers)]
     kinds = kinds_of(fields, every_few, "layer_types")
     bias = fields.flag("attention_bias")
-    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", partial=True)
     delta = read_delta_net(fields, layout, config.norm.eps)
 
     def change(layer: int, block: BlockSpec) -> BlockSpec:

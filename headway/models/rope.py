@@ -178,8 +178,14 @@ _KNOWN_KEYS = frozenset(
 )
 
 
-def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) -> RopeConfig:
+def read_rope(
+    config: Mapping[str, Any], *, head_dim: int, max_position: int, partial: bool = False
+) -> RopeConfig:
     """The rotary embedding of a config.json, in the old form (rope_theta, rope_scaling) or the new (rope_parameters).
+
+    Args:
+        partial: the architecture knows heads of which a part rotates. Where others have the field, implementations disagree:
+            some rotate whole heads.
 
     Raises:
         UnsupportedModelError: an unknown kind or field, or a field that is missing or out of range.
@@ -195,12 +201,20 @@ def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) ->
     fields = outer | {name: value for name, value in fields.items() if value is not None}
 
     # Rounded down, but not because 100 * 0.29 is 28.999999999999996.
-    rotary_dim = int(head_dim * _number(fields, "partial_rotary_factor", 1.0) + 1e-6)
+    part = _number(fields, "partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * part + 1e-6)
     turning = rotary_dim // 2
     if kind == "proportional":
         rotary_dim = head_dim
+    elif part != 1 and not partial:
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor = {part} is not implemented for this architecture, whose heads rotate whole"
+        )
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim or (kind == "dynamic" and rotary_dim < 4):
-        raise UnsupportedModelError(f"config.json: cannot rotate {rotary_dim} of the {head_dim} dimensions of a head")
+        raise UnsupportedModelError(
+            f"config.json: head_dim = {head_dim} with partial_rotary_factor = {part}: cannot rotate {rotary_dim} of the "
+            f"{head_dim} dimensions of a head"
+        )
     original_len = max_position
     if kind in ("llama3", "yarn", "longrope"):
         # A value beside the rope fields wins over one among them, as in transformers.
