@@ -27,13 +27,32 @@ from tests.models.walk.verdict import Outcome, Verdict, judged
 TOLERANCE = 1e-3
 LENGTH, MORE = 33, 6
 CHUNKS = (7, 1, 12, 2, 11)
-STATES = ("conv", "state_size", "mamba_d_state", "ssm_state_size", "linear_attn", "linear_conv_kernel_dim", "block_size")
+STATES = (
+    "conv",
+    "state_size",
+    "mamba_d_state",
+    "ssm_state_size",
+    "linear_attn",
+    "linear_conv_kernel_dim",
+    "block_size",
+)
 
 
 def config_class_of(architecture: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[families()[architecture]]
+
+
+def class_of(architecture: str) -> Any:
+    """The class of its configuration, of architectures that pool, too."""
+    import transformers
+
+    return (
+        config_class_of(architecture)
+        if architecture in families()
+        else getattr(transformers, architecture).config_class
+    )
 
 
 def group_of(architecture: str) -> str:
@@ -77,7 +96,7 @@ def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
                 lambda: compare(model, folder, tokens, wanted), config,
                 lambda: excused(model, folder, wanted, TOLERANCE, lambda each: oracle.run(each, tokens)),
             )  # fmt: skip
-    except oracle.CannotRun as error:
+    except oracle.CannotRunError as error:
         verdict.detail = str(error)
     return verdict
 
@@ -86,7 +105,7 @@ def save(model: Any, folder: Path) -> None:
     try:
         model.save_pretrained(folder)
     except Exception as error:
-        raise oracle.CannotRun(f"not saved: {type(error).__name__}: {error}") from error
+        raise oracle.CannotRunError(f"not saved: {type(error).__name__}: {error}") from error
 
 
 def engine(folder: str, **changes: Any) -> EngineCore:
@@ -115,7 +134,7 @@ def compare(model: Any, folder: str, tokens: list[int], wanted: torch.Tensor) ->
             if oracle.attends_otherwise(model, forward, found, TOLERANCE * scale):
                 return Outcome.EQUAL, "as its other way of attending"
             return excused(model, folder, wanted, TOLERANCE * scale, forward) or (Outcome.DIFFERENT, detail)
-        detail = _greedy(core, model, [tokens[:SHORTEST + 7], tokens[3 : SHORTEST + 3]], TOLERANCE * scale)
+        detail = _greedy(core, model, [tokens[: SHORTEST + 7], tokens[3 : SHORTEST + 3]], TOLERANCE * scale)
         return (Outcome.DIFFERENT, detail) if detail else (Outcome.EQUAL, "")
     finally:
         core.shutdown()

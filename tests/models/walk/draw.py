@@ -13,7 +13,10 @@ from tests.models.walk.rope import draw_ropes
 from tests.models.walk.rules import KEEP, Shape, divisors, draw_field
 
 VOCABS = (61, 67, 97, 101, 128, 131)
-HIDDEN_FROM_US = {"relative_attention": {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"}}
+HIDDEN_FROM_US = {
+    "relative_attention": {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
+    "attention_k_eq_v": {"global_head_dim": 512, "num_global_key_value_heads": None},
+}
 """Fields that a model reads and its configuration's class does not list, with their defaults, by one that it lists."""
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -100,12 +103,28 @@ def shape_of(config_class: Any, rng: random.Random) -> Shape:
     expand = rng.choice([1, 2, 2, 3])
     state_heads = rng.choice([each for each in divisors(expand * hidden) if expand * hidden // each >= 2])
     return Shape(
-        rng=rng, fields=frozenset(fields), default=default, layers=rng.choice([1, 2, 3, 3, 4, 5]), heads=heads,
-        kv_heads=kv_heads, head_dim=head_dim, hidden=hidden, vocab=rng.choice(VOCABS),
-        inner=rng.choice([12, 24, 33, 48, 56, 70]), experts=experts, chosen=rng.choice([1, most, rng.randrange(1, most + 1)]),
-        grouped=rng.random() < 0.6, groups=groups, chosen_groups=chosen_groups, choices=choices(config_class), kinds=kinds_of_layers(config_class), expand=expand,
-        state_heads=state_heads, state_width=expand * hidden // state_heads, key_heads=rng.choice([1, 2, 3, 4]),
-    )  # fmt: skip
+        rng=rng,
+        fields=frozenset(fields),
+        default=default,
+        choices=choices(config_class),
+        kinds=kinds_of_layers(config_class),
+        layers=rng.choice([1, 2, 3, 3, 4, 5]),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        vocab=rng.choice(VOCABS),
+        inner=rng.choice([12, 24, 33, 48, 56, 70]),
+        experts=experts,
+        chosen=rng.choice([1, most, rng.randrange(1, most + 1)]),
+        grouped=rng.random() < 0.6,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        expand=expand,
+        state_heads=state_heads,
+        state_width=expand * hidden // state_heads,
+        key_heads=rng.choice([1, 2, 3, 4]),
+    )
 
 
 def draw(config_class: Any, rng: random.Random, sections: bool = False, **given: Any) -> dict[str, Any]:

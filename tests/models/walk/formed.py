@@ -39,7 +39,7 @@ def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
             wanted = oracle.run(model, tokens)
             told += ", " + reshaped(plain, other, model, rng)
             _same_configuration(model.config, other)
-        except oracle.CannotRun as error:
+        except oracle.CannotRunError as error:
             verdict.detail = str(error)
             return verdict
 
@@ -66,7 +66,7 @@ def _again(model_class: Any, folder: Path) -> Any:
         ways = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": "float32"}
         return model_class.from_pretrained(folder, **ways).eval()
     except Exception as error:
-        raise oracle.CannotRun(f"not read again: {type(error).__name__}: {error}") from error
+        raise oracle.CannotRunError(f"not read again: {type(error).__name__}: {error}") from error
 
 
 def _same_configuration(config: Any, folder: Path) -> None:
@@ -74,11 +74,11 @@ def _same_configuration(config: Any, folder: Path) -> None:
     try:
         other = type(config).from_pretrained(folder)
     except Exception as error:
-        raise oracle.CannotRun(f"spelled otherwise: {type(error).__name__}: {error}") from error
+        raise oracle.CannotRunError(f"spelled otherwise: {type(error).__name__}: {error}") from error
     mine, theirs = (dict(getattr(each, "rope_parameters", None) or {}) for each in (config, other))
     theirs.pop("type", None)  # the older name is kept beside the newer
     if mine != theirs:
-        raise oracle.CannotRun(f"spelled otherwise, {mine} is {theirs}")
+        raise oracle.CannotRunError(f"spelled otherwise, {mine} is {theirs}")
 
 
 def _quantised(folder: str, rng: random.Random, compare: Any) -> tuple[Outcome, str]:

@@ -74,7 +74,9 @@ def reshaped(folder: Path, into: Path, model: Any, rng: random.Random) -> str:
         told.append("stacked experts")
     if rng.random() < 0.4:
         old, new = rng.choice(PREFIXES)
-        tensors = {new + name.removeprefix(old) if name.startswith(old) else name: each for name, each in tensors.items()}
+        tensors = {
+            new + name.removeprefix(old) if name.startswith(old) else name: each for name, each in tensors.items()
+        }
         told.append(f"{old!r} is {new!r}")
     if rng.random() < 0.4:
         stems = sorted({name.split(".q_proj.")[0] for name in tensors if ".q_proj." in name})

@@ -12,7 +12,7 @@ import torch
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
-class CannotRun(Exception):
+class CannotRunError(Exception):
     """transformers itself cannot build, save or run this one; says why."""
 
 
@@ -26,7 +26,7 @@ def build(model_class: Any, config_class: Any, fields: dict[str, Any], seed: int
         model = model_class(config).eval()
         randomise(model, seed)
     except Exception as error:
-        raise CannotRun(f"{type(error).__name__}: {error}") from error
+        raise CannotRunError(f"{type(error).__name__}: {error}") from error
     return model
 
 
@@ -61,9 +61,9 @@ def run(model: Any, tokens: list[int], **inputs: Any) -> torch.Tensor:
     try:
         found: torch.Tensor = model(torch.tensor([tokens]), use_cache=False, **inputs).logits[0].float()
     except Exception as error:
-        raise CannotRun(f"{type(error).__name__}: {error}") from error
+        raise CannotRunError(f"{type(error).__name__}: {error}") from error
     if not found.isfinite().all():
-        raise CannotRun("its logits are not finite")
+        raise CannotRunError("its logits are not finite")
     return found
 
 
@@ -75,7 +75,7 @@ def unsteady(model: Any, forward: Callable[[Any], torch.Tensor], tolerance: floa
         exact = forward(copy.deepcopy(model).double()).float()
         if float((exact - wanted).abs().max()) > tolerance / 4:
             return "its own rounding differs as much"
-    except CannotRun:
+    except CannotRunError:
         pass  # parts of it know float32 alone
     shaken = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +86,9 @@ def unsteady(model: Any, forward: Callable[[Any], torch.Tensor], tolerance: floa
     return "the last bits of its weights move it as much" if moved > tolerance / 4 else ""
 
 
-def attends_otherwise(model: Any, forward: Callable[[Any], torch.Tensor], found: torch.Tensor, tolerance: float) -> bool:
+def attends_otherwise(
+    model: Any, forward: Callable[[Any], torch.Tensor], found: torch.Tensor, tolerance: float
+) -> bool:
     """Whether it gives what we ``found`` where it attends by torch's own operation: its plain way adds Falcon's ALiBi twice."""
     other = copy.deepcopy(model)
     try:

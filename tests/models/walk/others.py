@@ -58,9 +58,9 @@ def _read(model: Any, ids: list[int], inputs: dict[str, torch.Tensor]) -> torch.
     try:
         found: torch.Tensor = model(**inputs, decoder_input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     except Exception as error:
-        raise oracle.CannotRun(f"{type(error).__name__}: {error}") from error
+        raise oracle.CannotRunError(f"{type(error).__name__}: {error}") from error
     if not found.isfinite().all():
-        raise oracle.CannotRun("its logits are not finite")
+        raise oracle.CannotRunError("its logits are not finite")
     return found
 
 
@@ -114,7 +114,7 @@ def _judge(
                 lambda: compare(model, folder, tokens, wanted, forward, media), config,
                 lambda: excused(model, folder, wanted, TOLERANCE, lambda each: forward(each, tokens)),
             )  # fmt: skip
-    except oracle.CannotRun as error:
+    except oracle.CannotRunError as error:
         verdict.detail = str(error)
     return verdict
 
@@ -125,13 +125,17 @@ def compare(
     """Log-probabilities of the whole vocabulary for every token, in steps of an odd size, two in flight."""
     vocab = wanted.shape[-1]
     sees_all = "PaliGemma" in type(model).__name__  # a prompt's tokens see each other: they come in one step
-    args = arguments(
-        folder, max_num_batched_tokens=64 if sees_all else 25, max_logprobs=vocab, run_ahead=2, max_model_len=LONGEST, kv_cache_memory_bytes=2**24
-    )
+    sizes = {"max_num_batched_tokens": 64 if sees_all else 25, "max_model_len": LONGEST, "kv_cache_memory_bytes": 2**24}
+    args = arguments(folder, max_logprobs=vocab, run_ahead=2, **sizes)
     core = build_engine(args, progress=False)
     try:
         params = SamplingParams(
-            detokenize=False, temperature=0.0, max_tokens=MORE, ignore_eos=True, logprobs=vocab - 1, prompt_logprobs=vocab - 1
+            detokenize=False,
+            temperature=0.0,
+            max_tokens=MORE,
+            ignore_eos=True,
+            logprobs=vocab - 1,
+            prompt_logprobs=vocab - 1,
         )
         asked = AddRequest(
             request_id="a", prompt_token_ids=tokens, params=params, seed=0, eos_token_ids=[], media=media
@@ -151,7 +155,9 @@ def compare(
     def apart(each: torch.Tensor) -> float:
         rows = torch.log_softmax(each, -1)
         pairs = zip(told, rows, strict=True)
-        return max(float((torch.tensor(values) - row[torch.tensor(ids)]).abs().max()) for (ids, values, _), row in pairs)
+        return max(
+            float((torch.tensor(values) - row[torch.tensor(ids)]).abs().max()) for (ids, values, _), row in pairs
+        )
 
     found = apart(expected)
     if found <= tolerance:

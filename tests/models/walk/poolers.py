@@ -67,7 +67,7 @@ def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
                 lambda: compare(model, folder, texts, wanted, seed), config,
                 lambda: excused(model, folder, wanted[-1], TOLERANCE, lambda each: _expected(each, texts[-1], seed)),
             )  # fmt: skip
-    except oracle.CannotRun as error:
+    except oracle.CannotRunError as error:
         verdict.detail = str(error)
     return verdict
 
@@ -96,10 +96,10 @@ def _expected(model: Any, text: list[int], seed: int) -> torch.Tensor:
             model = model.base_model
         made = model(torch.tensor([text]), **inputs)
     except Exception as error:
-        raise oracle.CannotRun(f"{type(error).__name__}: {error}") from error
+        raise oracle.CannotRunError(f"{type(error).__name__}: {error}") from error
     found = (made.logits if hasattr(made, "logits") else made.last_hidden_state)[0].float()
     if not found.isfinite().all():
-        raise oracle.CannotRun("what it gives is not finite")
+        raise oracle.CannotRunError("what it gives is not finite")
     return found
 
 
@@ -116,7 +116,12 @@ def compare(
 ) -> tuple[Outcome, str]:
     name = type(model).__name__
     task = Task.TOKEN_EMBED
-    changes: dict[str, Any] = {"max_model_len": LONGEST, "run_ahead": 2, "runner": "pooling", "skip_tokenizer_init": True}
+    changes: dict[str, Any] = {
+        "max_model_len": LONGEST,
+        "run_ahead": 2,
+        "runner": "pooling",
+        "skip_tokenizer_init": True,
+    }
     if name.endswith("SequenceClassification"):
         task = Task.CLASSIFY
     elif name.endswith("TokenClassification"):
@@ -151,5 +156,8 @@ def compare(
         if task is Task.CLASSIFY:
             scores = torch.from_numpy(np.array(found[f"{i}!"])).view(expected.shape)
             if not float((scores - activated(expected, model.config)).abs().max()) <= scale:
-                return Outcome.DIFFERENT, f"text {i}: scores of problem {model.config.problem_type} are activated otherwise"
+                return (
+                    Outcome.DIFFERENT,
+                    f"text {i}: scores of problem {model.config.problem_type} are activated otherwise",
+                )
     return Outcome.EQUAL, ""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LONGEST = 40
-"""Tokens of the longest sequence that a walk runs. A draw's original context is as long, or shorter than any prompt: in between a
-sequence's frequencies depend on its length, see ``headway.models.rope``."""
+"""Tokens of the longest sequence that a walk runs. A draw's original context is as long, or shorter than any prompt: in between
+a sequence's frequencies depend on its length, see ``headway.models.rope``."""
 SHORTEST = 12
 KINDS = ("default", "default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 

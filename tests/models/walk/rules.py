@@ -135,7 +135,7 @@ def _multipliers(shape: Shape, name: str) -> Any:
 
 
 RULES: Final[tuple[tuple[str, Rule], ...]] = (
-    (r"vocab_size_per_layer_input", lambda s, _: s.vocab - s.pick(0, 1, 7)),
+    (r"vocab_size_per_layer_input", lambda s, _: s.vocab - s.pick(0, 0, 0, 7)),
     (r"vocab_size", lambda s, _: s.vocab),
     (r"hidden_size_per_layer_input", _default_or(0, 4, 8, 9, chance=1)),
     (r"embedding_size", lambda s, _: s.pick(s.hidden, 12, 20)),
@@ -160,7 +160,8 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
     (r"head_dim|d_kv", _head_dim),
     (r"n_inner|ffn_hidden_size", lambda s, n: None if s.default[n] is None and s.sometimes() else s.inner),
     (r"(moe_)?shared_(expert_)?intermediate_size", _default_or(8, 12, 20, 31, chance=1)),
-    (r"moe_intermediate_size|moe_latent_size|expert_ffn_hidden_size", lambda s, n: s.pick(8, 12, 24, 31) if s.default[n] else s.pick(None, 12)),
+    (r"moe_latent_size", _default_or(None, 12, chance=1)),
+    (r"moe_intermediate_size|expert_ffn_hidden_size", _default_or(8, 12, 24, 31, chance=1)),
     (r"intermediate_size_mlp|intermediate_size|hidden_dim|ffn_dim|d_ff|(en|de)coder_ffn_dim", lambda s, _: s.inner),
     (r"max_position_embeddings|max_seq_len|max_target_positions|n_positions", _default_or(96, 128, 200, chance=1)),
     (r"original_max_position_embeddings", _default),
@@ -185,7 +186,6 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
     (r"local_attention", _default_or(4, 6, 8, 16, chance=1)),
     (r"sliding_window", _window),
     (r"attention_chunk_size", _default_or(4, 6, 8, chance=1)),
-    (r"global_attn_every_n_layers", _default_or(1, 2, 3, chance=1)),
     (r"query_pre_attn_scalar", _default_or(5, 7, 16, 24, chance=1)),
     (r".*softcapping", _cap),
     (r"clip_qkv", _default_or(None, 0.7, 2.0, chance=1)),
@@ -233,6 +233,14 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
 """(field, how it is drawn): the first that matches the name, or the standard name, of a field."""
 
 _COMPILED: Final = tuple((re.compile(pattern), rule) for pattern, rule in RULES)
+
+
+def matches(name: str, standard: Sequence[str]) -> str:
+    """The pattern of the rule that a field is drawn by; "": by none of them."""
+    if IDLE.search(name):
+        return ""
+    found = (pattern for each in (name, *standard) for pattern, _ in _COMPILED if pattern.fullmatch(each))
+    return next((pattern.pattern for pattern in found), "")
 
 
 def draw_field(shape: Shape, name: str, standard: Sequence[str]) -> Any:
