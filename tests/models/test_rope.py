@@ -65,7 +65,9 @@ def transformers_table(scaling: dict[str, Any], max_len: int, max_position: int)
 @pytest.mark.parametrize("name", SCALINGS)
 def test_table_equals_transformers(name: str, max_len: int) -> None:
     scaling = {"rope_type": name} | SCALINGS[name]
-    rope = read_rope({"rope_parameters": {"rope_theta": 5000.0} | scaling}, head_dim=HEAD_DIM, max_position=1024, partial=True)
+    rope = read_rope(
+        {"rope_parameters": {"rope_theta": 5000.0} | scaling}, head_dim=HEAD_DIM, max_position=1024, partial=True
+    )
     table = cos_sin_table(rope, max_len, CPU)
     # 3000 radians in float32 are known to 2e-4.
     torch.testing.assert_close(table, transformers_table(scaling, max_len, 1024), atol=5e-4, rtol=0.0)
@@ -77,7 +79,8 @@ def test_table_equals_transformers(name: str, max_len: int) -> None:
 def test_length_dependent_kinds_are_one_table_for_the_engine(kind: str, more: dict[str, Any]) -> None:
     """Within the original context a larger engine changes nothing; beyond it all positions move together."""
     fields = SCALINGS[kind] | {"original_max_position_embeddings": 1024} | more
-    rope = read_rope({"rope_parameters": {"rope_type": kind} | fields}, head_dim=HEAD_DIM, max_position=1024)
+    given = {"rope_parameters": {"rope_type": kind} | fields}
+    rope = read_rope(given, head_dim=HEAD_DIM, max_position=1024, mscales=True)
     short, full, beyond = (cos_sin_table(rope, n, CPU) for n in (100, 1024, 1025))
     assert torch.equal(short, full[:100])
     assert not torch.allclose(beyond[:100], short, atol=1e-4)
@@ -93,7 +96,9 @@ def test_factors_divide_frequencies() -> None:
 
 
 def test_partial_rotation_counts_frequencies_over_the_rotated_part() -> None:
-    rope = read_rope({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, head_dim=HEAD_DIM, max_position=64, partial=True)
+    rope = read_rope(
+        {"rope_theta": 100.0, "partial_rotary_factor": 0.25}, head_dim=HEAD_DIM, max_position=64, partial=True
+    )
     assert rope.rotary_dim == 6
     table = cos_sin_table(rope, 10, CPU)
     assert table.shape == (10, 6)

@@ -1,0 +1,123 @@
+"""A random walk over configurations (``tests/models/walk``): what it found, a few steps of it, and the whole of it by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.harness import Machine
+from tests.models.walk import decoders
+from tests.models.walk.draw import own_fields, standard_names
+from tests.models.walk.groups import GROUPS, judge, members, walk
+from tests.models.walk.rules import RULES, matches
+from tests.models.walk.verdict import Outcome
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+LATENT: dict[str, Any] = SIZES | {
+    "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 5, "head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+DELTA: dict[str, Any] = SIZES | {
+    "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+_GPT = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")} | {
+    "n_embd": 32, "n_head": 4, "n_layer": 1, "n_positions": 96,
+}  # fmt: skip
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+_LONG = {"original_max_position_embeddings": 64, "short_factor": [1.5] * 4, "long_factor": [2.0] * 4}
+FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "part of a head": ("decoders", "LlamaForCausalLM", SIZES | _rope("default", partial_rotary_factor=0.5),
+                       "partial_rotary_factor"),
+    "scales of another family": ("decoders", "MistralForCausalLM",
+                                 SIZES | _rope("longrope", **_LONG, short_mscale=1.2, long_mscale=1.3), "short_mscale"),
+    "a scaled rotation before norms": (
+        "mixtures", "Llama4ForCausalLM",
+        SIZES | _rope("yarn", factor=4.0, original_max_position_embeddings=8)
+        | {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 24, "attention_chunk_size": 64},
+        "attention_factor"),
+    "experts in no layer": (
+        "mixtures", "Llama4ForCausalLM",
+        SIZES | {"head_dim": 8, "num_local_experts": 4, "moe_layers": [], "intermediate_size_mlp": 24}, ""),
+}  # fmt: skip
+"""What the walk found: group, architecture, fields, and the field it is refused for; "": it is equal."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_the_walk_found(name: str) -> None:
+    group, architecture, fields, refused = FOUND[name]
+    verdict = judge(group, architecture, 0, fields)
+    assert verdict.outcome == (Outcome.REFUSED if refused else Outcome.EQUAL), verdict.detail
+    assert refused in verdict.detail
+
+
+STEPS = 6
+"""Draws of each group that every run takes."""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_few_steps(group: str) -> None:
+    """The same in every run, spread over the group's architectures."""
+    names, rng, equal = members(group), random.Random(group), 0
+    for seed in range(1000, 1000 + STEPS):
+        verdict = walk(group, rng.choice(names), seed)
+        assert not verdict.outcome.is_fault, verdict
+        equal += verdict.outcome is Outcome.EQUAL
+    assert equal, "nothing was compared"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("group", "architecture"), [(group, name) for group in GROUPS for name in members(group)])
+def test_many_steps(group: str, architecture: str) -> None:
+    found = [walk(group, architecture, seed) for seed in range(2000, 2010)]
+    assert not [verdict for verdict in found if verdict.outcome.is_fault]
+
+
+def test_a_small_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one logit, or of one token where logits are right."""
+    fields = SIZES | {"head_dim": 8}
+    assert judge("decoders", "LlamaForCausalLM", 0, fields).outcome is Outcome.EQUAL
+    in_chunks = Machine.in_chunks
+
+    def off(self: Machine, *arguments: Any) -> torch.Tensor:
+        found = in_chunks(self, *arguments)
+        found[20, 5] += 2e-3
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Machine, "in_chunks", off)
+        assert judge("decoders", "LlamaForCausalLM", 0, fields).outcome is Outcome.DIFFERENT
+    with monkeypatch.context() as patched:
+        run = decoders.run_engine
+
+        def other(*arguments: Any) -> Any:
+            answers = run(*arguments)
+            answers["1"].token_ids[3] ^= 1
+            return answers
+
+        patched.setattr(decoders, "run_engine", other)
+        verdict = judge("decoders", "LlamaForCausalLM", 0, fields)
+        assert verdict.outcome is Outcome.DIFFERENT and "prompt 1" in verdict.detail
+
+
+def test_every_rule_is_of_use() -> None:
+    """Each is the first that matches some family's field: none is dead."""
+    used = set()
+    for group in GROUPS:
+        for architecture in members(group):
+            config_class = decoders.class_of(architecture)
+            for name in own_fields(config_class):
+                used.add(matches(name, standard_names(config_class, name)))
+    assert {pattern for pattern, _ in RULES} <= used
