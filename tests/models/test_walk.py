@@ -48,6 +48,9 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
         SIZES | _rope("yarn", factor=4.0, original_max_position_embeddings=8)
         | {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 24, "attention_chunk_size": 64},
         "attention_factor"),
+    "Gemma's activation": ("decoders", "GemmaForCausalLM", SIZES | {"head_dim": 8, "hidden_act": "relu2"}, ""),
+    "caps of scores that Gemma 3 has not": ("decoders", "Gemma3ForCausalLM",
+                                            SIZES | {"head_dim": 8, "attn_logit_softcapping": 4.0}, "attn_logit_softcapping"),
     "experts in no layer": (
         "mixtures", "Llama4ForCausalLM",
         SIZES | {"head_dim": 8, "num_local_experts": 4, "moe_layers": [], "intermediate_size_mlp": 24}, ""),
