@@ -55,7 +55,7 @@ class Glm4MoeForCausalLM(DecoderModel):
         norm: Literal["", "head"] = "head" if fields.flag("use_qk_norm") else ""
         config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm, partial=True)
         first, layers = int(fields.number("first_k_dense_replace", least=0)), len(config.blocks)
-        shared = fields.count("n_shared_experts") * fields.count("moe_intermediate_size")
+        shared = int(fields.number("n_shared_experts", 0, least=0)) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
         config = behind_last(config, next_layers(fields.with_defaults(num_nextn_predict_layers=1)))
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))

@@ -51,6 +51,11 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "Gemma's activation": ("decoders", "GemmaForCausalLM", SIZES | {"head_dim": 8, "hidden_act": "relu2"}, ""),
     "caps of scores that Gemma 3 has not": ("decoders", "Gemma3ForCausalLM",
                                             SIZES | {"head_dim": 8, "attn_logit_softcapping": 4.0}, "attn_logit_softcapping"),
+    "no shared expert": ("latents", "DeepseekV3ForCausalLM", LATENT | {"n_shared_experts": 0}, ""),
+    "no shared expert of GLM": (
+        "mixtures", "Glm4MoeForCausalLM",
+        SIZES | {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                 "n_shared_experts": 0, "first_k_dense_replace": 1}, ""),
     "experts in no layer": (
         "mixtures", "Llama4ForCausalLM",
         SIZES | {"head_dim": 8, "num_local_experts": 4, "moe_layers": [], "intermediate_size_mlp": 24}, ""),
