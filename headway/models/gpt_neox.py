@@ -9,6 +9,7 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
+from headway.models.gpt2 import read_activation
 from headway.models.interface import WeightMap
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
@@ -76,7 +77,7 @@ class GPTJForCausalLM(DecoderModel):
             hidden_size=hidden, num_attention_heads=fields.count("n_head"), num_key_value_heads=None,
             num_hidden_layers=fields.count("n_layer"),
             intermediate_size=fields.get("n_inner") or 4 * hidden, max_position_embeddings=fields.count("n_positions"),
-            hidden_act=fields.get("activation_function"),
+            hidden_act=read_activation(fields),
         )  # fmt: skip
         rotated = fields.count("rotary_dim")
         rope = RopeConfig(theta=10000.0, rotary_dim=rotated, original_len=fields.count("n_positions"), interleaved=True)

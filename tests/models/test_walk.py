@@ -56,9 +56,29 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "mixtures", "Glm4MoeForCausalLM",
         SIZES | {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
                  "n_shared_experts": 0, "first_k_dense_replace": 1}, ""),
+    "an activation that experts have not": ("latents", "DeepseekV3ForCausalLM", LATENT | {"hidden_act": "quick_gelu"},
+                                            "hidden_act"),
+    "an activation behind convolutions": ("hybrids", "Qwen3_5ForCausalLM", DELTA | {"hidden_act": "gelu"}, "hidden_act"),
+    "heads of an odd size where none rotate": (
+        "hybrids", "JambaForCausalLM",
+        SIZES | {"hidden_size": 36, "num_experts": 1, "attn_layer_period": 2, "attn_layer_offset": 0, "mamba_d_state": 4}, ""),
+    "an activation by its own name": ("decoders", "GPT2LMHeadModel", _GPT | {"activation_function": "mish"},
+                                      "activation_function"),
     "experts in no layer": (
         "mixtures", "Llama4ForCausalLM",
         SIZES | {"head_dim": 8, "num_local_experts": 4, "moe_layers": [], "intermediate_size_mlp": 24}, ""),
+    "an activation of Jamba's convolutions": (
+        "hybrids", "JambaForCausalLM", SIZES | {"num_experts": 1, "hidden_act": "gelu"}, "hidden_act"),
+    "slopes of six heads": (
+        "hybrids", "MiniMaxForCausalLM",
+        SIZES | {"num_attention_heads": 6, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16},
+        ""),
+    "an output layer that is not tied": (
+        "hybrids", "NemotronHForCausalLM",
+        SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 8, "tie_word_embeddings": True},
+        "tie_word_embeddings"),
+    "heads of an odd size in Nemotron-H": (
+        "hybrids", "NemotronHForCausalLM", SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 9}, ""),
 }  # fmt: skip
 """What the walk found: group, architecture, fields, and the field it is refused for; "": it is equal."""
 
