@@ -75,7 +75,7 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
         every, last = fields.count("moe_layer_interval"), layers - 1 if end == -1 else end
         sparse = [i for i in range(layers) if (i + 1) % every == 0 and first <= i <= last]
         config = with_mixture(config, sparse, mixture)
-        return replace(config, respelled=_RESPELLED, unused=("mtp_",))
+        return replace(config, respelled=_RESPELLED, unused=("mtp_",), head_bias=fields.flag("use_bias"))
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``; what corrects scores is a matrix of one row in the checkpoint."""

@@ -15,7 +15,9 @@ class Qwen3MoeForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = fields.with_defaults(num_key_value_heads=4, moe_intermediate_size=768, num_experts_per_tok=8)
+        fields = fields.with_defaults(
+            num_key_value_heads=4, moe_intermediate_size=768, num_experts_per_tok=8, head_dim=None
+        )
         experts = expert_count(fields.with_defaults(num_local_experts=128), "num_experts", "num_local_experts")
         router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob"))
         config = Qwen3ForCausalLM.read(fields)

@@ -62,11 +62,21 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "heads of an odd size where none rotate": (
         "hybrids", "JambaForCausalLM",
         SIZES | {"hidden_size": 36, "num_experts": 1, "attn_layer_period": 2, "attn_layer_offset": 0, "mamba_d_state": 4}, ""),
+    "heads as wide as hidden states say": (
+        "mixtures", "Qwen3MoeForCausalLM",
+        SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, ""),
+    "a bias of the output layer": (
+        "mixtures", "Ernie4_5_MoeForCausalLM",
+        SIZES | {"use_bias": True, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8}, ""),
     "an activation by its own name": ("decoders", "GPT2LMHeadModel", _GPT | {"activation_function": "mish"},
                                       "activation_function"),
     "experts in no layer": (
         "mixtures", "Llama4ForCausalLM",
         SIZES | {"head_dim": 8, "num_local_experts": 4, "moe_layers": [], "intermediate_size_mlp": 24}, ""),
+    "no layer with a window": (
+        "mixtures", "Qwen2MoeForCausalLM",
+        SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                 "shared_expert_intermediate_size": 8, "use_sliding_window": True, "max_window_layers": 0}, ""),
     "an activation of Jamba's convolutions": (
         "hybrids", "JambaForCausalLM", SIZES | {"num_experts": 1, "hidden_act": "gelu"}, "hidden_act"),
     "slopes of six heads": (
