@@ -343,6 +343,10 @@ class DecoderModel(nn.Module):
             (*self.config.unused, *unused),
             stacks=stacks,
             respelled=self.config.respelled,
+            # transformers gives classifiers of tokens either name, by family
+            aliases={}
+            if self.outputs is None
+            else {f"classifier.{part}": f"score.{part}" for part in ("weight", "bias")},
         )
 
     @torch.no_grad()

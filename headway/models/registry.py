@@ -154,7 +154,9 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
 """Architectures that people will try, and what stands in their way."""
 
 
-_STEMS: Mapping[str, str] = MappingProxyType({"Gemma3Text": "Gemma3"})
+_STEMS: Mapping[str, str] = MappingProxyType(
+    {"Gemma3Text": "Gemma3", "Gemma3nText": "Gemma3n", "Gemma4Text": "Gemma4", "Llama4Text": "Llama4"}
+)
 """Families whose models have another name without their output layer."""
 
 
@@ -208,6 +210,8 @@ def read_config(config: Mapping[str, Any], wish: Wish | None = None) -> ModelCon
         if wish is not None and wish.pools:
             raise ConfigError(f"{found.architecture} generates, and cannot pool; use runner='generate' or 'auto'")
     elif isinstance(found, DecoderConfig | EncoderConfig):
+        if isinstance(found, EncoderConfig) and fields.flag("is_decoder"):
+            raise fields.refuse("is_decoder", "is not implemented: these models see texts both ways; false is")
         found = adapted(found, fields, wish or Wish())
     fields.refuse_unread()
     return found

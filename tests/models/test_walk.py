@@ -89,6 +89,23 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "tie_word_embeddings"),
     "heads of an odd size in Nemotron-H": (
         "hybrids", "NemotronHForCausalLM", SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 9}, ""),
+    "positions of MPNet": ("poolers", "MPNetModel", SIZES | {"pad_token_id": 0}, ""),
+    "scores of DeBERTa without distances": ("poolers", "DebertaV2Model", SIZES | {"pos_att_type": ["c2p"]}, "pos_att_type"),
+    "heads of NomicBERT": ("poolers", "NomicBertModel", SIZES | {"head_dim": 12}, "head_dim"),
+    "a text model's own name": (
+        "poolers", "Llama4TextModel",
+        SIZES | {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 24, "attention_chunk_size": 64}, ""),
+    "an encoder that sees one way": ("poolers", "BertModel", SIZES | {"is_decoder": True}, "is_decoder"),
+    "a classifier by another name": ("poolers", "GPTNeoXForTokenClassification",
+                                     SIZES | {"num_labels": 3, **_rope("default", partial_rotary_factor=0.5)}, ""),
+    "a norm that nothing reads": ("poolers", "DebertaV2Model",
+                                  SIZES | {"relative_attention": True, "share_att_key": True, "pos_att_type": ["c2p"]}, ""),
+    "embeddings that Whisper scales not": (
+        "encoder-decoders", "WhisperForConditionalGeneration",
+        {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "scale_embedding": True,
+         "max_source_positions": 15, "max_target_positions": 96, "num_mel_bins": 5, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None}, ""),
 }  # fmt: skip
 """What the walk found: group, architecture, fields, and the field it is refused for; "": it is equal."""
 
