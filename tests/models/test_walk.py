@@ -100,6 +100,11 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
                                      SIZES | {"num_labels": 3, **_rope("default", partial_rotary_factor=0.5)}, ""),
     "a norm that nothing reads": ("poolers", "DebertaV2Model",
                                   SIZES | {"relative_attention": True, "share_att_key": True, "pos_att_type": ["c2p"]}, ""),
+    "buckets beyond the longest distance": (
+        "encoder-decoders", "T5ForConditionalGeneration",
+        {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 4, "n_positions": 64,
+         "relative_attention_num_buckets": 40, "relative_attention_max_distance": 20, "decoder_start_token_id": 3},
+        "relative_attention_max_distance"),
     "embeddings that Whisper scales not": (
         "encoder-decoders", "WhisperForConditionalGeneration",
         {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,

@@ -82,7 +82,14 @@ def draw_sighted(architecture: str, rng: random.Random) -> dict[str, Any]:
 
 def judge_sighted(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
     """No picture is shown."""
-    return _judge(architecture, seed, fields, LENGTH, lambda model, ids: oracle.run(model, ids), [])
+
+    def forward(model: Any, ids: list[int]) -> torch.Tensor:
+        if not architecture.startswith("PaliGemma"):
+            return oracle.run(model, ids)
+        kinds = (torch.arange(len(ids)) >= LENGTH).int()[None]  # its processor says which tokens are the prompt's
+        return oracle.run(model, ids, token_type_ids=kinds)
+
+    return _judge(architecture, seed, fields, LENGTH, forward, [])
 
 
 def _tower(outer: type, family: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def draw_rope(made: Any, own: Mapping[str, Any], kind: str, rng: random.Random) 
     }  # fmt: skip
     size = _rotating(made, kind)
     part = own.get("partial_rotary_factor")
-    if part is not None or found["rope_type"] == "proportional" or rng.random() < 0.15:
+    if part is not None or found["rope_type"] == "proportional" or rng.random() < 0.04:
         parts = [each for each in (0.25, 0.4, 0.5, 0.75, 1.0) if int(size * each) >= 2 and int(size * each) % 2 == 0]
         part = rng.choice(parts or [1.0])
         found["partial_rotary_factor"] = part
@@ -64,7 +64,7 @@ def draw_rope(made: Any, own: Mapping[str, Any], kind: str, rng: random.Random) 
     if kind == "longrope":
         found |= {"short_factor": _divisors(pairs, rng), "long_factor": _divisors(pairs, rng)}
         found |= {"factor": factor} if rng.random() < 0.5 else {}
-        found |= {"short_mscale": 1.2, "long_mscale": 1.3} if rng.random() < 0.3 else {}
+        found |= {"short_mscale": 1.2, "long_mscale": 1.3} if rng.random() < 0.1 else {}
     if kind == "yarn":
         found |= _yarn(rng)
     return found

@@ -11,7 +11,7 @@ from typing import Any, Final
 KEEP: Final = object()
 """The family's default stays."""
 ACTIVATIONS: Final = (
-    "silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "relu2", "tanh", "sigmoid", "mish",
+    "silu", "silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "relu2", "mish",
 )  # fmt: skip
 IDLE: Final = re.compile(
     r"add_cross_attention|dropout|pdrop|layerdrop|initializer|init_|_init|jitter|aux_loss|use_cache|output_router|return_dict|num_logits_to_keep"
@@ -257,7 +257,7 @@ def draw_field(shape: Shape, name: str, standard: Sequence[str]) -> Any:
     if isinstance(default, bool):
         return not default if shape.sometimes(0.3) else KEEP
     if isinstance(default, str) and re.search(r"act$|_act_|activation|hidden_act|act_fn", name):
-        return shape.pick(*ACTIVATIONS) if shape.sometimes(0.2) else KEEP
+        return shape.pick(*ACTIVATIONS) if shape.sometimes(0.15) else KEEP
     if re.search(r"eps(ilon)?$|norm_min", name):
         return 10.0 ** round(shape.rng.uniform(-7, -2), 2)
     if re.search(r"multiplier|scal|factor|alpha|beta|limit|divisor", name) and isinstance(default, int | float):
