@@ -64,6 +64,8 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
         )  # fmt: skip
         if fields.with_defaults(moe_use_aux_free=True)["moe_use_aux_free"] is not True:
             raise fields.refuse("moe_use_aux_free", "is not implemented; true is")
+        if fields.number("moe_norm_min", 0.0) > 1e-6:  # the least that weights are divided by
+            raise fields.refuse("moe_norm_min", "is not implemented; 1e-12 is")
         experts = expert_count(fields, "moe_num_experts", "num_experts")
         router = RouterSpec(top_k=fields.count("moe_k"), correction=_CORRECTION)
         size, shared = fields.count("moe_intermediate_size"), int(fields.number("moe_num_shared_experts", 0, least=0))

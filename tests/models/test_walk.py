@@ -65,9 +65,16 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "heads as wide as hidden states say": (
         "mixtures", "Qwen3MoeForCausalLM",
         SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, ""),
+    "windows in all layers": (
+        "mixtures", "Qwen3MoeForCausalLM",
+        SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "use_sliding_window": True,
+                 "sliding_window": 5, "max_window_layers": 1}, ""),
     "a bias of the output layer": (
         "mixtures", "Ernie4_5_MoeForCausalLM",
         SIZES | {"use_bias": True, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8}, ""),
+    "the least sum of weights": (
+        "mixtures", "Ernie4_5_MoeForCausalLM",
+        SIZES | {"moe_norm_min": 0.01, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8}, "moe_norm_min"),
     "an activation by its own name": ("decoders", "GPT2LMHeadModel", _GPT | {"activation_function": "mish"},
                                       "activation_function"),
     "experts in no layer": (

@@ -46,7 +46,7 @@ MIXTURES: dict[str, tuple[Tiny, dict[str, Any]]] = {
 
 
 def stored(kind: Q, matrices: torch.Tensor, seed: int) -> tuple[np.ndarray[Any, Any], torch.Tensor]:
-    """[E, N, K] -> what a file has for it, and the values that this means. Blocks of Q4_K are drawn: the package has no encoder."""
+    """[E, N, K] -> what a file has for it, and the values that this means. Q4_K is drawn: the package has no encoder."""
     if kind is Q.F16:
         return matrices.half().numpy(), matrices.half().float()
     experts, rows, columns = matrices.shape

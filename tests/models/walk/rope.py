@@ -42,6 +42,8 @@ def draw_rope(made: Any, own: Mapping[str, Any], kind: str, rng: random.Random) 
     found: dict[str, Any] = {
         "rope_type": rng.choice(KINDS), "rope_theta": rng.choice([100.0, 1000.0, 10000.0, 500000.0, 1e6]),
     }  # fmt: skip
+    if own.get("rope_type") == "proportional" and rng.random() < 0.7:
+        found["rope_type"] = "proportional"
     size = _rotating(made, kind)
     part = own.get("partial_rotary_factor")
     if part is not None or found["rope_type"] == "proportional" or rng.random() < 0.04:

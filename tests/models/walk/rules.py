@@ -105,7 +105,7 @@ def _kinds(shape: Shape, name: str) -> Any:
 
 
 def _shared(shape: Shape, name: str) -> Any:
-    return shape.pick(0, 1, 2) if shape.default[name] is not None or shape.sometimes() else None
+    return shape.pick(0, 1, 2) if shape.default[name] is not None or shape.sometimes(0.8) else None
 
 
 def _head_dim(shape: Shape, name: str) -> Any:
@@ -135,7 +135,7 @@ def _multipliers(shape: Shape, name: str) -> Any:
 
 
 RULES: Final[tuple[tuple[str, Rule], ...]] = (
-    (r"vocab_size_per_layer_input", lambda s, _: s.vocab - s.pick(0, 0, 0, 7)),
+    (r"vocab_size_per_layer_input", lambda s, _: s.vocab + (s.pick(0, 3) if "attention_k_eq_v" in s.fields else s.pick(0, -7))),
     (r"vocab_size", lambda s, _: s.vocab),
     (r"hidden_size_per_layer_input", _default_or(0, 4, 8, 9, chance=1)),
     (r"embedding_size", lambda s, _: s.pick(s.hidden, 12, 20)),
@@ -248,7 +248,7 @@ def draw_field(shape: Shape, name: str, standard: Sequence[str]) -> Any:
     if IDLE.search(name):
         return KEEP
     if name in shape.choices:
-        return shape.pick(*shape.choices[name])
+        return shape.pick(*shape.choices[name]) if shape.sometimes(0.4) else KEEP
     for each in (name, *standard):
         for pattern, rule in _COMPILED:
             if pattern.fullmatch(each):
