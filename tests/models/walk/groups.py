@@ -7,14 +7,26 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.models.walk import decoders, formed, known, others, poolers
+from tests.models.walk import decoders, formed, ggufs, known, others, poolers
 from tests.models.walk.verdict import Outcome, Verdict
+from tests.weights.test_gguf_kinds import CASES
 
-GROUPS: Final = ("decoders", "mixtures", "latents", "hybrids", "poolers", "encoder-decoders", "sighted", "forms")
+GROUPS: Final = (
+    "decoders",
+    "mixtures",
+    "latents",
+    "hybrids",
+    "poolers",
+    "encoder-decoders",
+    "sighted",
+    "forms",
+    "gguf",
+)
 Draw = Callable[[str, random.Random], dict[str, Any]]
 Judge = Callable[[str, int, dict[str, Any]], Verdict]
 _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
     "poolers": (poolers.drawn, poolers.judge),
+    "gguf": (ggufs.drawn, ggufs.judge),
     "forms": (formed.drawn, formed.judge),
     "encoder-decoders": (others.draw_reader, others.judge_reader),
     "sighted": (others.draw_sighted, others.judge_sighted),
@@ -22,6 +34,8 @@ _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
 
 
 def members(group: str) -> list[str]:
+    if group == "gguf":
+        return [*CASES]
     if group == "forms":
         return [
             name for each in ("decoders", "mixtures", "latents", "hybrids") for name in decoders.architectures(each)
