@@ -86,6 +86,11 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
                  "shared_expert_intermediate_size": 8, "use_sliding_window": True, "max_window_layers": 0}, ""),
     "an activation of Jamba's convolutions": (
         "hybrids", "JambaForCausalLM", SIZES | {"num_experts": 1, "hidden_act": "gelu"}, "hidden_act"),
+    "an activation of Granite's convolutions": (
+        "hybrids", "GraniteMoeHybridForCausalLM",
+        SIZES | {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4, "mamba_d_head": 16,
+                 "mamba_d_state": 4, "num_local_experts": 0, "shared_intermediate_size": 24, "hidden_act": "relu2"},
+        "hidden_act"),
     "slopes of six heads": (
         "hybrids", "MiniMaxForCausalLM",
         SIZES | {"num_attention_heads": 6, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16},
