@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.harness import run
 from tests.models.harness import Machine
 from tests.models.walk import decoders
 from tests.models.walk.draw import own_fields, standard_names
@@ -172,14 +173,13 @@ def test_a_small_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr(Machine, "in_chunks", off)
         assert judge("decoders", "LlamaForCausalLM", 0, fields).outcome is Outcome.DIFFERENT
     with monkeypatch.context() as patched:
-        run = decoders.run_engine
 
         def other(*arguments: Any) -> Any:
             answers = run(*arguments)
             answers["1"].token_ids[3] ^= 1
             return answers
 
-        patched.setattr(decoders, "run_engine", other)
+        patched.setattr("tests.models.walk.decoders.run_engine", other)
         verdict = judge("decoders", "LlamaForCausalLM", 0, fields)
         assert verdict.outcome is Outcome.DIFFERENT and "prompt 1" in verdict.detail
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import warnings
 from collections import Counter
 
@@ -58,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,14 +6,14 @@ import dataclasses
 import random
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from headway.weights.checkpoint import read_json
 from tests.models.walk.rope import draw_ropes
 from tests.models.walk.rules import KEEP, Shape, divisors, draw_field
 
 VOCABS = (61, 67, 97, 101, 128, 131)
-HIDDEN_FROM_US = {
+HIDDEN_FROM_US: Final[dict[str, dict[str, Any]]] = {
     "relative_attention": {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
     "attention_k_eq_v": {"global_head_dim": 512, "num_global_key_value_heads": None},
 }
@@ -22,11 +22,11 @@ SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 @cache
-def own_fields(config_class: type) -> dict[str, Any]:
+def own_fields(config_class: Any) -> dict[str, Any]:
     """The class's fields beyond those of every configuration -> their defaults."""
     from transformers import PretrainedConfig
 
-    generic = {field.name for field in dataclasses.fields(PretrainedConfig)}  # type: ignore[arg-type]
+    generic = {field.name for field in dataclasses.fields(PretrainedConfig)}
     found = {}
     for field in dataclasses.fields(config_class):
         if field.name not in generic:
@@ -43,10 +43,10 @@ def standard_names(config_class: Any, name: str) -> list[str]:
 
 
 @cache
-def choices(config_class: type) -> dict[str, tuple[Any, ...]]:
+def choices(config_class: Any) -> dict[str, tuple[Any, ...]]:
     """Fields that are typed as one of some values."""
     found = {}
-    for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
+    for field in dataclasses.fields(config_class):
         alternatives = (field.type, *get_args(field.type))
         listed = [value for each in alternatives if get_origin(each) is Literal for value in get_args(each)]
         if listed:
@@ -154,4 +154,5 @@ def draw(config_class: Any, rng: random.Random, sections: bool = False, **given:
 
 def known_fields(config: Any, folder: Path) -> dict[str, Any]:
     """All that a refusal may name: what is in config.json, and what the family has besides."""
-    return {**dict.fromkeys(own_fields(type(config))), **read_json(folder / "config.json")}
+    config_class: Any = type(config)
+    return {**dict.fromkeys(own_fields(config_class)), **read_json(folder / "config.json")}

@@ -29,11 +29,11 @@ def architectures() -> list[str]:
     """Encoders with each ending, and decoders that are no longer decoders, as far as transformers has them."""
     import transformers
 
-    stems = [(stem, SUFFIXES) for stem in ENCODERS]
+    stems = [(stem, tuple(SUFFIXES)) for stem in ENCODERS]
     for name in ARCHITECTURES:
         stem = name.removesuffix("ForCausalLM")
         text_alone = hasattr(transformers, f"{stem}TextModel") and hasattr(transformers, f"{stem}TextConfig")
-        stems += [(f"{stem}Text" if text_alone else stem, DECODER_SUFFIXES)] if stem != name else []
+        stems += [(f"{stem}Text" if text_alone else stem, tuple(DECODER_SUFFIXES))] if stem != name else []
     names = [stem + suffix for stem, suffixes in stems for suffix in suffixes]
     return [name for name in names if hasattr(transformers, name)]
 
@@ -97,7 +97,7 @@ def _expected(model: Any, text: list[int], seed: int) -> torch.Tensor:
         made = model(torch.tensor([text]), **inputs)
     except Exception as error:
         raise oracle.CannotRunError(f"{type(error).__name__}: {error}") from error
-    found = (made.logits if hasattr(made, "logits") else made.last_hidden_state)[0].float()
+    found: torch.Tensor = (made.logits if hasattr(made, "logits") else made.last_hidden_state)[0].float()
     if not found.isfinite().all():
         raise oracle.CannotRunError("what it gives is not finite")
     return found
