@@ -343,6 +343,8 @@ class DecoderModel(nn.Module):
             (*self.config.unused, *unused),
             stacks=stacks,
             respelled=self.config.respelled,
+            # a text model that was taken out of one with sight keeps its names
+            beginnings=(("model.language_model.", "model."), ("language_model.", "")),
             # transformers gives classifiers of tokens either name, by family
             aliases={}
             if self.outputs is None
