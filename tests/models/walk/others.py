@@ -84,7 +84,8 @@ def judge_sighted(architecture: str, seed: int, fields: dict[str, Any]) -> Verdi
     """No picture is shown."""
 
     def forward(model: Any, ids: list[int]) -> torch.Tensor:
-        if not architecture.startswith("PaliGemma"):
+        both_ways = fields["text_config"].get("use_bidirectional_attention") is not False
+        if not (architecture.startswith("PaliGemma") and both_ways):
             return oracle.run(model, ids)
         kinds = (torch.arange(len(ids)) >= LENGTH).int()[None]  # its processor says which tokens are the prompt's
         return oracle.run(model, ids, token_type_ids=kinds)
