@@ -101,7 +101,9 @@ class DebertaV2Model(EncoderModel):
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         found = super().weights()
-        found = replace(found, unused=(*found.unused, "encoder.LayerNorm."))  # written where nothing reads it, too
+        found = replace(
+            found, unused=(*found.unused, "encoder.LayerNorm.", "lm_predictions.")
+        )  # nothing here reads them
         if self._distances is None:
             return found
         targets = {**found.targets, "encoder.rel_embeddings.weight": Target(self.table)}

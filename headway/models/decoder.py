@@ -333,6 +333,9 @@ class DecoderModel(nn.Module):
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
         else:
             elsewhere.append(f"{names.head}.")
+        # transformers gives classifiers of tokens either name, by family
+        ends = [end for end in ("weight", "bias") if f"score.{end}" in found]
+        aliases = {f"classifier.{end}": f"score.{end}" for end in ends}
         trunk = names.norm.rpartition(".")[0]
         prefix, computed = f"{trunk}." if trunk else "", ("rotary_emb.inv_freq", *shared)
         unused = tuple(dict.fromkeys([*elsewhere, *(name.removeprefix(prefix) for name in elsewhere)]))
@@ -345,10 +348,7 @@ class DecoderModel(nn.Module):
             respelled=self.config.respelled,
             # a text model that was taken out of one with sight keeps its names
             beginnings=(("model.language_model.", "model."), ("language_model.", "")),
-            # transformers gives classifiers of tokens either name, by family
-            aliases={}
-            if self.outputs is None
-            else {f"classifier.{part}": f"score.{part}" for part in ("weight", "bias")},
+            aliases=aliases,
         )
 
     @torch.no_grad()

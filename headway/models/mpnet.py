@@ -20,6 +20,8 @@ class MPNetModel(EncoderModel):
     def read(fields: Fields) -> EncoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, relative_attention_num_buckets=32)
+        if fields.count("relative_attention_num_buckets") != 32:
+            raise fields.refuse("relative_attention_num_buckets", "is not implemented; 32 is")
         sizes = read_sizes(fields)
         eps, hidden = fields.number("layer_norm_eps", 1e-12, least=0), sizes.hidden_size
         names = tuple(f"attention.attn.{name}" for name in "qkv")

@@ -154,12 +154,6 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
 """Architectures that people will try, and what stands in their way."""
 
 
-_STEMS: Mapping[str, str] = MappingProxyType(
-    {"Gemma3Text": "Gemma3", "Gemma3nText": "Gemma3n", "Gemma4Text": "Gemma4", "Llama4Text": "Llama4"}
-)
-"""Families whose models have another name without their output layer."""
-
-
 def _path(architecture: str) -> str | None:
     found = ARCHITECTURES.get(architecture)
     for suffix in SUFFIXES:
@@ -168,7 +162,10 @@ def _path(architecture: str) -> str | None:
     for suffix in DECODER_SUFFIXES:
         if found is None and architecture.endswith(suffix):
             stem = architecture.removesuffix(suffix)
-            found = ARCHITECTURES.get(f"{_STEMS.get(stem, stem)}ForCausalLM")
+            # families have another name without their output layer: Gemma3TextModel
+            found = ARCHITECTURES.get(f"{stem}ForCausalLM") or ARCHITECTURES.get(
+                f"{stem.removesuffix('Text')}ForCausalLM"
+            )
     return found
 
 

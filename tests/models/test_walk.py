@@ -103,6 +103,13 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "heads of an odd size in Nemotron-H": (
         "hybrids", "NemotronHForCausalLM", SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 9}, ""),
     "positions of MPNet": ("poolers", "MPNetModel", SIZES | {"pad_token_id": 0}, ""),
+    "an output layer that DeBERTa's newer form has": ("poolers", "DebertaV2ForMaskedLM", SIZES | {"legacy": False}, ""),
+    "buckets of MPNet": ("poolers", "MPNetModel", SIZES | {"relative_attention_num_buckets": 40}, "num_buckets"),
+    "a Gemma 2 that sees both ways": (
+        "poolers", "Gemma2Model", SIZES | {"head_dim": 8, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "a bias of no shared expert": (
+        "latents", "DeepseekV2ForCausalLM",
+        LATENT | {"n_shared_experts": 0, "mlp_bias": True, "n_group": None, "topk_group": None}, "n_shared_experts"),
     "scores of DeBERTa without distances": ("poolers", "DebertaV2Model", SIZES | {"pos_att_type": ["c2p"]}, "pos_att_type"),
     "heads of NomicBERT": ("poolers", "NomicBertModel", SIZES | {"head_dim": 12}, "head_dim"),
     "a text model's own name": (
