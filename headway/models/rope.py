@@ -80,8 +80,8 @@ def check_unscaled(rope: RopeConfig) -> None:
     """
     if rope.attention_factor != 1:
         raise UnsupportedModelError(
-            f"config.json: rope field attention_factor = {rope.attention_factor:g} (given, or of rope_type {rope.kind!r}) is "
-            "not implemented where norms stand behind the rotation"
+            f"config.json: rope field attention_factor = {rope.attention_factor:g} (given, or of the type {rope.kind!r}, in "
+            "rope_parameters or rope_scaling) is not implemented where norms stand behind the rotation"
         )
 
 

@@ -104,6 +104,8 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "hybrids", "NemotronHForCausalLM", SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 9}, ""),
     "positions of MPNet": ("poolers", "MPNetModel", SIZES | {"pad_token_id": 0}, ""),
     "an output layer that DeBERTa's newer form has": ("poolers", "DebertaV2ForMaskedLM", SIZES | {"legacy": False}, ""),
+    "an activation of a classifier": (
+        "poolers", "ModernBertForTokenClassification", SIZES | {"num_labels": 2, "classifier_activation": "relu2"}, ""),
     "buckets of MPNet": ("poolers", "MPNetModel", SIZES | {"relative_attention_num_buckets": 40}, "num_buckets"),
     "a Gemma 2 that sees both ways": (
         "poolers", "Gemma2Model", SIZES | {"head_dim": 8, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
