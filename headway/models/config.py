@@ -73,6 +73,7 @@ def llama_like(
     windows: Sequence[int] | None = None,
     names: BlockNames | None = None,
     rope: RopeConfig | None = None,
+    partial: bool = False,
     eps: str = "rms_norm_eps",
 ) -> DecoderConfig:
     """A decoder of equal blocks with a gated MLP and RMS norms. What an architecture has beyond that it puts into the result
@@ -85,6 +86,7 @@ def llama_like(
         windows: per layer the window of its attention, 0 for none; None: no layer has one.
         names: of the blocks' parts in the checkpoint.
         rope: of all layers; None: the configuration has one for all.
+        partial: see ``read_rope``.
         eps: the field that norms have theirs from.
 
     Raises:
@@ -92,7 +94,7 @@ def llama_like(
     """
     sizes = read_sizes(fields)
     if rope is None:
-        rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position)
+        rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position, partial=partial)
     activation = fields.with_defaults(hidden_act="silu").choice("hidden_act", ACTIVATIONS)
     attention = AttentionSpec(
         num_heads=sizes.num_heads,

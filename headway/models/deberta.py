@@ -101,6 +101,9 @@ class DebertaV2Model(EncoderModel):
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         found = super().weights()
+        found = replace(
+            found, unused=(*found.unused, "encoder.LayerNorm.", "lm_predictions.")
+        )  # nothing here reads them
         if self._distances is None:
             return found
         targets = {**found.targets, "encoder.rel_embeddings.weight": Target(self.table)}
@@ -133,9 +136,11 @@ class DebertaV2Model(EncoderModel):
 
 
 def _distances(fields: Fields) -> DistanceSpec | None:
-    if not fields.flag("relative_attention"):
-        return None
     given = fields.get("pos_att_type") or []
+    if not fields.flag("relative_attention"):
+        if given:
+            raise fields.refuse("pos_att_type", "is not implemented without relative_attention")
+        return None
     kinds = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else list(given)
     if not {*kinds} <= {"c2p", "p2c"}:
         raise fields.refuse("pos_att_type", "is not implemented; c2p and p2c are")

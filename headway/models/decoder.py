@@ -333,6 +333,9 @@ class DecoderModel(nn.Module):
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
         else:
             elsewhere.append(f"{names.head}.")
+        # transformers gives classifiers of tokens either name, by family
+        ends = [end for end in ("weight", "bias") if f"score.{end}" in found]
+        aliases = {f"classifier.{end}": f"score.{end}" for end in ends}
         trunk = names.norm.rpartition(".")[0]
         prefix, computed = f"{trunk}." if trunk else "", ("rotary_emb.inv_freq", *shared)
         unused = tuple(dict.fromkeys([*elsewhere, *(name.removeprefix(prefix) for name in elsewhere)]))
@@ -343,6 +346,9 @@ class DecoderModel(nn.Module):
             (*self.config.unused, *unused),
             stacks=stacks,
             respelled=self.config.respelled,
+            # a text model that was taken out of one with sight keeps its names
+            beginnings=(("model.language_model.", "model."), ("language_model.", "")),
+            aliases=aliases,
         )
 
     @torch.no_grad()

@@ -62,6 +62,10 @@ def read_latent(
         fields.with_defaults(topk_method="noaux_tc").choice("topk_method", {"noaux_tc": ""})
         router = corrected_router(fields)
     shared = (fields.get("n_shared_experts") or 0) * fields.count("moe_intermediate_size")
+    if mlp_bias and fields.get("n_shared_experts") == 0:
+        raise fields.refuse(
+            "n_shared_experts", "is not implemented with mlp_bias: transformers adds the bias of a block without rows"
+        )
     mixture = read_mixture(fields, experts, router, shared=shared)
     if mixture.shared is not None:
         mixture = replace(mixture, shared=replace(mixture.shared, bias=mlp_bias), shared_name="shared_experts")

@@ -64,6 +64,8 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
         )  # fmt: skip
         if fields.with_defaults(moe_use_aux_free=True)["moe_use_aux_free"] is not True:
             raise fields.refuse("moe_use_aux_free", "is not implemented; true is")
+        if fields.number("moe_norm_min", 0.0) > 1e-6:  # the least that weights are divided by
+            raise fields.refuse("moe_norm_min", "is not implemented; 1e-12 is")
         experts = expert_count(fields, "moe_num_experts", "num_experts")
         router = RouterSpec(top_k=fields.count("moe_k"), correction=_CORRECTION)
         size, shared = fields.count("moe_intermediate_size"), int(fields.number("moe_num_shared_experts", 0, least=0))
@@ -75,7 +77,7 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
         every, last = fields.count("moe_layer_interval"), layers - 1 if end == -1 else end
         sparse = [i for i in range(layers) if (i + 1) % every == 0 and first <= i <= last]
         config = with_mixture(config, sparse, mixture)
-        return replace(config, respelled=_RESPELLED, unused=("mtp_",))
+        return replace(config, respelled=_RESPELLED, unused=("mtp_",), head_bias=fields.flag("use_bias"))
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``; what corrects scores is a matrix of one row in the checkpoint."""

@@ -8,7 +8,7 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
-from headway.models.hybrid import read_mamba2
+from headway.models.hybrid import STATE, check_activation, read_mamba2
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.side_by_side import SideBySideSpec
@@ -37,6 +37,7 @@ class FalconH1ForCausalLM(DecoderModel):
         for name in ("attention_bias", "mamba_proj_bias", "projectors_bias"):
             if fields.flag(name):
                 raise fields.refuse(name, "is not implemented where attention and Mamba share their products")
+        check_activation(fields, (STATE,))
         mlp_bias = fields.flag("mlp_bias")
         names = BlockNames(mixer="mixer", before_ffn="pre_ff_layernorm", ffn="feed_forward")
         config = llama_like(fields, mlp_bias=mlp_bias, names=names)

@@ -38,7 +38,9 @@ def _gemma(
     if fields.get("hidden_activation") is None:
         fields = fields.with_defaults(hidden_act="gelu_pytorch_tanh")
     gelu = fields.choice("hidden_activation" if fields.get("hidden_activation") else "hidden_act", ACTIVATIONS)
-    fields.get("hidden_act")  # early exporters wrote "gelu" and meant the other field's default
+    if gelu == "gelu" and fields.get("hidden_activation") is None:
+        gelu = "gelu_tanh"  # what early exporters, who wrote "gelu", meant
+    fields.get("hidden_act")
     bias = fields.flag("attention_bias")
     config = llama_like(
         fields, qkv_bias=bias, out_bias=bias, windows=windows, names=names, qk_norm="head" if qk_norm else "",
@@ -70,7 +72,8 @@ class GemmaForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        return _gemma(fields.with_defaults(**DEFAULTS, max_position_embeddings=8192), names=BlockNames())
+        fields = fields.with_defaults(**{**DEFAULTS, "hidden_activation": None}, max_position_embeddings=8192)
+        return _gemma(fields, names=BlockNames())
 
 
 class Gemma2ForCausalLM(DecoderModel):
@@ -98,4 +101,8 @@ class Gemma3ForCausalLM(DecoderModel):
         )  # fmt: skip
         ropes = read_ropes(fields, full_theta=1e6, sliding_theta=1e4, sliding_field="rope_local_base_freq")
         kinds = layer_kinds(fields, fields.count("sliding_window_pattern"))
+        if fields.get("attn_logit_softcapping"):
+            raise fields.refuse(
+                "attn_logit_softcapping", "is not implemented: implementations of Gemma 3 disagree; null is"
+            )
         return _gemma(fields, names=SANDWICH, windows=layer_windows(fields, otherwise=kinds), qk_norm=True, ropes=ropes)

@@ -78,6 +78,7 @@ class Gemma4ForCausalLM(DecoderModel):
         config = llama_like(fields, windows=windows, names=SANDWICH, qk_norm="head", rope=ropes[SLIDING])
         sources, first = shared_layers(fields, kinds)
         side = int(fields.number("hidden_size_per_layer_input", 0, least=0))
+        fields.get("num_experts")  # honoured: without the block there are none
         mixture = read_routed(fields, gelu) if fields.flag("enable_moe_block") else None
 
         def change(layer: int, block: BlockSpec) -> BlockSpec:

@@ -21,7 +21,8 @@ def _glm(fields: Fields, names: BlockNames) -> DecoderConfig:
         partial_rotary_factor=0.5, eos_token_id=[151329, 151336, 151338],
     )  # fmt: skip
     sizes = read_sizes(fields)
-    rope = replace(read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position), interleaved=True)
+    rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position, partial=True)
+    rope = replace(rope, interleaved=True)
     config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), names=names, rope=rope)
 
     def change(_layer: int, block: BlockSpec) -> BlockSpec:
@@ -52,9 +53,9 @@ class Glm4MoeForCausalLM(DecoderModel):
         )  # fmt: skip
         experts = expert_count(fields, "n_routed_experts", "num_local_experts", "num_experts")
         norm: Literal["", "head"] = "head" if fields.flag("use_qk_norm") else ""
-        config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm)
+        config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm, partial=True)
         first, layers = int(fields.number("first_k_dense_replace", least=0)), len(config.blocks)
-        shared = fields.count("n_shared_experts") * fields.count("moe_intermediate_size")
+        shared = int(fields.number("n_shared_experts", 0, least=0)) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
         config = behind_last(config, next_layers(fields.with_defaults(num_nextn_predict_layers=1)))
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))

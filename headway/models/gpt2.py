@@ -12,6 +12,7 @@ from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
 from headway.models.interface import WeightMap
+from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.norm import NormSpec
 from headway.state.batch import StepBatch
@@ -43,6 +44,12 @@ class LearnedPositions(DecoderModel):
         return replace(found, targets=targets, computed=(*found.computed, "attn.bias", "attn.masked_bias"))
 
 
+def read_activation(fields: Fields) -> str:
+    """The name of the activation, which these families have in a field of another name."""
+    fields.choice("activation_function", ACTIVATIONS)
+    return str(fields["activation_function"])
+
+
 def _read(fields: Fields, names: BlockNames, kv_heads: int | None, mlp: tuple[tuple[str, ...], str]) -> DecoderConfig:
     """Blocks with layer norms, biases and plain feed-forward parts, without rotations."""
     if fields.flag("add_cross_attention"):
@@ -66,7 +73,7 @@ def _read_gpt(fields: Fields, kv_heads: int | None) -> DecoderConfig:
     hidden = fields.count("n_embd")
     fields = fields.with_defaults(layer_norm_epsilon=1e-5, n_positions=1024, tie_word_embeddings=True).replaced(
         hidden_size=hidden, num_attention_heads=fields.count("n_head"), num_hidden_layers=fields.count("n_layer"),
-        intermediate_size=fields.get("n_inner") or 4 * hidden, hidden_act=fields.get("activation_function"),
+        intermediate_size=fields.get("n_inner") or 4 * hidden, hidden_act=read_activation(fields),
     )  # fmt: skip
     fields = fields.replaced(max_position_embeddings=fields.count("n_positions"))
     if fields.with_defaults(scale_attn_weights=True)["scale_attn_weights"] is not True:
@@ -134,9 +141,7 @@ class OPTForCausalLM(LearnedPositions):
             raise fields.refuse("_remove_final_layer_norm", "is not implemented; false is")
         if fields.get("word_embed_proj_dim") not in (None, fields.count("hidden_size")):
             raise fields.refuse("word_embed_proj_dim", "is not implemented; hidden_size is")
-        fields = fields.replaced(
-            intermediate_size=fields.count("ffn_dim"), hidden_act=fields.get("activation_function")
-        )
+        fields = fields.replaced(intermediate_size=fields.count("ffn_dim"), hidden_act=read_activation(fields))
         names = BlockNames(before_mixer="self_attn_layer_norm", before_ffn="final_layer_norm", ffn="")
         config = _read(fields, names, None, (("fc1",), "fc2"))
 

@@ -9,6 +9,7 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
+from headway.models.gpt2 import read_activation
 from headway.models.interface import WeightMap
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
@@ -46,7 +47,7 @@ class GPTNeoXForCausalLM(DecoderModel):
             )
         bias, parallel = fields.flag("attention_bias"), fields.flag("use_parallel_residual")
         names = BlockNames(mixer="attention")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("query_key_value",), "dense"), by_head=True)
@@ -76,7 +77,7 @@ class GPTJForCausalLM(DecoderModel):
             hidden_size=hidden, num_attention_heads=fields.count("n_head"), num_key_value_heads=None,
             num_hidden_layers=fields.count("n_layer"),
             intermediate_size=fields.get("n_inner") or 4 * hidden, max_position_embeddings=fields.count("n_positions"),
-            hidden_act=fields.get("activation_function"),
+            hidden_act=read_activation(fields),
         )  # fmt: skip
         rotated = fields.count("rotary_dim")
         rope = RopeConfig(theta=10000.0, rotary_dim=rotated, original_len=fields.count("n_positions"), interleaved=True)
@@ -102,7 +103,7 @@ class PhiForCausalLM(DecoderModel):
         fields = fields.with_defaults(
             layer_norm_eps=1e-5, hidden_act="gelu_new", max_position_embeddings=2048, partial_rotary_factor=0.5
         )
-        config = llama_like(fields, qkv_bias=True, out_bias=True, eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=True, out_bias=True, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("q_proj", "k_proj", "v_proj"), "dense"))
@@ -120,7 +121,7 @@ class StableLmForCausalLM(DecoderModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(layer_norm_eps=1e-5, max_position_embeddings=4096, partial_rotary_factor=0.25)
         parallel = fields.flag("use_parallel_residual")
-        config = llama_like(fields, qkv_bias=fields.flag("use_qkv_bias"), eps="layer_norm_eps")
+        config = llama_like(fields, qkv_bias=fields.flag("use_qkv_bias"), partial=True, eps="layer_norm_eps")
         return _layer_norms(map_blocks(config, lambda _, block: replace(block, parallel=parallel)))
 
 

@@ -8,7 +8,7 @@ from headway.models.blocks import BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
-from headway.models.hybrid import STATE, kinds_of, read_mamba2
+from headway.models.hybrid import STATE, check_activation, kinds_of, read_mamba2
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.moe import ExpertNames, MixtureSpec, RouterSpec
@@ -98,6 +98,7 @@ class GraniteMoeHybridForCausalLM(DecoderModel):
             intermediate_size=11008,
         )  # fmt: skip
         kinds = kinds_of(fields, [STATE] * fields.count("num_hidden_layers"), "layer_types", "layers_block_type")
+        check_activation(fields, kinds)
         rotates = fields.get("position_embedding_type")
         if rotates not in (None, "nope", "rope"):
             raise fields.refuse("position_embedding_type", "is not implemented; rope and null are")

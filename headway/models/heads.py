@@ -15,6 +15,7 @@ from headway.pooling.spec import PoolingSpec
 
 HEAD_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "": lambda x: x, "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid,
+    "relu2": lambda x: F.relu(x).square(), "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "log1p_relu": lambda x: torch.log1p(F.relu(x)),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.layers.moe import RouterSpec
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
-from headway.models.rope import RopeConfig, read_rope
+from headway.models.rope import RopeConfig, check_unscaled, read_rope
 
 
 def _rope(fields: Fields) -> RopeConfig:
@@ -25,6 +25,7 @@ def _rope(fields: Fields) -> RopeConfig:
             known.pop(name, None)  # written, but of another kind
     outer = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     rope = read_rope(outer | {"rope_parameters": known}, head_dim=sizes.head_dim, max_position=sizes.max_position)
+    check_unscaled(rope)
     if not alpha:
         return rope
     stretch = Fields({"alpha": alpha}).number("alpha", least=1) ** (rope.rotary_dim / (rope.rotary_dim - 2))

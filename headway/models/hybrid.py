@@ -32,6 +32,27 @@ def kinds_of(fields: Fields, otherwise: Sequence[str], *names: str) -> tuple[str
     return tuple(_NAMES[kind] for kind in kinds)
 
 
+def check_activation(fields: Fields, kinds: Sequence[str]) -> None:
+    """That convolutions of layers with states, which have the activation ``hidden_act`` behind them, have the one that is
+    implemented.
+
+    Raises:
+        UnsupportedModelError: they have another.
+    """
+    if STATE in kinds and fields.with_defaults(hidden_act="silu")["hidden_act"] not in ("silu", "swish"):
+        raise fields.refuse("hidden_act", "is not implemented in layers with states; silu is")
+
+
+def refuse_tied(fields: Fields) -> None:
+    """Of families that have an output layer whatever ``tie_word_embeddings`` says, to some implementations.
+
+    Raises:
+        UnsupportedModelError: it says that there is none.
+    """
+    if fields.flag("tie_word_embeddings"):
+        raise fields.refuse("tie_word_embeddings", "is not implemented; false is")
+
+
 def read_mamba2(
     fields: Fields, *, inner: int, norm: str = "gate first", norm_groups: int = 0, out_bias: str = "mamba_proj_bias"
 ) -> Mamba2Spec:

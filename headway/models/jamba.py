@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.models.blocks import BlockNames, BlockSpec
+from headway.models.bloom import without_rope
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
-from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.hybrid import ATTENTION, STATE, check_activation, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import MambaSpec
 from headway.models.layers.moe import RouterSpec
@@ -34,8 +35,9 @@ class JambaForCausalLM(DecoderModel):
         mixture = read_mixture(fields, experts, router, size="intermediate_size") if sparse else None
         period, offset = fields.count("attn_layer_period"), int(fields.number("attn_layer_offset", least=0))
         kinds = kinds_of(fields, [ATTENTION if i % period == offset else STATE for i in range(layers)])
+        check_activation(fields, kinds)
         names = BlockNames(before_ffn="pre_ff_layernorm", ffn="feed_forward")
-        config = llama_like(fields.with_defaults(rope_theta=10000.0), names=names)
+        config = llama_like(fields, names=names, rope=without_rope(fields))
         hidden, rank = config.hidden_size, fields.get("mamba_dt_rank")
         mamba = MambaSpec(
             inner=int(fields.number("mamba_expand") * hidden),

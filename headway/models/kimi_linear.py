@@ -9,7 +9,7 @@ from headway.models.config import map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.deepseek import SPARSE, feed_forward_kinds
 from headway.models.fields import Fields
-from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.hybrid import ATTENTION, STATE, check_activation, kinds_of, refuse_tied
 from headway.models.latent import latent_like
 from headway.models.layers.kimi_delta import KimiDeltaSpec
 from headway.models.layers.mla import MLASpec
@@ -42,6 +42,8 @@ class KimiLinearForCausalLM(DecoderModel):
             raise fields.refuse("moe_router_activation_func", "is not implemented; 'sigmoid' is")
         layers, linear = fields.count("num_hidden_layers"), fields.get("linear_attn_config") or {}
         kinds = kinds_of(fields, _kinds(layers, linear), "layer_types")
+        check_activation(fields, kinds)
+        refuse_tied(fields)
         own = Fields(linear, {
             "head_dim": fields.get("linear_head_dim", 128), "num_heads": fields.get("linear_num_heads", 32),
             "short_conv_kernel_size": fields.get("linear_conv_kernel_dim", 4),

@@ -11,9 +11,10 @@ from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.layers.moe import ExpertNames, MixtureSpec, RouterSpec
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
-from headway.models.rope import read_rope
+from headway.models.rope import check_unscaled, read_rope
 
 CHUNKED = "chunked_attention"
+_EXPERTS = ("num_local_experts", "num_experts")
 
 
 class Llama4ForCausalLM(DecoderModel):
@@ -41,6 +42,8 @@ class Llama4ForCausalLM(DecoderModel):
             raise fields.refuse("layer_types", f"has {min(unknown)!r}, which is not implemented")
         chunk = fields.count("attention_chunk_size") if CHUNKED in kinds else 0
         normed = fields.flag("use_qk_norm")
+        if normed:
+            check_unscaled(rope)
         tuning = (fields.number("floor_scale", least=1), fields.number("attn_scale"))
         temperature = tuning if fields.flag("attn_temperature_tuning") else None
         inner = fields.count("intermediate_size_mlp")
@@ -57,13 +60,14 @@ class Llama4ForCausalLM(DecoderModel):
         config, step = map_blocks(config, change), fields.count("interleave_moe_layer_step")
         named = fields.get("moe_layers")
         sparse = range(step - 1, layers, step) if named is None else tuple(named)
+        expert_count(fields, *_EXPERTS)  # honoured where no layer has some, too
         return with_mixture(config, sparse, _mixture(fields) if len(sparse) else None)
 
 
 def _mixture(fields: Fields) -> MixtureSpec:
     fields = fields.with_defaults(num_local_experts=16, num_experts_per_tok=1)
     router = RouterSpec(top_k=fields.count("num_experts_per_tok"), scoring="sigmoid", renormalise=False, name="router")
-    experts = expert_count(fields, "num_local_experts", "num_experts")
+    experts = expert_count(fields, *_EXPERTS)
     size = "intermediate_size"
     mixture = read_mixture(
         fields, experts, router, size=size, names=ExpertNames(transposed=True), shared=fields.count(size)

@@ -18,7 +18,6 @@ from headway.models.layers.lightning import LightningSpec
 from headway.models.layers.moe import Mixture, RouterSpec
 from headway.models.mixtral import NAMES, RESPELLED
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
-from headway.models.position_bias import alibi_slopes
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -113,11 +112,14 @@ class MiniMaxForCausalLM(DecoderModel):
             raise fields.refuse("shared_intermediate_size", "is not implemented; 0 is")
         if fields.get("sliding_window") is not None:
             raise fields.refuse("sliding_window", "is not implemented; null is")
+        fields.with_defaults(hidden_act="silu").choice(
+            "hidden_act", {"silu": "", "swish": ""}
+        )  # of lightning attention, too
         kinds = kinds_of(fields, [STATE if i % 2 else ATTENTION for i in range(layers)], "layer_types")
-        config = llama_like(fields)
+        config = llama_like(fields, partial=fields.get("rotary_dim") is not None)
         full, linear, fed = (_factors(fields, names) for names in _FACTORS)
         heads, size = config.blocks[0].attention.num_heads, config.blocks[0].attention.head_dim
-        slopes = alibi_slopes(heads)
+        slopes = [2.0 ** (-8.0 * (i + 1) / heads) for i in range(heads)]
 
         def change(layer: int, block: BlockSpec) -> BlockSpec:
             state, depth = kinds[layer] == STATE, 1 - layer / (layers - 1 + 1e-5) + 1e-5
@@ -154,7 +156,7 @@ class MiniMaxM2ForCausalLM(DecoderModel):
             top_k=fields.count("num_experts_per_tok"), scoring="sigmoid", correction="e_score_correction_bias"
         )
         mixture = read_mixture(fields, experts, router, size="intermediate_size", names=NAMES)
-        config = llama_like(fields, qk_norm="all")
+        config = llama_like(fields, qk_norm="all", partial=True)
         config = with_mixture(config, range(len(config.blocks)), mixture, "block_sparse_moe")
         return replace(config, respelled=RESPELLED, unused=("mtp.", f"layers.{len(config.blocks)}."))
 

@@ -19,9 +19,9 @@ class MPNetModel(EncoderModel):
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = fields.with_defaults(
-            hidden_act="gelu", max_position_embeddings=512, pad_token_id=1, relative_attention_num_buckets=32
-        )
+        fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, relative_attention_num_buckets=32)
+        if fields.count("relative_attention_num_buckets") != 32:
+            raise fields.refuse("relative_attention_num_buckets", "is not implemented; 32 is")
         sizes = read_sizes(fields)
         eps, hidden = fields.number("layer_norm_eps", 1e-12, least=0), sizes.hidden_size
         names = tuple(f"attention.attn.{name}" for name in "qkv")
@@ -44,7 +44,7 @@ class MPNetModel(EncoderModel):
             HeadLayer(name="lm_head.dense", size=hidden, activation="gelu", norm="lm_head.layer_norm", eps=eps),
             HeadLayer(name="lm_head.decoder", size=sizes.vocab_size, tied=True, bias_name="lm_head.bias"),
         )
-        first = int(fields.number("pad_token_id", 1, least=0)) + 1
+        first = 2  # whatever pad_token_id says
         return EncoderConfig(
             architecture=fields["architectures"][0],
             vocab_size=sizes.vocab_size,

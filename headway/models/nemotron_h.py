@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.models.blocks import BlockNames, BlockSpec
+from headway.models.bloom import without_rope
 from headway.models.config import llama_like
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
-from headway.models.hybrid import ATTENTION, STATE
+from headway.models.hybrid import ATTENTION, STATE, refuse_tied
+from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mamba import Mamba2Spec
 from headway.models.layers.mlp import MLPSpec
@@ -65,12 +67,14 @@ class NemotronHForCausalLM(DecoderModel):
                 raise fields.refuse("layers_block_type", f"has {kind!r}, which is not implemented")
         if fields.with_defaults(mamba_hidden_act="silu")["mamba_hidden_act"] != "silu":
             raise fields.refuse("mamba_hidden_act", "is not implemented; silu is")
+        fields.choice("mlp_hidden_act", ACTIVATIONS)
         fields = fields.with_defaults(num_hidden_layers=len(kinds), hidden_act=fields["mlp_hidden_act"], rope_theta=1e4)
         if kinds and fields["num_hidden_layers"] != len(kinds):
             raise fields.refuse("num_hidden_layers", f"must be {len(kinds)}, the layers that the pattern names")
         bias, mlp_bias = fields.flag("use_bias"), fields.flag("mlp_bias")
         _ = fields.flag("attention_bias")  # written, but the architecture's attention has none
-        config = llama_like(fields, mlp_bias=mlp_bias, eps="layer_norm_epsilon")
+        refuse_tied(fields)
+        config = llama_like(fields, mlp_bias=mlp_bias, rope=without_rope(fields), eps="layer_norm_epsilon")
         heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
         check_groups(heads, groups)
         mamba = Mamba2Spec(

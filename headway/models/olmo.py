@@ -9,7 +9,7 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import FULL, SLIDING, layer_kinds, layer_windows, llama_like, map_blocks, read_ropes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
-from headway.models.hybrid import STATE, kinds_of
+from headway.models.hybrid import STATE, check_activation, kinds_of
 from headway.models.interface import WeightMap
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.moe import RouterSpec
@@ -100,6 +100,7 @@ class OlmoHybridForCausalLM(DecoderModel):
         layers = fields.count("num_hidden_layers")
         every_fourth = [FULL if i % 4 == 3 or (layers < 4 and i == layers - 1) else STATE for i in range(layers)]
         kinds, bias = kinds_of(fields, every_fourth, "layer_types"), fields.flag("attention_bias")
+        check_activation(fields, kinds)
         rotates = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta")
         rope = None if rotates else RopeConfig(theta=1.0, rotary_dim=2, original_len=1)  # of no layer
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER, rope=rope)

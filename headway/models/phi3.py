@@ -20,7 +20,7 @@ class Phi3ForCausalLM(DecoderModel):
         fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5)
         slides = fields.get("sliding_window") is not None
         kinds = (SLIDING,) * fields.count("num_hidden_layers") if slides else ()
-        config = llama_like(fields, windows=layer_windows(fields, otherwise=kinds))
+        config = llama_like(fields, windows=layer_windows(fields, otherwise=kinds), partial=True)
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("qkv_proj",), "o_proj"))

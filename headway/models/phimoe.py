@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.models.config import llama_like
+from headway.models.config import llama_like, read_sizes
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.layers.moe import RouterSpec
 from headway.models.layers.norm import NormSpec
 from headway.models.mixtral import NAMES, RESPELLED
 from headway.models.mixtures import expert_count, read_mixture, with_mixture
+from headway.models.rope import read_rope
 
 
 class PhimoeForCausalLM(DecoderModel):
@@ -28,7 +29,9 @@ class PhimoeForCausalLM(DecoderModel):
         window = None if fields.get("sliding_window") is None else fields.count("sliding_window")
         bias, layers = fields.flag("attention_bias"), fields.count("num_hidden_layers")
         windows = None if window is None else (window,) * layers
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, windows=windows)
+        sizes = read_sizes(fields)
+        rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position, mscales=True)
+        config = llama_like(fields, qkv_bias=bias, out_bias=bias, windows=windows, rope=rope)
         margin = 2 * fields.number("router_jitter_noise", least=0)
         router = RouterSpec(top_k=2, scoring="sparsemixer", renormalise=False, margin=margin)
         experts = expert_count(fields, "num_local_experts", "num_experts")

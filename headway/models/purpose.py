@@ -108,6 +108,10 @@ def _decoder(config: DecoderConfig, fields: Fields, wish: Wish, kind: str | None
     both_ways = fields.get("is_causal") is False or fields.flag("use_bidirectional_attention")
     if both_ways or config.architecture.endswith("BidirectionalModel"):
         halved = fields.flag("use_bidirectional_attention")  # Gemma 3 counts both sides of the window together
+        if halved and config.architecture.startswith("Gemma2"):
+            raise fields.refuse(
+                "use_bidirectional_attention", "is not implemented: transformers' ways of attending disagree"
+            )
         config = map_blocks(config, lambda _, block: _both_ways(block, halved))
     answers = fields.get("classifier_from_token")
     tokens = wish.sentence.score_tokens if wish.sentence is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.models.config import SLIDING
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
 from headway.models.layers.moe import RouterSpec
@@ -15,7 +16,11 @@ class Qwen3MoeForCausalLM(DecoderModel):
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        fields = fields.with_defaults(num_key_value_heads=4, moe_intermediate_size=768, num_experts_per_tok=8)
+        fields = fields.with_defaults(
+            num_key_value_heads=4, moe_intermediate_size=768, num_experts_per_tok=8, head_dim=None
+        )
+        if fields.flag("use_sliding_window") and fields.get("sliding_window") is not None:
+            fields = fields.replaced(layer_types=[SLIDING] * fields.count("num_hidden_layers"))  # all, unlike Qwen3's
         experts = expert_count(fields.with_defaults(num_local_experts=128), "num_experts", "num_local_experts")
         router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob"))
         config = Qwen3ForCausalLM.read(fields)

@@ -11,7 +11,7 @@ from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.fields import Fields
-from headway.models.hybrid import ATTENTION, STATE, kinds_of
+from headway.models.hybrid import ATTENTION, STATE, check_activation, kinds_of
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.delta_net import DeltaNetSpec
 from headway.models.mixtures import expert_count, sparse_layers, with_mixture
@@ -44,8 +44,9 @@ def _read(fields: Fields, layout: Literal["grouped", "joined"]) -> DecoderConfig
     layers, every = fields.count("num_hidden_layers"), fields.count("full_attention_interval")
     every_few = [ATTENTION if (i + 1) % every == 0 else STATE for i in range(layers)]
     kinds = kinds_of(fields, every_few, "layer_types")
+    check_activation(fields, kinds)
     bias = fields.flag("attention_bias")
-    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", partial=True)
     delta = read_delta_net(fields, layout, config.norm.eps)
 
     def change(layer: int, block: BlockSpec) -> BlockSpec:

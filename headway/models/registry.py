@@ -154,10 +154,6 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
 """Architectures that people will try, and what stands in their way."""
 
 
-_STEMS: Mapping[str, str] = MappingProxyType({"Gemma3Text": "Gemma3"})
-"""Families whose models have another name without their output layer."""
-
-
 def _path(architecture: str) -> str | None:
     found = ARCHITECTURES.get(architecture)
     for suffix in SUFFIXES:
@@ -166,7 +162,10 @@ def _path(architecture: str) -> str | None:
     for suffix in DECODER_SUFFIXES:
         if found is None and architecture.endswith(suffix):
             stem = architecture.removesuffix(suffix)
-            found = ARCHITECTURES.get(f"{_STEMS.get(stem, stem)}ForCausalLM")
+            # families have another name without their output layer: Gemma3TextModel
+            found = ARCHITECTURES.get(f"{stem}ForCausalLM") or ARCHITECTURES.get(
+                f"{stem.removesuffix('Text')}ForCausalLM"
+            )
     return found
 
 
@@ -208,6 +207,8 @@ def read_config(config: Mapping[str, Any], wish: Wish | None = None) -> ModelCon
         if wish is not None and wish.pools:
             raise ConfigError(f"{found.architecture} generates, and cannot pool; use runner='generate' or 'auto'")
     elif isinstance(found, DecoderConfig | EncoderConfig):
+        if isinstance(found, EncoderConfig) and fields.flag("is_decoder"):
+            raise fields.refuse("is_decoder", "is not implemented: these models see texts both ways; false is")
         found = adapted(found, fields, wish or Wish())
     fields.refuse_unread()
     return found

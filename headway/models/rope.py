@@ -72,6 +72,19 @@ class RopeConfig:
         return max(max_position, int(stretched.get(self.kind, 0) * self.factor))
 
 
+def check_unscaled(rope: RopeConfig) -> None:
+    """That a rotation keeps the lengths of heads, as it must where norms behind it are computed ahead of it.
+
+    Raises:
+        UnsupportedModelError: it scales them.
+    """
+    if rope.attention_factor != 1:
+        raise UnsupportedModelError(
+            f"config.json: rope field attention_factor = {rope.attention_factor:g} (given, or of the type {rope.kind!r}, in "
+            "rope_parameters or rope_scaling) is not implemented where norms stand behind the rotation"
+        )
+
+
 def no_rotation(head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
     """float32 [max_len, head_dim]: a table that leaves queries and keys as they are, to the bit."""
     half = torch.ones(max_len, head_dim // 2)
@@ -178,8 +191,15 @@ _KNOWN_KEYS = frozenset(
 )
 
 
-def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) -> RopeConfig:
+def read_rope(
+    config: Mapping[str, Any], *, head_dim: int, max_position: int, partial: bool = False, mscales: bool = False
+) -> RopeConfig:
     """The rotary embedding of a config.json, in the old form (rope_theta, rope_scaling) or the new (rope_parameters).
+
+    Args:
+        partial: the architecture knows heads of which a part rotates. Where others have the field, implementations disagree:
+            some rotate whole heads.
+        mscales: it knows longrope's ``short_mscale`` and ``long_mscale`` (Phi-3.5-MoE).
 
     Raises:
         UnsupportedModelError: an unknown kind or field, or a field that is missing or out of range.
@@ -195,12 +215,25 @@ def read_rope(config: Mapping[str, Any], *, head_dim: int, max_position: int) ->
     fields = outer | {name: value for name, value in fields.items() if value is not None}
 
     # Rounded down, but not because 100 * 0.29 is 28.999999999999996.
-    rotary_dim = int(head_dim * _number(fields, "partial_rotary_factor", 1.0) + 1e-6)
+    part = _number(fields, "partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * part + 1e-6)
     turning = rotary_dim // 2
+    for name in ("short_mscale", "long_mscale"):
+        if fields.get(name) is not None and not mscales:
+            raise UnsupportedModelError(
+                f"config.json: rope field {name} = {fields[name]!r:.60} is not implemented for this architecture"
+            )
     if kind == "proportional":
         rotary_dim = head_dim
+    elif part != 1 and not partial:
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor = {part} is not implemented for this architecture, whose heads rotate whole"
+        )
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim or (kind == "dynamic" and rotary_dim < 4):
-        raise UnsupportedModelError(f"config.json: cannot rotate {rotary_dim} of the {head_dim} dimensions of a head")
+        raise UnsupportedModelError(
+            f"config.json: head_dim = {head_dim} with partial_rotary_factor = {part}: cannot rotate {rotary_dim} of the "
+            f"{head_dim} dimensions of a head"
+        )
     original_len = max_position
     if kind in ("llama3", "yarn", "longrope"):
         # A value beside the rope fields wins over one among them, as in transformers.

@@ -37,6 +37,10 @@ def _rope_bert(
         heads: beside those of one layer.
     """
     sizes = read_sizes(fields)
+    if fields.get("head_dim") not in (None, sizes.head_dim):
+        raise fields.refuse(
+            "head_dim", f"is not implemented unless it is {sizes.head_dim}, a head's part of hidden_size"
+        )
     block = EncoderBlockSpec(
         mixer=AttentionSpec(
             num_heads=sizes.num_heads, num_kv_heads=sizes.num_heads, head_dim=sizes.head_dim,

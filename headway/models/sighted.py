@@ -124,6 +124,9 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         }  # fmt: skip
         text = sighted_text(fields.replaced(text_config={**defaults, **nested}), "Gemma3ForCausalLM", tied=True)
+        if text.logit_soft_cap:
+            cap = f"{text.logit_soft_cap:g}: implementations of Gemma 3 with sight disagree; null is implemented"
+            raise UnsupportedModelError(f"config.json: text_config.final_logit_softcapping = {cap}")
         vision = vision_fields(fields)
         norm = NormSpec(vision.number("layer_norm_eps", 1e-6, least=0), plus_one=True)
         projector = ProjectorSpec(

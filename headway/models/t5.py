@@ -77,6 +77,11 @@ class T5ForConditionalGeneration(EncoderDecoderModel):
         said = fields.get("scale_decoder_outputs")  # of newer exporters; older ones tied what they scaled
         scaled = cls.may_scale and (tied if said is None else bool(said))
         buckets, most = fields.count("relative_attention_num_buckets"), fields.count("relative_attention_max_distance")
+        if buckets < 4 or most <= buckets // 2:
+            raise fields.refuse(
+                "relative_attention_max_distance",
+                f"must be more than half of {buckets} buckets, of which there must be 4",
+            )
         norm = NormSpec(fields.number("layer_norm_epsilon", least=0))
         attention = DistanceSpec(
             num_heads=heads, num_kv_heads=heads, head_dim=size, rope=None, scale=1.0, names=(_PRODUCTS, "o")

@@ -102,7 +102,8 @@ class WhisperForConditionalGeneration(EncoderDecoderModel):
         fields.flag("is_encoder_decoder")
         hidden, outputs = fields.count("d_model"), fields.count("max_source_positions")
         context = fields.count("max_target_positions")
-        fields = fields.with_defaults(activation_function="gelu", tie_word_embeddings=True, scale_embedding=False)
+        fields = fields.with_defaults(activation_function="gelu", tie_word_embeddings=True)
+        fields.get("scale_embedding")  # Whisper never scales: neither its makers' code nor transformers' reads it
         if not fields.flag("tie_word_embeddings"):
             raise fields.refuse("tie_word_embeddings", "is not implemented; Whisper's output layer is its embedding")
         activation = fields.choice("activation_function", ACTIVATIONS)
@@ -134,7 +135,6 @@ class WhisperForConditionalGeneration(EncoderDecoderModel):
             blocks=layer * fields.count("decoder_layers"),
             norm=NormSpec(EPS, "layer", bias=True),
             tie_word_embeddings=True,
-            embedding_multiplier=hidden**0.5 if fields.flag("scale_embedding") else 1.0,
             eos_token_ids=fields.token_ids("eos_token_id"),
             names=DecoderNames(
                 embedding="model.decoder.embed_tokens",

@@ -186,3 +186,14 @@ def test_the_bar_is_only_for_terminals(
     assert capsys.readouterr().err == ""
     load(checkpoint, progress=True)
     assert "loading weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prefixes", [("model.", ""), ("", "language_model."), ("model.", "model.language_model.")])
+def test_names_of_a_text_model_taken_from_another(prefixes: tuple[str, str], saved: dict[str, Path]) -> None:
+    """Without the trunk's name, or as they were in a model with sight."""
+    wanted = load(open_checkpoint(str(saved["llama"])))
+    checkpoint, tensors = spoiled(saved["llama"])
+    old, new = prefixes
+    tensors[:] = [(new + name.removeprefix(old) if name.startswith(old) else name, each) for name, each in tensors]
+    rows = [Row(1, [5, 6, 7])]
+    assert torch.equal(Machine(load(checkpoint)).step(rows)[0], Machine(wanted).step(rows)[0])

@@ -65,7 +65,9 @@ def transformers_table(scaling: dict[str, Any], max_len: int, max_position: int)
 @pytest.mark.parametrize("name", SCALINGS)
 def test_table_equals_transformers(name: str, max_len: int) -> None:
     scaling = {"rope_type": name} | SCALINGS[name]
-    rope = read_rope({"rope_parameters": {"rope_theta": 5000.0} | scaling}, head_dim=HEAD_DIM, max_position=1024)
+    rope = read_rope(
+        {"rope_parameters": {"rope_theta": 5000.0} | scaling}, head_dim=HEAD_DIM, max_position=1024, partial=True
+    )
     table = cos_sin_table(rope, max_len, CPU)
     # 3000 radians in float32 are known to 2e-4.
     torch.testing.assert_close(table, transformers_table(scaling, max_len, 1024), atol=5e-4, rtol=0.0)
@@ -77,7 +79,8 @@ def test_table_equals_transformers(name: str, max_len: int) -> None:
 def test_length_dependent_kinds_are_one_table_for_the_engine(kind: str, more: dict[str, Any]) -> None:
     """Within the original context a larger engine changes nothing; beyond it all positions move together."""
     fields = SCALINGS[kind] | {"original_max_position_embeddings": 1024} | more
-    rope = read_rope({"rope_parameters": {"rope_type": kind} | fields}, head_dim=HEAD_DIM, max_position=1024)
+    given = {"rope_parameters": {"rope_type": kind} | fields}
+    rope = read_rope(given, head_dim=HEAD_DIM, max_position=1024, mscales=True)
     short, full, beyond = (cos_sin_table(rope, n, CPU) for n in (100, 1024, 1025))
     assert torch.equal(short, full[:100])
     assert not torch.allclose(beyond[:100], short, atol=1e-4)
@@ -93,7 +96,9 @@ def test_factors_divide_frequencies() -> None:
 
 
 def test_partial_rotation_counts_frequencies_over_the_rotated_part() -> None:
-    rope = read_rope({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, head_dim=HEAD_DIM, max_position=64)
+    rope = read_rope(
+        {"rope_theta": 100.0, "partial_rotary_factor": 0.25}, head_dim=HEAD_DIM, max_position=64, partial=True
+    )
     assert rope.rotary_dim == 6
     table = cos_sin_table(rope, 10, CPU)
     assert table.shape == (10, 6)
@@ -106,7 +111,7 @@ def test_old_and_new_forms_read_the_same(name: str) -> None:
     kind = SCALINGS[name].get("rope_type", name)
     new = {"rope_parameters": {"rope_type": kind, "rope_theta": 77.0} | fields}
     old = {"rope_theta": 77.0, "rope_scaling": {"type": kind} | fields}
-    read = [read_rope(config, head_dim=HEAD_DIM, max_position=1024) for config in (new, old)]
+    read = [read_rope(config, head_dim=HEAD_DIM, max_position=1024, partial=True) for config in (new, old)]
     assert read[0] == read[1]
     assert read[0].kind == kind
     assert read[0].theta == 77.0
@@ -143,7 +148,7 @@ def test_original_length_beside_the_rope_fields_wins() -> None:
 )
 def test_what_is_not_implemented_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
-        read_rope({"rope_parameters": fields}, head_dim=HEAD_DIM, max_position=1024)
+        read_rope({"rope_parameters": fields}, head_dim=HEAD_DIM, max_position=1024, partial=True)
 
 
 def test_every_kind_is_tested() -> None:
@@ -164,3 +169,15 @@ def test_of_two_original_lengths_the_one_beside_the_fields_counts(kind: str) -> 
         fields = scaling | {"rope_type": kind} | ({} if among is None else {"original_max_position_embeddings": among})
         config = {"rope_parameters": fields} | ({} if beside is None else {"original_max_position_embeddings": beside})
         assert read_rope(config, head_dim=HEAD_DIM, max_position=1024).original_len == wanted, (beside, among)
+
+
+@pytest.mark.parametrize("where", ["beside", "among"])
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_part_of_a_head_rotates_where_the_architecture_knows_that(where: str, kind: str) -> None:
+    """transformers rotates whole heads, or fails, in families that do not know the field: it is refused there."""
+    part = {"partial_rotary_factor": 0.5}
+    rope = {"rope_type": kind, "factor": 2.0} | (part if where == "among" else {})
+    config = {"rope_parameters": rope} | (part if where == "beside" else {})
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor = 0\.5"):
+        read_rope(config, head_dim=HEAD_DIM, max_position=64)
+    assert read_rope(config, head_dim=HEAD_DIM, max_position=64, partial=True).rotary_dim == HEAD_DIM // 2

@@ -3,6 +3,7 @@ package knows and with what llama.cpp's converter changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,14 @@ PERMUTED = ("llama", "granite", "smollm3", "arcee")
 be wrong in the file and in its reader alike."""
 
 
-def write(path: Path, arch: str, model: Any) -> None:
-    """A GGUF file of float32 tensors."""
+def float32(weight: torch.Tensor) -> tuple[Any, gguf.GGMLQuantizationType | None]:
+    """What a file has for a weight, and the type of its blocks; None: its own."""
+    return weight.contiguous().numpy(), None
+
+
+@torch.no_grad()
+def write(path: Path, arch: str, model: Any, encode: Callable[[torch.Tensor], Any] = float32) -> None:
+    """A GGUF file; ``encode`` as ``float32``, it may round weights in place."""
     config, writer = model.config, gguf.GGUFWriter(path, arch)
     for key, value in keys_of(arch, config).items():
         add(writer, f"{arch}.{key}", value)
@@ -124,19 +131,21 @@ def write(path: Path, arch: str, model: Any) -> None:
         if "mlp.experts.gate_up_proj" in name:
             for part, half in zip(("gate", "up"), weight.chunk(2, dim=1), strict=True):
                 block = name.split(".")[2]
-                writer.add_tensor(f"blk.{block}.ffn_{part}_exps.weight", half.contiguous().numpy())
+                data, kind = encode(half)
+                writer.add_tensor(f"blk.{block}.ffn_{part}_exps.weight", data, raw_dtype=kind)
             continue
-        stem, _, kind = name.rpartition(".")
+        stem, _, ending = name.rpartition(".")
         if "mlp.experts.down_proj" in name:
-            stem, kind = name, "weight"
+            stem, ending = name, "weight"
         target = table.get_name(stem)
         assert target is not None, f"gguf has no name for {name}"
+        data, kind = encode(weight)
         if arch in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             count = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
-            weight = interleaved(weight, count)
+            data = interleaved(torch.from_numpy(data), count).numpy()
         if arch.startswith("gemma") and target.endswith("norm"):
-            weight = weight + 1
-        writer.add_tensor(f"{target}.{kind}", weight.contiguous().numpy())
+            data = data + 1
+        writer.add_tensor(f"{target}.{ending}", data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

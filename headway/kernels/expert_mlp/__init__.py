@@ -32,6 +32,9 @@ import torch
 from headway.kernels.expert_mlp import reference
 from headway.kernels.registry import Op
 
+ACTS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
+"""What ``act`` may be."""
+
 _GIVEN = (
     "Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor? gate_up_bias, Tensor? gate_up_scales, Tensor down, "
     "Tensor? down_bias, Tensor? down_scales, str act, bool gated, float limit, float alpha, bool weigh_inputs"

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headway.core.errors import UnsupportedModelError, WeightsError
-from headway.kernels.expert_mlp import add_experts, expert_mlp
+from headway.kernels.expert_mlp import ACTS, add_experts, expert_mlp
 from headway.kernels.expert_mlp.packing import MOST_SCALE, packed
 from headway.kernels.expert_mlp.tiles import is_few
 from headway.kernels.route_experts import FEW_TOKENS, norm_route_experts, route_experts
@@ -128,6 +128,10 @@ class MixtureSpec:
     latent_bias: bool = False
     names: ExpertNames = ExpertNames()
     shard: ExpertShard | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTS:
+            raise UnsupportedModelError(f"config.json: hidden_act = {self.activation!r} is not implemented in mixtures")
 
     def sharded(self, group: Group, peers: Group, *, whole: bool) -> MixtureSpec:
         """What this rank has of it; see ``ExpertShard``. Blocks of 4-bit floats are not cut: such experts are dealt out whole.
