@@ -1,0 +1,189 @@
+"""The rate at which the tests catch mistakes made by chance, by floor, and those they do not catch.
+
+    python tools/mutants.py MAP --seed 1 --number 100 --floors scheduler runner --json bench/reports/proof/mutants-1.json
+    python tools/mutants.py MAP --again OUT.json      try those that survived again: what is caught now
+    python tools/mutants.py MAP --show OUT.json       print the table
+
+``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted as ``tools/planted_faults.py``
+plants, in a copy of the tree, and tried by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP:
+of every test file the fastest first, for at most ``--bound`` seconds. What no test executes survives without a run. First outcomes
+are kept; ``--again`` writes beside them. A survivor gets its ``verdict`` by hand, in the file: "equivalent: ..." if nobody could
+tell it from the code as it is, or what was done about its class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.covered_tests import MARKS, CoverageMap
+from tools.draw_faults import FLOORS, sampled
+from tools.mutations import Mutation
+from tools.planted_faults import Fault, try_fault
+
+PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, "--timeout=60")
+MOST_TESTS = 400
+"""Ids that one command line takes."""
+
+
+@dataclass(kw_only=True)
+class Mutant:
+    """A mistake, and what became of it.
+
+    Attributes:
+        tests: how many execute its line.
+        test, error: what caught it at the first run; empty when nothing did.
+        now: the test that catches it at a later run.
+        verdict: of a survivor, see the module.
+    """
+
+    file: str
+    number: int
+    old: str
+    new: str
+    what: str
+    kind: str
+    tests: int = 0
+    test: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    now: str = ""
+    verdict: str = ""
+
+    @property
+    def floor(self) -> str:
+        """The folder of ``headway`` it is in."""
+        return Path(self.file).parts[1]
+
+
+def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str]:
+    """Of each test file the fastest first, as many as take half of ``bound`` seconds; those of a file together, quick files first.
+
+    Args:
+        names: ids of tests, the fastest first.
+    """
+    files: dict[str, list[str]] = {}
+    for name in names:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    ranked = sorted((rank, covered.seconds[name], name) for own in files.values() for rank, name in enumerate(own))
+    taken, whole = set[str](), 0.0
+    for _, seconds, name in ranked[:MOST_TESTS]:
+        if taken and whole + seconds > bound / 2:  # machines and moments differ by as much
+            continue
+        taken.add(name)
+        whole += seconds
+    order = sorted(files.values(), key=lambda own: sum(covered.seconds[name] for name in own if name in taken))
+    return [name for own in order for name in own if name in taken]
+
+
+def tried(mutation: Mutation, covered: CoverageMap, bound: float) -> Mutant:
+    """What became of one mistake."""
+    mutant = Mutant(**mutation._asdict())
+    names = covered.tests(mutation.file, mutation.number)
+    mutant.tests = len(names)
+    if names:
+        fault = Fault(name="mutant", file=mutant.file, old=mutant.old, new=mutant.new, what=mutant.what)
+        check = (*PYTEST, f"--session-timeout={bound:g}", *chosen(names, covered, bound))
+        outcome = try_fault(fault, [("covering", check)], lambda name, check, output: True)
+        mutant.test, mutant.error = (outcome.test or "collection", outcome.error) if outcome.caught else ("", "")
+        mutant.seconds = round(outcome.seconds, 1)
+    return mutant
+
+
+def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float, jobs: int) -> Iterator[Mutant]:
+    """Try them all, and say how it went."""
+    with ThreadPoolExecutor(jobs) as pool:
+        for mutant in pool.map(lambda each: tried(each, covered, bound), mutations):
+            word = "caught" if mutant.test else "SURVIVED" if mutant.tests else "NOT EXECUTED"
+            place = f"{mutant.file.removeprefix('headway/')}:{mutant.number}"
+            print(f"{word:12} {mutant.seconds:4.0f} s  {place:44} {mutant.what:44} {mutant.test[:90]}", flush=True)
+            yield mutant
+
+
+def table(mutants: Sequence[Mutant]) -> list[str]:
+    """The rates by floor, as Markdown. Equivalent survivors are no mistakes and count in a column of their own."""
+    lines = ["| floor | mistakes | caught at first run | equivalent | not executed | caught now |", "|---|---|---|---|---|---|"]
+    for floor in [*dict.fromkeys(each.floor for each in mutants), "all"]:
+        ours = [each for each in mutants if floor in (each.floor, "all")]
+        same = sum(each.verdict.startswith("equivalent") for each in ours)
+        first = sum(bool(each.test) for each in ours)
+        now = sum(bool(each.test or each.now) for each in ours)
+        unseen = sum(not each.tests for each in ours)
+        lines.append(f"| {floor} | {len(ours)} | {first} | {same} | {unseen} | {now} of {len(ours) - same} |")
+    return lines
+
+
+def survivors(mutants: Sequence[Mutant]) -> list[str]:
+    """What nothing caught at its first run, as Markdown."""
+    lines = ["| survivor | mistake | verdict | caught now by |", "|---|---|---|---|"]
+    for each in mutants:
+        if not each.test:
+            place = f"{each.file.removeprefix('headway/')}:{each.number}"
+            old, new = (text.replace("|", "\\|") for text in (each.old, each.new))
+            lines.append(f"| `{place}` | `{old}` became `{new}` | {each.verdict} | {each.now and f'`{each.now}`'} |")
+    return lines
+
+
+def kept(path: Path) -> tuple[str, list[Mutant]]:
+    """The command of a run, and its mutants."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return data["command"], [Mutant(**each) for each in data["mutants"]]
+
+
+def keep(path: Path, command: str, mutants: Sequence[Mutant]) -> None:
+    """Write them."""
+    data = {"command": command, "mutants": [asdict(each) for each in mutants]}
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def try_again(path: Path, covered: CoverageMap, bound: float, jobs: int) -> None:
+    """Survivors anew: what is caught now."""
+    command, mutants = kept(path)
+    left = [each for each in mutants if not each.test and not each.now and not each.verdict.startswith("equivalent")]
+    names = Mutation._fields
+    for old, new in zip(left, run([Mutation(*(getattr(each, name) for name in names)) for each in left], covered, bound, jobs), strict=True):
+        old.now = new.test
+        keep(path, command, mutants)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="The rate at which tests catch mistakes made by chance.")
+    parser.add_argument("map", type=Path, help="what tools/covered_tests.py wrote")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--number", type=int, default=100)
+    parser.add_argument("--floors", nargs="+", default=FLOORS)
+    parser.add_argument("--bound", type=float, default=60, help="seconds for the tests of one mistake")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the outcomes there, after each")
+    parser.add_argument("--again", type=Path, help="outcomes whose survivors are tried again")
+    parser.add_argument("--show", type=Path, help="outcomes that are shown; nothing is run")
+    options = parser.parse_args(arguments)
+    covered = CoverageMap(options.map)
+    path = options.show or options.again
+    if options.again:
+        try_again(path, covered, options.bound, options.jobs)
+    if path:
+        mutants = kept(path)[1]
+    else:
+        command = f"tools/mutants.py MAP --seed {options.seed} --number {options.number} --bound {options.bound:g}"
+        command += f" --floors {' '.join(options.floors)}"
+        mutants = []
+        drawn = sampled(options.seed, options.number, options.floors)
+        for mutant in run(drawn, covered, options.bound, options.jobs):
+            mutants.append(mutant)
+            if options.json:
+                keep(options.json, command, mutants)
+    print("\n".join([*table(mutants), "", *survivors(mutants)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
