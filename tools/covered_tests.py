@@ -2,10 +2,10 @@
 
     PYTHONPATH=FOLDER_OF_COVERAGE python tools/covered_tests.py MAP tests/scheduler tests/runner ...
 
-runs each folder's (or file's) CPU tests under coverage.py, one after the other, adds what they executed to the folder MAP, and
-writes MAP/map.json. A folder that ran before is replaced only where its tests execute more. Processes that tests start count for
-the test that started them. Kernels are left out, since Triton's run in an interpreter, and so is ``syncs``. coverage.py is no
-dependency of Headway: ``pip install --target FOLDER_OF_COVERAGE coverage``. What no test executes:
+runs each folder's (or file's) CPU tests under coverage.py, one after the other, adds what they executed to the folder MAP,
+and writes MAP/map.json. Processes that tests start count for the test that started them. Kernels are left out, since Triton's
+run in an interpreter, and so is ``syncs``. coverage.py is no dependency of Headway: ``pip install --target FOLDER_OF_COVERAGE
+coverage``. What no test executes:
 
     PYTHONPATH=FOLDER_OF_COVERAGE python -m coverage report --rcfile=MAP/coveragerc --show-missing
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,15 +56,16 @@ class CoverageMap:
         self.seconds: Mapping[str, float] = data["seconds"]
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Ids of the tests that pass and execute a line, the fastest first. A line that only an import executes (a constant, a default) is
-        seen by those that execute any line of its function or class, or else of its file."""
+        """Ids of the tests that pass and execute a line, the fastest first. A line that only an import executes (a constant, a
+        default) is seen by those that execute any line of its function or class, or else of its file."""
         lines = self._files.get(file, {})
         found: set[int] = set()
         for first, last in _around(ROOT / file, line):
             found = {test for number in range(first, last + 1) for test in lines.get(str(number), ())}
             if found:
                 break
-        return sorted((name for name in map(self._tests.__getitem__, found) if name in self.seconds), key=self.seconds.__getitem__)
+        passed = (self._tests[test] for test in found if self._tests[test] in self.seconds)
+        return sorted(passed, key=self.seconds.__getitem__)
 
 
 def _around(path: Path, line: int) -> Iterator[tuple[int, int]]:
@@ -102,8 +105,7 @@ def record(place: Path, folders: Sequence[str]) -> None:
 
 def _combine(place: Path, rc: Path) -> None:
     """Merge what the processes have written, and write the map."""
-    import coverage
-
+    coverage: Any = importlib.import_module("coverage")
     os.environ.pop(TEST, None)
     whole = coverage.Coverage(config_file=str(rc))
     whole.load()  # what earlier runs found stays
@@ -145,8 +147,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Around one test, its fixtures included."""
-        import coverage
-
+        coverage: Any = importlib.import_module("coverage")
         measured = coverage.Coverage.current()
         assert measured is not None, "run tools/covered_tests.py"
         measured.switch_context(item.nodeid)

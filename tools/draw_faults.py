@@ -3,10 +3,11 @@
     python tools/draw_faults.py --seed 7 --each 12 > tests/planted/batches/NAME.toml
     python tools/draw_faults.py --seed 7 --number 100 --floors scheduler runner
 
-Faults that a person thinks of are those the person also thinks of testing; these are drawn. ``--each`` candidates per floor, or
-``--number`` over all floors in proportion to their lines, come in a random order that depends on the seed alone: a line first,
-then what kind of thing is done to it (``tools/mutations.py``). Some change nothing that anybody could see (a bound that is twice too large, a
-log line): whoever makes a batch strikes those out before it runs, never after, and says so in the batch's head.
+Faults that a person thinks of are those the person also thinks of testing; these are drawn. ``--each`` candidates per floor,
+or ``--number`` over all floors in proportion to their lines, come in a random order that depends on the seed alone: a line
+first, then what kind of thing is done to it (``tools/mutations.py``). Some change nothing that anybody could see (a bound that
+is twice too large, a log line): whoever makes a batch strikes those out before it runs, never after, and says so in the
+batch's head.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python tools/mutants.py MAP --show OUT.json       print the table
 
 ``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted as ``tools/planted_faults.py``
-plants, in a copy of the tree, and tried by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP:
-of every test file the fastest first, for at most ``--bound`` seconds. What no test executes survives without a run. First outcomes
-are kept; ``--again`` writes beside them. A survivor gets its ``verdict`` by hand, in the file: "equivalent: ..." if nobody could
-tell it from the code as it is, or what was done about its class.
+plants, in a copy of the tree, and tried by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: of
+every test file the fastest first, for at most ``--bound`` seconds. What no test executes survives without a run. First
+outcomes are kept; ``--again`` writes beside them. A survivor gets its ``verdict`` by hand, in the file: "equivalent: ..." if
+nobody could tell it from the code as it is, or what was done about its class.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Mutant:
 
 
 def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str]:
-    """Of each test file the fastest first, as many as take half of ``bound`` seconds; those of a file together, quick files first.
+    """Of each test file the fastest first, as many as take half of ``bound`` seconds; a file's together, quick files first.
 
     Args:
         names: ids of tests, the fastest first.
@@ -109,7 +109,10 @@ def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float, jobs:
 
 def table(mutants: Sequence[Mutant]) -> list[str]:
     """The rates by floor, as Markdown. Equivalent survivors are no mistakes and count in a column of their own."""
-    lines = ["| floor | mistakes | caught at first run | equivalent | not executed | caught now |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| floor | mistakes | caught at first run | equivalent | not executed | caught now |",
+        "|---|---|---|---|---|---|",
+    ]
     for floor in [*dict.fromkeys(each.floor for each in mutants), "all"]:
         ours = [each for each in mutants if floor in (each.floor, "all")]
         same = sum(each.verdict.startswith("equivalent") for each in ours)
@@ -147,8 +150,8 @@ def try_again(path: Path, covered: CoverageMap, bound: float, jobs: int) -> None
     """Survivors anew: what is caught now."""
     command, mutants = kept(path)
     left = [each for each in mutants if not each.test and not each.now and not each.verdict.startswith("equivalent")]
-    names = Mutation._fields
-    for old, new in zip(left, run([Mutation(*(getattr(each, name) for name in names)) for each in left], covered, bound, jobs), strict=True):
+    anew = [Mutation(*(getattr(each, name) for name in Mutation._fields)) for each in left]
+    for old, new in zip(left, run(anew, covered, bound, jobs), strict=True):
         old.now = new.test
         keep(path, command, mutants)
 

@@ -98,7 +98,9 @@ def _code(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
         for child in value if isinstance(value, list) else [value]:
             is_text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             if isinstance(child, ast.AST) and not is_text:
-                yield from _code(child, child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function)
+                yield from _code(
+                    child, child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+                )
 
 
 def _put(node: ast.expr | ast.stmt, new: str, what: str) -> Iterator[Change]:
@@ -203,7 +205,9 @@ def _of_names(node: ast.AST, function: ast.AST) -> Iterator[Change]:
                 yield from _put(node, other, f"{node.id} became {other}")
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         owner = ast.unparse(node.value)
-        same = (each for each in ast.walk(function) if isinstance(each, ast.Attribute) and ast.unparse(each.value) == owner)
+        same = (
+            each for each in ast.walk(function) if isinstance(each, ast.Attribute) and ast.unparse(each.value) == owner
+        )
         for other in sorted({each.attr for each in same} | {NAMES.get(node.attr, node.attr)}):
             if _alike(node.attr, other) or NAMES.get(node.attr) == other:
                 yield from _put(node, f"{owner}.{other}", f"{node.attr} became {other}")

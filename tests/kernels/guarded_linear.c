@@ -1,7 +1,8 @@
 /* Packs a weight and multiplies between pages that nobody may touch: guarded_linear rows outputs inputs bf before in out.
  *
- * The file `in` holds x [rows, inputs], the weight [outputs, inputs] and the bias [outputs]; `out` receives y [rows, outputs]. Each lies
- * right before such a page, or right behind one if `before` is 1: reading or writing one byte more ends the process. */
+ * The file `in` holds x [rows, inputs], the weight [outputs, inputs] and the bias [outputs]; `out` receives y [rows,
+ * outputs]. Each lies right before such a page, or right behind one if `before` is 1: reading or writing one byte more
+ * ends the process. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -11,8 +12,8 @@
 #include <unistd.h>
 
 void headway_linear_pack(const void *weight, void *packed, int64_t outputs, int64_t inputs, int bf, int threads);
-int headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs, int64_t inputs, int bf,
-                   int gelu, int threads);
+int headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs,
+                   int64_t inputs, int bf, int gelu, int threads);
 
 /* `size` bytes of 0xff, which are NaN in both dtypes. */
 static void *guarded(size_t size, int before) {

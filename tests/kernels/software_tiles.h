@@ -1,6 +1,6 @@
-/* Intel's tiles (AMX) in C, put before linear.c: what the instructions do to eight registers, for CPUs that have none. Linux always
- * hands the registers out. Memory that nobody has written (FE, by the compiler and malloc, as the test starts them) or may not
- * count (FF) ends the process when it is loaded as an operand. */
+/* Intel's tiles (AMX) in C, put before linear.c: what the instructions do to eight registers, for CPUs that have none.
+ * Linux always hands the registers out. Memory that nobody has written (FE, by the compiler and malloc, as the test starts
+ * them) or that may not count (FF) ends the process when it is loaded as an operand. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -20,12 +20,13 @@ from headway.kernels.cpu import loader
 from headway.kernels.testing import assert_close, make_random
 
 HERE = Path(__file__).parent
-SOFTWARE = ["-march=x86-64-v3", "-include", str(HERE / "software_tiles.h"), "-D__AMX_BF16__=1", "-ftrivial-auto-var-init=pattern"]
+SOFTWARE = ["-march=x86-64-v3", "-include", str(HERE / "software_tiles.h"), "-D__AMX_BF16__=1"]
+SOFTWARE += ["-ftrivial-auto-var-init=pattern"]
 FRESH = {"MALLOC_PERTURB_": "1"}
 """Memory of malloc's comes filled with FE, as the compiler's option fills the stack."""
 NAMES = ["native", "tiles"]
-SHAPES = [(1, 1, 2), (1, 33, 66), (3, 70, 62), (15, 31, 30), (16, 32, 32), (17, 33, 94), (31, 5, 64), (33, 97, 34), (50, 64, 126)]
-SHAPES += [(257, 33, 2082)]  # what tiles take in blocks of rows and inputs
+SHAPES = [(1, 1, 2), (1, 33, 66), (3, 70, 62), (15, 31, 30), (16, 32, 32), (17, 33, 94), (31, 5, 64)]
+SHAPES += [(33, 97, 34), (50, 64, 126), (257, 33, 2082)]  # the last: what tiles take in blocks of rows and inputs
 """Rows, outputs, inputs: fewer than a tile or a panel has, as many, and one more."""
 
 
@@ -55,7 +56,9 @@ def test_nothing_beside_the_arguments_is_touched(
         source, target = tmp_path / "in", tmp_path / "out"
         source.write_bytes(b"".join(each.view(torch.uint8).numpy().tobytes() for each in (x, weight, bias)))
         numbers = [str(int(each)) for each in (rows, outputs, inputs, dtype is torch.bfloat16, before)]
-        done = subprocess.run([*program, *numbers, str(source), str(target)], env=os.environ | FRESH, check=False, timeout=60)
+        done = subprocess.run(
+            [*program, *numbers, str(source), str(target)], env=os.environ | FRESH, check=False, timeout=60
+        )
         assert done.returncode == 0, f"{rows} x {outputs} x {inputs} ended by {done.returncode}"
         y = torch.frombuffer(bytearray(target.read_bytes()), dtype=dtype).view(rows, outputs)
         assert_close(y, F.linear(x, weight, bias))
