@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.mutations import ROOT, Mutation, mutations
+from tools.mutations import ROOT, Mutation, is_python, mutations
 
 FLOORS = (
     "core",
@@ -68,9 +68,14 @@ def sampled(seed: int, number: int, floors: Sequence[str] = FLOORS) -> Iterator[
 
 def _some(seed: int, floor: str, lines: Lines, number: int) -> Iterator[Mutation]:
     rng = random.Random(f"{seed} {floor}")
-    for place in rng.sample(sorted(lines), min(number, len(lines))):
+    places = sorted(lines)
+    rng.shuffle(places)
+    for place in places:
         kind = rng.choice(sorted({each.kind for each in lines[place]}))  # names and arguments are many, and easily seen
-        yield rng.choice([each for each in lines[place] if each.kind == kind])
+        found = rng.choice([each for each in lines[place] if each.kind == kind])
+        if number and is_python(found):
+            number -= 1
+            yield found
 
 
 def as_toml(faults: Iterable[Mutation], batch: str) -> str:

@@ -4,9 +4,9 @@
     python tools/mutants.py MAP --again OUT.json      try those that survived again: what is caught now
     python tools/mutants.py MAP --show OUT.json       print the table
 
-``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted as ``tools/planted_faults.py``
-plants, in a copy of the tree, and tried by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: of
-every test file the fastest first, for at most ``--bound`` seconds. What no test executes survives without a run. First
+``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted in a copy of the tree and tried
+by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: of every test file the fastest first, for
+``--bound`` seconds. For a line that none of them executes those run that ``tools/planted_floors.py`` calls nearest. First
 outcomes are kept; ``--again`` writes beside them. A survivor gets its ``verdict`` by hand, in the file: "equivalent: ..." if
 nobody could tell it from the code as it is, or what was done about its class.
 """
@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,9 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.covered_tests import MARKS, CoverageMap
 from tools.draw_faults import FLOORS, sampled
 from tools.mutations import Mutation
-from tools.planted_faults import Fault, try_fault
+from tools.planted_faults import Fault, failure
+from tools.planted_floors import PYTEST as PLANTED
+from tools.planted_floors import ROOT, nearest
+from tools.warm_pytest import WarmTree
 
-PYTEST = ("pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, "--timeout=60")
+PYTEST = ("-q", "-x", "-m", MARKS)
 MOST_TESTS = 400
 """Ids that one command line takes."""
 
@@ -64,7 +67,7 @@ class Mutant:
 
 
 def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str]:
-    """Of each test file the fastest first, as many as take half of ``bound`` seconds; a file's together, quick files first.
+    """Of each test file the fastest first, as many as take ``bound`` seconds; a file's together, quick files first.
 
     Args:
         names: ids of tests, the fastest first.
@@ -75,7 +78,7 @@ def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str
     ranked = sorted((rank, covered.seconds[name], name) for own in files.values() for rank, name in enumerate(own))
     taken, whole = set[str](), 0.0
     for _, seconds, name in ranked[:MOST_TESTS]:
-        if taken and whole + seconds > bound / 2:  # machines and moments differ by as much
+        if taken and whole + seconds > bound:
             continue
         taken.add(name)
         whole += seconds
@@ -83,27 +86,45 @@ def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str
     return [name for own in order for name in own if name in taken]
 
 
-def tried(mutation: Mutation, covered: CoverageMap, bound: float) -> Mutant:
-    """What became of one mistake."""
-    mutant = Mutant(**mutation._asdict())
+def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str]:
+    """What may tell: arguments for pytest."""
     names = covered.tests(mutation.file, mutation.number)
-    mutant.tests = len(names)
-    if names:
-        fault = Fault(name="mutant", file=mutant.file, old=mutant.old, new=mutant.new, what=mutant.what)
-        check = (*PYTEST, f"--session-timeout={bound:g}", *chosen(names, covered, bound))
-        outcome = try_fault(fault, [("covering", check)], lambda name, check, output: True)
-        mutant.test, mutant.error = (outcome.test or "collection", outcome.error) if outcome.caught else ("", "")
-        mutant.seconds = round(outcome.seconds, 1)
+    found = chosen(names, covered, bound) if names else nearest(mutation.file, bound)[1][len(PLANTED) + 1 :]
+    limits = f"--timeout={2 * bound:g}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
+    return [*PYTEST, *limits, *found]
+
+
+def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float) -> Mutant:
+    """What became of one mistake."""
+    mutant = Mutant(**mutation._asdict(), tests=len(covered.tests(mutation.file, mutation.number)))
+    fault = Fault(name="mutant", file=mutant.file, old=mutant.old, new=mutant.new, what=mutant.what)
+    begun = time.monotonic()
+    with tree.changed(mutant.file, fault.planted((ROOT / mutant.file).read_text(encoding="utf-8"))):
+        failed, output = tree.pytest(tests_of(mutation, covered, bound), 8 * bound)
+    if failed:
+        test, error = failure(output)
+        if test or "session-timeout:" not in output:  # else the time was over, and nothing had failed
+            mutant.test, mutant.error = test or "collection", error[:100]
+    mutant.seconds = round(time.monotonic() - begun, 1)
     return mutant
 
 
-def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float, jobs: int) -> Iterator[Mutant]:
-    """Try them all, and say how it went."""
-    with ThreadPoolExecutor(jobs) as pool:
-        for mutant in pool.map(lambda each: tried(each, covered, bound), mutations):
-            word = "caught" if mutant.test else "SURVIVED" if mutant.tests else "NOT EXECUTED"
+def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float) -> Iterator[Mutant]:
+    """Try them all, and say how it went.
+
+    Raises:
+        RuntimeError: the first one's tests fail without it, too.
+    """
+    with WarmTree() as tree:
+        for number, each in enumerate(mutations):
+            if not number:
+                failed, output = tree.pytest(tests_of(each, covered, bound), 8 * bound)
+                if failed:
+                    raise RuntimeError(f"{output}\nthe clean tree fails")
+            mutant = tried(each, tree, covered, bound)
+            word = "caught" if mutant.test else "SURVIVED"
             place = f"{mutant.file.removeprefix('headway/')}:{mutant.number}"
-            print(f"{word:12} {mutant.seconds:4.0f} s  {place:44} {mutant.what:44} {mutant.test[:90]}", flush=True)
+            print(f"{word:8} {mutant.seconds:4.0f} s  {place:40} {mutant.what:40} {mutant.test[:100]}", flush=True)
             yield mutant
 
 
@@ -146,12 +167,12 @@ def keep(path: Path, command: str, mutants: Sequence[Mutant]) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def try_again(path: Path, covered: CoverageMap, bound: float, jobs: int) -> None:
+def try_again(path: Path, covered: CoverageMap, bound: float) -> None:
     """Survivors anew: what is caught now."""
     command, mutants = kept(path)
     left = [each for each in mutants if not each.test and not each.now and not each.verdict.startswith("equivalent")]
     anew = [Mutation(*(getattr(each, name) for name in Mutation._fields)) for each in left]
-    for old, new in zip(left, run(anew, covered, bound, jobs), strict=True):
+    for old, new in zip(left, run(anew, covered, bound), strict=True):
         old.now = new.test
         keep(path, command, mutants)
 
@@ -164,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--floors", nargs="+", default=FLOORS)
     parser.add_argument("--bound", type=float, default=60, help="seconds for the tests of one mistake")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each")
     parser.add_argument("--again", type=Path, help="outcomes whose survivors are tried again")
     parser.add_argument("--show", type=Path, help="outcomes that are shown; nothing is run")
@@ -172,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     covered = CoverageMap(options.map)
     path = options.show or options.again
     if options.again:
-        try_again(path, covered, options.bound, options.jobs)
+        try_again(path, covered, options.bound)
     if path:
         mutants = kept(path)[1]
     else:
@@ -180,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += f" --floors {' '.join(options.floors)}"
         mutants = []
         drawn = sampled(options.seed, options.number, options.floors)
-        for mutant in run(drawn, covered, options.bound, options.jobs):
+        for mutant in run(drawn, covered, options.bound):
             mutants.append(mutant)
             if options.json:
                 keep(options.json, command, mutants)

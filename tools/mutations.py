@@ -1,4 +1,4 @@
-"""Small mistakes, made of Python's syntax tree: every single change of a file that leaves it Python.
+"""Small mistakes, made of Python's syntax tree: every single change of a file, few of which are no Python.
 
 Each changes one place of one line, and only lines that occur once in their file are changed, so that a mistake can be written
 down as a planted fault (``old`` becomes ``new``). Comments, docstrings, messages, assertions and imports are left alone.
@@ -46,6 +46,17 @@ class Mutation(NamedTuple):
     kind: str
 
 
+def is_python(mutation: Mutation) -> bool:
+    """Whether the file with the mistake can be read. It takes milliseconds, so ask of those that are drawn."""
+    lines = (ROOT / mutation.file).read_text(encoding="utf-8").splitlines()
+    indent = lines[mutation.number - 1].partition(mutation.old)[0]
+    try:
+        ast.parse("\n".join([*lines[: mutation.number - 1], indent + mutation.new, *lines[mutation.number :]]))
+    except SyntaxError:
+        return False
+    return True
+
+
 class Change(NamedTuple):
     """Characters ``start`` to ``end`` of a line become ``new``."""
 
@@ -69,10 +80,6 @@ def mutations(path: Path) -> Iterator[Mutation]:
         if stripped.count(said) != 1 or said.startswith(NOT_CODE) or new == line or (change.number, new) in seen:
             continue
         seen.add((change.number, new))
-        try:
-            ast.parse("\n".join([*lines[: change.number - 1], new, *lines[change.number :]]))
-        except SyntaxError:
-            continue
         yield Mutation(str(path.relative_to(ROOT)), change.number, said, new.strip(), change.what, kind)
 
 

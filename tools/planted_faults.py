@@ -234,12 +234,17 @@ def try_fault(fault: Fault, checks: Iterable[tuple[str, Sequence[str]]], says: S
     seconds = time.monotonic() - start
     if output is None:
         return Outcome(fault.name, False, False, "", "", "missed", seconds)
-    output = output.replace(f"{folder}/", "")
+    test, error = failure(output.replace(f"{folder}/", ""), fault.expect)
+    as_meant = not fault.expect or any(word in error for word in fault.expect)
+    return Outcome(fault.name, True, as_meant, caught_by, test, error[:100], seconds)
+
+
+def failure(output: str, expect: Sequence[str] = ()) -> tuple[str, str]:
+    """The test that failed and its error, preferably an expected one; empty, or "?", where the output names none."""
     found = [f"{kind}{rest}" for kind, rest in _RAISED.findall(output)]
-    wanted = [line for line in found if any(word in line for word in fault.expect)]
-    error = (wanted or found or _TOLD.findall(output) or ["?"])[0][:100]
-    test = next((first or second for first, second in _TEST.findall(output)), "")
-    return Outcome(fault.name, True, not fault.expect or bool(wanted), caught_by, test, error, seconds)
+    wanted = [line for line in found if any(word in line for word in expect)]
+    error = (wanted or found or _TOLD.findall(output) or ["?"])[0]
+    return next((first or second for first, second in _TEST.findall(output)), ""), error
 
 
 def page(

@@ -292,6 +292,52 @@ def test_groups_of_layers_with_windows(
     run_traffic(work, depth, pauses, changes | {"groups": groups, "width": width, "enable_prefix_caching": caching})
 
 
+@settings(max_examples=150)
+@given(
+    st.lists(jobs(), min_size=2, max_size=8),
+    st.integers(0, 4),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+    st.integers(1, 2),
+    st.integers(0, 5),
+    st.integers(1, 12),
+    st.integers(0, 12),
+)
+def test_states_go_on_behind_cached_prefixes(
+    work: list[Job], depth: int, pauses: list[bool], size: int, checkpoints: int, every: int, spare: int
+) -> None:
+    """Few checkpoints, tight pools, rows that are cut for one: the device checks whose state each row begins with."""
+    changes = {"block_size": size, "num_blocks": 32 // size + 1 + spare, "has_states": True}
+    run_traffic(work, depth, pauses, changes | {"num_checkpoints": checkpoints, "checkpoint_every": every})
+
+
+def test_states_are_saved_hit_and_given_up() -> None:
+    """Not left to chance. Requests' states and checkpoints share no slot, and what is loaded spares the prefix."""
+    work = [Job([1, 2, 4, 5, 6, 7, 8, 9, *[i % 3] * 4, i, 2, 1], 4, _plain(), 3 * i, None) for i in range(9)]
+    changes = {"block_size": 2, "has_states": True, "checkpoint_every": 64, "num_blocks": 60}
+    for count, least in ((0, 0), (2, 8), (9, 40)):
+        loop = run_traffic(work, 2, [False], changes | {"num_checkpoints": count})
+        saved = [each for plan in loop.device.log for each in plan.state_saves]
+        loads = [each for plan in loop.device.log for each in plan.state_loads]
+        assert bool(saved) == bool(loads) == bool(count)
+        assert loop.scheduler.stats().prefix_cache_hits >= least
+        assert len({checkpoint for _, checkpoint in saved}) == min(count, len(saved))
+
+
+def test_a_prompt_that_does_not_fit_is_looked_up_once_until_something_is_freed() -> None:
+    """A long prompt's look-up hashes all of it, and the head of the queue is asked for in every step."""
+    loop = Loop(make_config(num_blocks=9, max_num_batched_tokens=32))
+    loop.add(make_request("a", [1] * 20, 12, ignore_eos=True), make_request("b", [2] * 20, 2, ignore_eos=True))
+    kv = loop.scheduler._life.kv
+    asked: list[str] = []
+    look_up = kv.lookup
+    kv.lookup = lambda request: asked.append(request.request_id) or look_up(request)  # type: ignore[method-assign, func-returns-value]
+    for _ in range(9):
+        loop.tick()
+    assert asked == ["a", "b"] and len(loop.tokens("a")) > 4
+    loop.finish()
+    assert asked == ["a", "b", "b"] and len(loop.tokens("b")) == 2
+
+
 def test_a_window_gives_its_blocks_back_while_the_request_runs() -> None:
     """Of 32 tokens a layer that sees 6 holds three blocks of 4, not eight."""
     groups = (CacheGroup(), CacheGroup(CacheKind.WINDOW, 6))
