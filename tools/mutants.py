@@ -199,7 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = f"tools/mutants.py MAP --seed {options.seed} --number {options.number} --bound {options.bound:g}"
         command += f" --floors {' '.join(options.floors)}"
         mutants = []
-        drawn = sampled(options.seed, options.number, options.floors)
+        if options.json and options.json.exists():  # a run that was ended goes on
+            before, mutants = kept(options.json)
+            if before != command:
+                parser.error(f"{options.json} is of another run: {before}")
+        drawn = [*sampled(options.seed, options.number, options.floors)][len(mutants) :]
         for mutant in run(drawn, covered, options.bound):
             mutants.append(mutant)
             if options.json:

@@ -84,10 +84,10 @@ class WarmTree:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(status))
-        status = self._waited(child, seconds)
+        ended = self._waited(child, seconds)
         text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         output.unlink(missing_ok=True)
-        return status != 0, text if status is not None else f"{text}\nTimeoutError: more than {seconds:g} s"
+        return ended != 0, text if ended is not None else f"{text}\nTimeoutError: more than {seconds:g} s"
 
     def _waited(self, child: int, seconds: float) -> int | None:
         """The exit status; None: its time is over. What it started ends with it."""

@@ -105,6 +105,8 @@ class FakeDevice:
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, int]] = {}
         self.log: list[StepPlan] = []
+        self.width = config.width
+        """Tokens that the next step's decode rows shall have, those of requests with drafts."""
         self.states: dict[int, int] = {}
         """By slot of the pool of states: requests' first, then checkpoints."""
 
@@ -165,7 +167,7 @@ class FakeDevice:
         for slot, count in zip(plan.slots[decode].tolist(), plan.query_lens[decode].tolist(), strict=True):
             message = self.slots[slot].message
             alone = message.params.disable_spec_decode or message.host_grammar is not None
-            assert count == (1 if alone else plan.width)
+            assert count == (1 if alone else self.width) <= plan.width
         assert plan.samples[decode].all()
         admitted = {a.slot: a for a in plan.admissions}
         for slot in plan.slots[decode].tolist():

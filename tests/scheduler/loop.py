@@ -58,6 +58,7 @@ class Loop:
         plan = self.scheduler.schedule()
         if plan is not None:
             self.check_masks(plan)
+            self.device.width = self.scheduler.width
             self.in_flight.append((plan, self.device.run(plan)))
         return plan
 

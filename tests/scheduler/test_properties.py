@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +92,14 @@ def check_outcome(loop: Loop, name: str, job: Job, aborted: bool) -> None:
 
 
 def run_traffic(
-    work: list[Job], depth: int, pauses: list[bool], changes: dict[str, Any], acceptance: float = 0.5
+    work: list[Job],
+    depth: int,
+    pauses: list[bool],
+    changes: dict[str, Any],
+    acceptance: float = 0.5,
+    widths: Sequence[int] = (),
 ) -> Loop:
+    """Runs ``work`` to its end and checks each request's answer. Steps' decode rows have ``widths`` in turn."""
     loop = Loop(make_config(**changes), depth, acceptance)
     pending = sorted(range(len(work)), key=lambda i: work[i].arrival)
     arrivals: list[str] = []
@@ -112,6 +119,8 @@ def run_traffic(
         if loop.in_flight and pauses[tick % len(pauses)]:
             loop.collect()  # sometimes results come earlier than the depth demands
         loop.pay(1 + tick % 3 if pauses[-1 - tick % len(pauses)] else tick % 2)
+        if widths:
+            loop.scheduler.width = 1 + widths[tick % len(widths)] % loop.config.width
         loop.tick()
         check_progress(loop, arrivals)
         tick += 1
@@ -167,6 +176,7 @@ def test_every_request_gets_its_tokens(
     width=st.integers(2, 6),
     acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     changes=st.sampled_from([(4, 24, 4, 0), (5, 9, 1, 3), (2, 7, 8, 1), (3, 16, 2, 5)]),
+    widths=st.lists(st.integers(0, 5), max_size=4),
 )
 def test_rows_of_drafts_bring_the_same_tokens(
     work: list[Job],
@@ -175,12 +185,28 @@ def test_rows_of_drafts_bring_the_same_tokens(
     width: int,
     acceptance: float,
     changes: tuple[int, int, int, int],
+    widths: list[int],
 ) -> None:
-    """Whatever share of the drafts is accepted: ends inside a run, preemptions with drafts in flight, tight pools."""
+    """Whatever share of the drafts is accepted, and as their number changes: ends inside a run, preemptions with drafts in
+    flight, tight pools."""
     seqs, budget, block_size, extra = changes
     sizes = {"max_num_seqs": seqs, "max_num_batched_tokens": budget, "block_size": block_size, "width": width}
     sizes["num_blocks"] = -(-(32 + width - 1) // block_size) + 1 + extra
-    run_traffic(work, depth, pauses, sizes, acceptance)
+    run_traffic(work, depth, pauses, sizes, acceptance, widths)
+
+
+def test_rows_have_as_many_tokens_as_they_were_told() -> None:
+    loop = Loop(make_config(width=4), acceptance=1.0)
+    loop.add(make_request("a", [1, 2, 4], 20, ignore_eos=True))
+    assert loop.tick() is not None and loop.scheduler.width == 4
+    for width in (4, 1, 2, 4):
+        loop.scheduler.width = width
+        plan = loop.tick()
+        assert plan is not None and plan.width == width == plan.query_lens.tolist()[0]
+    for wrong in (0, 5):
+        with pytest.raises(ValueError, match="1 to 4 tokens"):
+            loop.scheduler.width = wrong
+    loop.finish()
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
