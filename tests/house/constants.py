@@ -1,4 +1,4 @@
-"""The numbers that the package gives names to: limits, time-outs, sizes of tables. ``python -m tests.house.constants`` lists them.
+"""The numbers that the package gives names to: limits, time-outs, sizes of tables, listed by ``python -m tests.house.constants``.
 
 They stand in constants.txt, too: tests compare with a limit by its name, and so follow it wherever a slip of a key takes it.
 """

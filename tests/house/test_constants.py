@@ -1,4 +1,4 @@
-"""Numbers with names are promises: limits that messages and documents tell users, time-outs, sizes of tables, codes on wires."""
+"""Numbers with names are promises: limits that messages and documents tell, time-outs, sizes of tables, codes on wires."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def test_what_a_number_is(text: str, value: float | None) -> None:
 
 
 def test_which_are_named() -> None:
-    text = "A = 3\nB: int = 4 * 2\nC, D = 1, 2.5\nE = (1, 2)\nF = G = 5\nH = 'x'\nK = 1 + A\nM: int\ndef f() -> None:\n    N = 3\n"
+    text = "A = 3\nB: int = 4 * 2\nC, D = 1, 2.5\nE = (1, 2)\nF = G = 5\n"
+    text += "H = 'x'\nK = 1 + A\nM: int\ndef f() -> None:\n    N = 3\n"
     assert [*named(text)] == [("A", 3), ("B", 8), ("C", 1), ("D", 2.5), ("E[0]", 1), ("E[1]", 2), ("F", 5)]
