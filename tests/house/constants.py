@@ -1,4 +1,5 @@
-"""The numbers that the package gives names to: limits, time-outs, sizes of tables, listed by ``python -m tests.house.constants``.
+"""The numbers that the package gives names to: limits, time-outs, sizes of tables, as ``python -m tests.house.constants``
+lists them.
 
 They stand in constants.txt, too: tests compare with a limit by its name, and so follow it wherever a slip of a key takes it.
 """
