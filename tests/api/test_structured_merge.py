@@ -68,16 +68,18 @@ def passing(whole: Any) -> list[bool]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_passes_both_passes_the_one(seed: int) -> None:
-    """And nothing else does. What is refused as impossible, no value passes."""
+    """And nothing else does. What cannot be said in one schema is refused with a known reason."""
     rng, compared = random.Random(seed), 0
     for _ in range(120):
         left, right = schema(rng), schema(rng)
         wanted = [a and b for a, b in zip(passing(left), passing(right), strict=True)]
+        both, refused = None, ""
         try:
             both = merged(left, right, resolve)
         except RefusedError as error:
-            known = [part for part in ("at once", "nothing is both", "no value in common") if part in str(error)]
-            assert known, error
+            refused = str(error)
+        if refused:
+            assert any(part in refused for part in ("at once", "nothing is both", "no value in common")), refused
             continue
         assert passing(both) == wanted, (left, right, both)
         compared += 1 < sum(wanted) < len(VALUES) - 1
