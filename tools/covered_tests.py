@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,17 +48,25 @@ START = "import coverage\ncoverage.process_startup()\n"
 
 
 class CoverageMap:
-    """Tests by line, as ``record`` found them in the folder ``place``, and their ``seconds``."""
+    """Tests by line, as ``record`` found them in the folder ``place``.
+
+    Attributes:
+        seconds: that each test took.
+        breadth: lines that each executes: a test of little says more about each line of it.
+    """
 
     def __init__(self, place: Path) -> None:
         data = json.loads((place / "map.json").read_text(encoding="utf-8"))
         self._tests: list[str] = data["tests"]
         self._files: dict[str, dict[str, list[int]]] = data["files"]
         self.seconds: Mapping[str, float] = data["seconds"]
+        executed = Counter(test for lines in self._files.values() for tests in lines.values() for test in tests)
+        self.breadth: Mapping[str, int] = {self._tests[test]: number for test, number in executed.items()}
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Ids of the tests that pass and execute a line, the fastest first. A line that only an import executes (a constant, a
-        default) is seen by those that execute any line of its function or class, or else of its file."""
+        """Ids of the tests that pass and execute a line, those first that execute little else. A line that only an import
+        executes (a constant, a default) is seen by those that execute any line of its function or class, or else of its
+        file."""
         lines = self._files.get(file, {})
         found: set[int] = set()
         for first, last in _around(ROOT / file, line):
@@ -65,7 +74,7 @@ class CoverageMap:
             if found:
                 break
         passed = (self._tests[test] for test in found if self._tests[test] in self.seconds)
-        return sorted(passed, key=self.seconds.__getitem__)
+        return sorted(passed, key=lambda name: (self.breadth[name], self.seconds[name]))
 
 
 def _around(path: Path, line: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,8 @@ import pytest
 
 from headway.core.config import EngineArgs, SchedulerConfig, Thresholds
 from headway.core.errors import ConfigError, HeadwayError, InvalidRequestError
+from headway.core.histogram import Histogram
+from headway.core.messages import EngineStats, RequestUpdate
 from headway.core.params import PoolingParams, SamplingParams
 from headway.core.speculative import SpeculativeConfig
 
@@ -125,6 +127,16 @@ def test_what_does_not_go_together(taken: dict[str, Any], change: dict[str, Any]
     EngineArgs(**taken)
     with pytest.raises(ConfigError, match=says):
         EngineArgs(**(taken | change))
+
+
+def test_figures_begin_at_nothing() -> None:
+    """Of an engine, and of a request's answer: what nobody has counted yet is 0, empty or unknown."""
+    update = RequestUpdate(request_id="a", new_token_ids=[])
+    for made in (EngineStats(), update):
+        found = {name: getattr(made, name) for name in made.__struct_fields__ if name != "request_id"}
+        histograms = [found.pop(name) for name, value in [*found.items()] if isinstance(value, Histogram)]
+        assert not any(each.total or each.counts for each in histograms)
+        assert not {name: value for name, value in found.items() if value}
 
 
 def test_ranks_of_a_replica() -> None:

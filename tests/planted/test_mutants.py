@@ -95,32 +95,33 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
 
 
 def test_the_tests_of_a_line(tmp_path: Path) -> None:
-    """Fastest first; what only an import executes is seen by those who execute its class or file; what failed sees nothing."""
+    """Those first that execute little else; what only an import executes is seen by those who execute its class or file; what
+    failed sees nothing."""
     file = "headway/core/ints.py"
     text = (ROOT / file).read_text().splitlines()
     inside = next(i for i, line in enumerate(text, 1) if line.strip().startswith("return"))
     head = next(i for i, line in enumerate(text, 1) if line.startswith("from __future__"))
     data = {
-        "tests": ["a.py::slow", "a.py::fast", "a.py::failed"],
-        "files": {file: {str(inside): [0, 1, 2]}},
-        "seconds": {"a.py::slow": 2.0, "a.py::fast": 0.5},
+        "tests": ["a.py::broad", "a.py::narrow", "a.py::failed", "a.py::slow"],
+        "files": {file: {str(inside): [0, 1, 2, 3]}, "headway/core/log.py": {"3": [0]}},
+        "seconds": {"a.py::broad": 0.1, "a.py::narrow": 0.5, "a.py::slow": 0.7},
     }
     (tmp_path / "map.json").write_text(json.dumps(data))
     covered = CoverageMap(tmp_path)
-    assert covered.tests(file, inside) == covered.tests(file, head) == ["a.py::fast", "a.py::slow"]
-    assert covered.tests("headway/core/log.py", 1) == []
+    assert covered.tests(file, inside) == covered.tests(file, head) == ["a.py::narrow", "a.py::slow", "a.py::broad"]
+    assert covered.tests("headway/core/task.py", 1) == []
     data["files"] = {file: {str(head): [0]}}
     (tmp_path / "map.json").write_text(json.dumps(data))
     assert CoverageMap(tmp_path).tests(file, inside) == [], "no test runs the function"
 
 
 def test_every_file_has_its_turn(tmp_path: Path) -> None:
-    seconds = {"a.py::1": 0.1, "a.py::2": 0.2, "a.py::3": 0.3, "b.py::1": 1.0, "c.py::1": 50.0}
+    seconds = {f"a.py::{n}": 0.125 for n in range(9)} | {"b.py::1": 1.0, "c.py::1": 50.0}
     (tmp_path / "map.json").write_text(json.dumps({"tests": [], "files": {}, "seconds": seconds}))
     covered = CoverageMap(tmp_path)
-    names = sorted(seconds, key=seconds.__getitem__)
-    assert chosen(names, covered, 1.2) == ["a.py::1", "b.py::1"]
-    assert chosen(names, covered, 1.7) == ["a.py::1", "a.py::2", "a.py::3", "b.py::1"]
+    names = [*seconds]
+    assert chosen(names, covered, 1.375) == ["a.py::0", "a.py::1", "a.py::2", "b.py::1"]
+    assert chosen(names, covered, 1.625) == [*names[:5], "b.py::1"]
     assert chosen(["c.py::1"], covered, 1.0) == ["c.py::1"], "one runs in any case"
 
 
