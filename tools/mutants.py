@@ -2,7 +2,7 @@
 
     python tools/mutants.py MAP --seed 1 --number 100 --floors scheduler runner --json bench/reports/proof/mutants-1.json
     python tools/mutants.py MAP --again OUT.json      try those that survived again: what is caught now
-    python tools/mutants.py MAP --show OUT.json       print the table
+    python tools/mutants.py --show A.json B.json --markdown docs/mutants.md     write the page, run nothing
 
 ``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted in a copy of the tree and tried
 by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: of every test file the fastest first, for
@@ -156,6 +156,21 @@ def survivors(mutants: Sequence[Mutant]) -> list[str]:
     return lines
 
 
+def page(paths: Sequence[Path]) -> str:
+    """docs/mutants.md: the rates of several runs, and what became of each survivor."""
+    lines = [
+        "# Mutants",
+        "",
+        "Written by `tools/mutants.py --show`; do not edit. Mistakes made by chance, one line each (`tools/mutations.py`),",
+        "planted in a copy of the tree and tried by the tests that execute their line. A survivor is equivalent, if nobody",
+        "could tell it from the code as it is, or shows a hole in the tests; what was done about its class stands beside it.",
+    ]
+    for path in paths:
+        command, mutants = kept(path)
+        lines += ["", f"## {path.stem}", "", f"`{command}`", "", *table(mutants), "", *survivors(mutants)]
+    return "\n".join(lines) + "\n"
+
+
 def kept(path: Path) -> tuple[str, list[Mutant]]:
     """The command of a run, and its mutants."""
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -181,34 +196,43 @@ def try_again(path: Path, covered: CoverageMap, bound: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description="The rate at which tests catch mistakes made by chance.")
-    parser.add_argument("map", type=Path, help="what tools/covered_tests.py wrote")
+    parser.add_argument("map", type=Path, nargs="?", help="what tools/covered_tests.py wrote; needed to run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--floors", nargs="+", default=FLOORS)
     parser.add_argument("--bound", type=float, default=60, help="seconds for the tests of one mistake")
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each")
     parser.add_argument("--again", type=Path, help="outcomes whose survivors are tried again")
-    parser.add_argument("--show", type=Path, help="outcomes that are shown; nothing is run")
+    parser.add_argument("--show", type=Path, nargs="+", help="outcomes that are shown; nothing is run")
+    parser.add_argument("--markdown", type=Path, help="write the page of --show there")
     options = parser.parse_args(arguments)
+    if options.show:
+        text = page(options.show)
+        if options.markdown:
+            options.markdown.write_text(text, encoding="utf-8")
+        else:
+            print(text)
+        return 0
+    if options.map is None:
+        parser.error("MAP is missing")
     covered = CoverageMap(options.map)
-    path = options.show or options.again
+    path = options.again or options.json
     if options.again:
         try_again(path, covered, options.bound)
-    if path:
         mutants = kept(path)[1]
     else:
         command = f"tools/mutants.py MAP --seed {options.seed} --number {options.number} --bound {options.bound:g}"
         command += f" --floors {' '.join(options.floors)}"
         mutants = []
-        if options.json and options.json.exists():  # a run that was ended goes on
-            before, mutants = kept(options.json)
+        if path and path.exists():  # a run that was ended goes on
+            before, mutants = kept(path)
             if before != command:
-                parser.error(f"{options.json} is of another run: {before}")
+                parser.error(f"{path} is of another run: {before}")
         drawn = [*sampled(options.seed, options.number, options.floors)][len(mutants) :]
         for mutant in run(drawn, covered, options.bound):
             mutants.append(mutant)
-            if options.json:
-                keep(options.json, command, mutants)
+            if path:
+                keep(path, command, mutants)
     print("\n".join([*table(mutants), "", *survivors(mutants)]))
     return 0
 

@@ -10,7 +10,7 @@ import pytest
 from tools import mutations as mutations_module
 from tools.covered_tests import CoverageMap
 from tools.draw_faults import candidates, drawn, sampled
-from tools.mutants import Mutant, chosen, keep, kept, survivors, table
+from tools.mutants import Mutant, chosen, keep, kept, page, survivors, table
 from tools.mutations import ROOT, Mutation, is_python, mutations
 
 SOURCE = '''"""A module."""
@@ -151,5 +151,19 @@ def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
         "| state | 2 | 0 | 0 | 1 | 1 of 2 |",
         "| all | 4 | 1 | 1 | 1 | 2 of 3 |",
     ]
+    text = page([tmp_path / "out.json"])
+    assert "`the command`" in text and all(row in text for row in rows)
     left = survivors(some)[2:]
     assert len(left) == 3 and "both are sets" in left[0] and "`a \\| b` became `a & b`" in left[0]
+
+
+def test_the_page_is_of_the_runs_that_are_kept() -> None:
+    runs = sorted((ROOT / "bench" / "reports" / "proof").glob("mutants-*.json"))
+    assert runs
+    written = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    assert written == page(runs), (
+        "run tools/mutants.py --show bench/reports/proof/mutants-*.json --markdown docs/mutants.md"
+    )
+    for path in runs:
+        unexplained = [each.old for each in kept(path)[1] if not each.test and not each.verdict]
+        assert not unexplained, "a survivor is equivalent, or shows a hole that was closed"
