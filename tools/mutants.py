@@ -32,6 +32,8 @@ from tools.planted_floors import ROOT, nearest
 from tools.warm_pytest import WarmTree
 
 PYTEST = ("-q", "-x", "-m", MARKS)
+READ_SOURCES = ("tests/house/test_constants.py",)
+"""Tests that see lines without executing them."""
 EACH_FILE = 3
 MOST_TESTS = 400
 """Ids that one command line takes."""
@@ -92,7 +94,7 @@ def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str
     names = covered.tests(mutation.file, mutation.number)
     found = chosen(names, covered, bound) if names else nearest(mutation.file, bound)[1][len(PLANTED) + 1 :]
     limits = f"--timeout={2 * bound:g}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
-    return [*PYTEST, *limits, *found]
+    return [*PYTEST, *limits, *found, *(each for each in READ_SOURCES if each not in found)]
 
 
 def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float) -> Mutant:
