@@ -5,10 +5,11 @@
     python tools/mutants.py --show A.json B.json --markdown docs/mutants.md     write the page, run nothing
 
 ``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted in a copy of the tree and tried
-by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: of every test file the fastest first, for
-``--bound`` seconds. For a line that none of them executes those run that ``tools/planted_floors.py`` calls nearest. First
-outcomes are kept; ``--again`` writes beside them. A survivor gets its ``verdict`` by hand, in the file: "equivalent: ..." if
-nobody could tell it from the code as it is, or what was done about its class.
+by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: those first that execute little else, then a
+few of every test file, for ``--bound`` seconds. For a line that none of them executes those run that
+``tools/planted_floors.py`` calls nearest. First outcomes are kept; ``--again`` writes beside them. A survivor gets its
+``verdict`` by hand, in the file: "equivalent: ..." if nobody could tell it from the code as it is, or what was done about its
+class.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Mutant:
 
 
 def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str]:
-    """The first few of each test file, then the first of all, as many as take ``bound`` seconds; a file's together, quick files
-    first.
+    """The first of all, as many as take half of ``bound`` seconds, then the first few of each test file, for the other half; a
+    file's together, quick files first.
 
     Args:
         names: ids of tests in the order of ``CoverageMap.tests``.
@@ -81,10 +82,12 @@ def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str
         files.setdefault(name.partition("::")[0], []).append(name)
     few = [name for own in files.values() for name in own[:EACH_FILE]]
     taken, whole = set[str](), 0.0
-    for name in dict.fromkeys([*few, *names]):
-        if len(taken) < MOST_TESTS and (not taken or whole + covered.seconds[name] <= bound):
-            taken.add(name)
-            whole += covered.seconds[name]
+    for some, most in ((names, bound / 2), (few, bound), (names, bound)):
+        for name in some:
+            fits = not taken or (name not in taken and whole + covered.seconds[name] <= most)
+            if fits and len(taken) < MOST_TESTS:
+                taken.add(name)
+                whole += covered.seconds[name]
     order = sorted(files.values(), key=lambda own: sum(covered.seconds[name] for name in own if name in taken))
     return [name for own in order for name in own if name in taken]
 

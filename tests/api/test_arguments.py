@@ -14,6 +14,7 @@ from headway.core.histogram import Histogram
 from headway.core.messages import EngineStats, RequestUpdate
 from headway.core.params import PoolingParams, SamplingParams
 from headway.core.speculative import SpeculativeConfig
+from headway.runner.config import RunnerConfig
 
 NONE = dict.fromkeys
 ENGINE: dict[str, Any] = {
@@ -47,6 +48,15 @@ THRESHOLDS: dict[str, Any] = {
     "prompt_logits_chunk": 256, "headroom_divisor": 100, "traced_steps": 64, "checkpoint_every": 2048,
     **NONE(("upload_ints", "encoder_cache_rows", "encoder_rows")),
 }  # fmt: skip
+RUNNER_NEEDS = dict.fromkeys(
+    ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "vocab_size", "max_logprobs", "max_upload_ints",
+     "max_in_flight"), 8
+)  # fmt: skip
+RUNNER: dict[str, Any] = {
+    "prompt_logits_chunk": 256, "width": 1, "widths": (1,), "lookahead": 0, "edits_per_row": 1, "has_states": False,
+    "has_latents": False, "max_encoder_rows": 0, "sees": "", "num_stages": 1,
+    "halves_from": (0, 0), "alignment": (),
+}  # fmt: skip
 SIZES = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"), 8)
 WITH_DEFAULTS: list[tuple[type[Any], dict[str, Any], dict[str, Any]]] = [
     (EngineArgs, {}, ENGINE),
@@ -54,6 +64,7 @@ WITH_DEFAULTS: list[tuple[type[Any], dict[str, Any], dict[str, Any]]] = [
     (PoolingParams, {}, NONE([field.name for field in fields(PoolingParams)])),
     (SchedulerConfig, SIZES | {"num_blocks": 99}, SCHEDULER),
     (Thresholds, {}, THRESHOLDS),
+    (RunnerConfig, RUNNER_NEEDS, RUNNER),
     (SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 1}, {"rejection_sample_method": "standard"}),
 ]
 

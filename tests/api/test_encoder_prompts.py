@@ -136,7 +136,7 @@ def test_a_recording_is_the_encoders_and_the_text_the_decoders() -> None:
     ):
         found, [one] = split_prompt(prompt, hearer(), tokenizer())
         assert found == {"prompt_token_ids": ids} and one.key == item.key and one.data == item.data
-    other = audio_item(samples * 0.5, HEARS)
+    other = audio_item(samples * np.float32(0.5), HEARS)
     assert other.key != item.key
 
 

@@ -52,14 +52,15 @@ def named(text: str) -> Iterator[tuple[str, float]]:
         names = targets.elts if isinstance(targets, ast.Tuple) else [targets]
         values = value.elts if isinstance(value, ast.Tuple) else [value]
         if len(names) == 1 and isinstance(names[0], ast.Name):
-            found = [number(each) for each in values]
-            if None not in found:
-                for nth, each in enumerate(found):
-                    yield f"{names[0].id}[{nth}]" if isinstance(value, ast.Tuple) else names[0].id, each or 0
+            numbers = [each for each in map(number, values) if each is not None]
+            if len(numbers) == len(values):
+                for nth, known in enumerate(numbers):
+                    yield f"{names[0].id}[{nth}]" if isinstance(value, ast.Tuple) else names[0].id, known
         elif len(names) == len(values):
             for name, each in zip(names, values, strict=True):
-                if isinstance(name, ast.Name) and number(each) is not None:
-                    yield name.id, number(each) or 0
+                value_of = number(each)
+                if isinstance(name, ast.Name) and value_of is not None:
+                    yield name.id, value_of
 
 
 def found() -> list[str]:

@@ -120,8 +120,9 @@ def test_every_file_has_its_turn(tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text(json.dumps({"tests": [], "files": {}, "seconds": seconds}))
     covered = CoverageMap(tmp_path)
     names = [*seconds]
-    assert chosen(names, covered, 1.375) == ["a.py::0", "a.py::1", "a.py::2", "b.py::1"]
-    assert chosen(names, covered, 1.625) == [*names[:5], "b.py::1"]
+    assert chosen(names, covered, 0.5) == names[:4], "what fits"
+    assert chosen(names, covered, 1.5) == names[:9]
+    assert chosen(names, covered, 2.0) == [*names[:8], "b.py::1"]
     assert chosen(["c.py::1"], covered, 1.0) == ["c.py::1"], "one runs in any case"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -160,8 +161,10 @@ def test_what_states_take_is_what_they_are_said_to_take(seed: int) -> None:
             part.fill_(number)
     own = [part for spec in layout.states if spec is not None for part in spec.parts]
     assert (words[:, :4] == 0).all() or not storage.replays
-    held = sum(part.nbytes for layer in storage.views(layout, words) for part in layer) // slots
-    assert held <= 4 * storage.words(layout) <= held + 16 * (len(own) + 1)
+    shapes = [part.shape if part.name == SSM else (part.shape[0] + storage.drafts, *part.shape[1:]) for part in own]
+    sizes = [storage.part_dtype(part).itemsize * prod(shape) for part, shape in zip(own, shapes, strict=True)]
+    assert 4 * storage.words(layout) == sum(-(-size // 16) * 16 for size in sizes) + 16 * bool(storage.replays)
+    assert [tuple(part.shape[1:]) for layer in storage.views(layout, words) for part in layer] == shapes
 
 
 def test_latents_are_known_as_such() -> None:
