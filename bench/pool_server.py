@@ -1,12 +1,13 @@
 """Processor time of the embedding server's front end a request, over an engine that computes nothing.
 
     python -m bench.pool_server [--tokens 32] [--batch 1] [--clients 256] [--requests 8000] [--rounds 3] [--base64]
-                                [--repository DIR] [--profile FILE] [-- settings of the server]
+                                [--repository DIR ...] [--profile FILE] [-- settings of the server]
 
 The server and its engine are processes of their own, the client is this one; a step of the engine sleeps ``--step-ms`` and
-gives up to 256 texts one vector of ``--width`` numbers each. ``front end`` is the server's processor time over the requests: it
-changes less on a busy machine than requests a second do. With ``--repository`` the rounds alternate between this checkout and
-another one. ``--profile`` writes the server's own calls (cProfile); such a server is slower.
+gives up to 256 texts one vector of ``--width`` numbers each. ``front end`` is the server's processor time over the requests,
+``engine`` that of its process: they change less on a busy machine than requests a second do. With ``--repository``, servers of
+other checkouts run beside it, and each round loads them one after the other, so that all meet the same weather; sums over all
+rounds follow, as ratios to this checkout's. ``--profile`` writes the server's own calls (cProfile); such a server is slower.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -147,8 +148,14 @@ def running(folder: Path, given: argparse.Namespace, options: list[str]) -> Iter
                 server.stop(process)
 
 
+def engine_of(pid: int) -> int:
+    """The first process that the server has started."""
+    return min(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()))
+
+
 async def load(port: int, pid: int, given: argparse.Namespace) -> dict[str, float]:
     """One round."""
+    engine = engine_of(pid)
     address = Address("127.0.0.1", port)
     client, rng = HttpClient(address), random.Random(0)
     more = {"encoding_format": "base64"} if given.base64 else {}
@@ -159,14 +166,16 @@ async def load(port: int, pid: int, given: argparse.Namespace) -> dict[str, floa
     requests = [address.request("POST", "/v1/embeddings", {}, body) for body in bodies]
     try:
         await _clients(client, requests, given.clients)
-        before, start = processor_seconds(pid), time.perf_counter()
+        before, start = [processor_seconds(each) or 0.0 for each in (pid, engine)], time.perf_counter()
         latencies = await _clients(client, [requests[i % 256] for i in range(given.requests)], given.clients)
-        after, seconds = processor_seconds(pid), time.perf_counter() - start
+        after, seconds = [processor_seconds(each) or 0.0 for each in (pid, engine)], time.perf_counter() - start
     finally:
         await client.close()
+    front, inside = ((end - begin) / given.requests * 1e6 for begin, end in zip(before, after, strict=True))
     return {
         "requests_s": given.requests / seconds,
-        "front_us": ((after or 0.0) - (before or 0.0)) / given.requests * 1e6,
+        "front_us": front,
+        "engine_us": inside,
         "p50_ms": float(np.percentile(latencies, 50)) * 1e3,
     }
 
@@ -182,22 +191,29 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--step-ms", type=float, default=3.0)
     parser.add_argument("--base64", action="store_true")
-    parser.add_argument("--repository", type=Path, help="another checkout, to be compared with")
+    parser.add_argument("--repository", type=Path, action="append", default=[], help="another checkout, to be compared")
     parser.add_argument("--profile", default="")
     mine, options = sys.argv[1:], []
     if "--" in mine:
         mine, options = mine[: mine.index("--")], mine[mine.index("--") + 1 :]
     given = parser.parse_args(mine)
-    folders = [ROOT] if given.repository is None else [given.repository.resolve(), ROOT]
-    print("| checkout | requests/s | front end us | p50 ms |\n|---|---|---|---|")
-    for _ in range(given.rounds):
-        for folder in folders:
-            with running(folder, given, options) as (port, pid):
-                found = asyncio.run(load(port, pid, given))
-            print(
-                f"| {folder.name} | {found['requests_s']:,.0f} | {found['front_us']:.0f} | {found['p50_ms']:.1f} |",
-                flush=True,
-            )
+    folders = [ROOT, *(folder.resolve() for folder in given.repository)]
+    print("| checkout | requests/s | front end us | engine us | p50 ms |\n|---|---|---|---|---|")
+    sums = {folder: [0.0, 0.0] for folder in folders}
+    with ExitStack() as stack:
+        live = {folder: stack.enter_context(running(folder, given, options)) for folder in folders}
+        for number in range(given.rounds):
+            for folder in folders[:: -1 if number % 2 else 1]:
+                found = asyncio.run(load(*live[folder], given))
+                times = found["front_us"], found["engine_us"]
+                sums[folder] = [total + more for total, more in zip(sums[folder], times, strict=True)]
+                print(
+                    f"| {folder.name} | {found['requests_s']:,.0f} | {times[0]:.0f} | {times[1]:.0f} | {found['p50_ms']:.1f} |",
+                    flush=True,
+                )
+    for folder in folders[1:]:
+        front, both = sums[folder][0] / sums[ROOT][0], sum(sums[folder]) / sum(sums[ROOT])
+        print(f"{folder.name}: front end {front:.2f}, with the engine {both:.2f} times this checkout's")
 
 
 if __name__ == "__main__":

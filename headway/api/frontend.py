@@ -11,6 +11,7 @@ from headway.api.control_text import MarkedText
 from headway.api.inputs import Door
 from headway.api.pictures.clips import Clip
 from headway.api.pictures.content import PLACE, shown, take_pictures
+from headway.api.pictures.sounds import Sound
 from headway.api.prompts import Prompt
 from headway.core.config import EngineArgs
 from headway.core.errors import InvalidRequestError
@@ -86,7 +87,7 @@ def load_pictures(args: EngineArgs, info: ModelInfo, tokenizer: Tokenizer | None
     folder = folder if folder.is_dir() else folder.parent
     config = json.loads((folder / "config.json").read_text("utf-8")) | (args.hf_overrides or {})
     limits = {**DEFAULT_LIMITS, **(args.limit_mm_per_prompt or {})}
-    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limits)
+    return Pictures(info.vision, info.architecture, folder, config, tokenizer, limits, info.sound)
 
 
 class ChatRenderer:
@@ -145,7 +146,10 @@ def chat_prompt(door: Door, renderer: ChatRenderer, talk: Sequence[Message], opt
     messages, pictures = take_pictures(talk)
     if door.pictures is None:
         if pictures:
-            raise InvalidRequestError(f"{door.info.architecture} sees no pictures; leave images out", "messages")
+            raise InvalidRequestError(
+                f"{door.info.architecture} sees no pictures and hears no recordings in prompts; leave them out",
+                "messages",
+            )
         return renderer.render(talk, options)
     text = renderer.render(messages, options, sighted=True)
     return picture_prompt(door.pictures, text, pictures) if pictures else text
@@ -157,8 +161,10 @@ def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Pro
         text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)
     else:
         text = text.replace(PLACE, door.marker)
-    clips = [each for each in pictures if isinstance(each, Clip)]
-    data = {"image": [each for each in pictures if not isinstance(each, Clip)]} | ({"video": clips} if clips else {})
+    data: dict[str, list[object]] = {"image": []}
+    for each in pictures:
+        kind = "video" if isinstance(each, Clip) else "audio" if isinstance(each, Sound) else "image"
+        data.setdefault(kind, []).append(each)
     return {"prompt": text, "multi_modal_data": data}
 
 

@@ -175,7 +175,7 @@ class Door:
             for child in children.children if media else ():
                 child.media, child.speech, child.align = list(media), speech, align
         else:
-            place(self.info.vision, children.children, ids, media)
+            place(self.info, children.children, ids, media)
         if params.structured_outputs is not None:
             grammar = self._structured_door().prepare(params, grammar, job)
             for child in children.children:
@@ -322,6 +322,7 @@ class Door:
     def _bad_words(self, words: Iterable[str]) -> list[list[int]]:
         """Token sequences of each word as it stands and, where that is a different word token, after a space."""
         sequences: list[list[int]] = []
+        total = 0
         if self.tokenizer is None:
             return sequences
         for word in words:
@@ -332,13 +333,13 @@ class Door:
             sequences.append(plain)
             if spaced[0] != plain[0] and len(spaced) == len(plain):
                 sequences.append(spaced)
-        total = sum(map(len, sequences))
-        if len(sequences) > MAX_BAD_WORDS_SEQUENCES or total > MAX_BAD_WORDS_TOKENS:
-            raise InvalidRequestError(
-                f"bad_words come to {len(sequences)} sequences of {total} tokens together; "
-                f"at most {MAX_BAD_WORDS_SEQUENCES} sequences and {MAX_BAD_WORDS_TOKENS} tokens are allowed",
-                "bad_words",
-            )
+            total += len(plain) + (len(spaced) if sequences[-1] is spaced else 0)
+            if len(sequences) > MAX_BAD_WORDS_SEQUENCES or total > MAX_BAD_WORDS_TOKENS:  # before more is tokenised
+                raise InvalidRequestError(
+                    f"bad_words come to more than {MAX_BAD_WORDS_SEQUENCES} sequences or {MAX_BAD_WORDS_TOKENS} tokens "
+                    "together, which is the most",
+                    "bad_words",
+                )
         for token in itertools.chain.from_iterable(sequences):
             if not 0 <= token < self.info.vocab_size:
                 raise InvalidRequestError(f"bad_words: token id {token} is outside of the vocabulary", "bad_words")

@@ -11,7 +11,8 @@ from headway.core.errors import InvalidRequestError
 class TextPrompt(TypedDict, total=False):
     """``{"prompt": text}``, optionally with a ``cache_salt``: only equal salts share cached prefixes; and with
     ``parse_special``: by default control tokens that the text spells become such, with False they stay text. Models with
-    sight take ``multi_modal_data``, ``{"image": picture or list of them}``, and text with a placeholder for each.
+    sight take ``multi_modal_data``, ``{"image": picture or list of them}``, and text with a placeholder for each; those that
+    hear ``{"audio": (samples, rate), a file's bytes, or a list of them}``, too.
     """
 
     prompt: str

@@ -23,7 +23,7 @@ MAX_TABLE_INTS = CLASS_INTS + MAX_TRANSITION_INTS + (MAX_STATES + 1) // 2
 MAX_TOKEN_BYTES = 32
 """Longer tokens (runs of blanks or dashes, mostly) are not used inside a grammar: shorter ones spell the same text."""
 
-MATCHER_LIMITS = {"max_lexer_states": 40_000, "max_items_in_row": 20_000}
+MATCHER_LIMITS = {"max_lexer_states": 40_000, "max_items_in_row": 20_000, "verbose_errors": False}
 """Of the host's matcher for one request, at the door and in the engine: they bound what it remembers, to some 80 MB."""
 
 

@@ -37,7 +37,8 @@ class EngineArgs:
         revision: hub revision, pinned for every file.
         dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
         quantization: "auto" keeps matrices of GGUF files in their blocks where that is faster: on CPUs with native kernels
-            when ``dtype`` is "auto" (weights become a dtype that is named). "gguf" insists on blocks, "none" never keeps them.
+            when ``dtype`` is "auto" (activations are rounded to 8 bits in products) or "float32" (they are not); else weights
+            are dequantised. "gguf" insists on blocks and rounded activations, "none" never keeps them.
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.
@@ -73,7 +74,7 @@ class EngineArgs:
             back-pressure (``EngineStats.host_waits``); needs CUDA.
         speculative_config: guess tokens ahead and verify several a step: a mapping, on the command line JSON, such as
             {"method": "ngram", "num_speculative_tokens": 4} (docs/speculative.md); None: do not.
-        limit_mm_per_prompt: most pictures and videos in a prompt, {"image": 4}; 32 and 4 by default.
+        limit_mm_per_prompt: most pictures, videos and recordings in a prompt, {"image": 4}; 32, 4 and 8 by default.
         encoder_step_ratio: how long encoders of pictures, and prompts with pictures, may hold up a step in which others decode,
             in times of such a step; inf: a picture is encoded in one step.
         multiprocess: run the engine in its own process (default: LLM no, AsyncLLM yes).
@@ -150,7 +151,7 @@ class EngineArgs:
             setattr(self, name, _json_object(name, getattr(self, name)))
         self.speculative_config = read_speculative(self.speculative_config)
         for name, limit in (self.limit_mm_per_prompt or {}).items():
-            if name not in ("image", "video") or not _is_count(limit, 0):
+            if name not in ("image", "video", "audio") or not _is_count(limit, 0):
                 raise ConfigError(
                     f'limit_mm_per_prompt may have {{"image": integer >= 0, "video": ...}}; got {{{name!r:.40}: {limit!r:.40}}}'
                 )
@@ -300,6 +301,7 @@ class SchedulerConfig:
             steps with rows that decode, so that these keep their pace, where the encoder is not cut.
         encoder_cache_rows: of the encoder cache; 0: the model reads no outputs in place of tokens.
         encoder_blocks: what each block of the encoder costs; (): it is not cut over steps.
+        sound_blocks: the same of the encoder that hears, where there is one beside it.
         encoder_work: multiply-adds of the encoder in a step with rows that decode, but for a single block that has more; 0: an
             item is encoded in one step.
         media_tokens: most tokens beside rows that decode of a prompt's row with pictures, but for tokens that see each other;
@@ -329,6 +331,7 @@ class SchedulerConfig:
     max_encoder_rows: int = 0
     encoder_cache_rows: int = 0
     encoder_blocks: tuple[BlockCost, ...] = ()
+    sound_blocks: tuple[BlockCost, ...] = ()
     encoder_work: int = 0
     media_tokens: int = 0
     sees: str = ""

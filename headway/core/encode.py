@@ -42,7 +42,7 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     """One recording, picture or text, prepared for the encoder.
 
     Attributes:
-        kind: "audio", "text" or "image".
+        kind: "audio", "text" or "image"; of a recording in a prompt "audio", too.
         key: names the outputs: a digest of the content and of every option that changes them. Equal keys, equal outputs.
         rows: outputs, exactly; >= 1.
         sizes: what else the encoder must know as host integers: frames, patches, grids.
@@ -79,7 +79,8 @@ class MediaRun(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
         first: its output that the first token is.
         start, end: positions.
         base: first position of the rotation, where that is by place in a picture.
-        columns: of the picture then; token i of the run is at row i // columns.
+        columns: of the picture then; token i of the run is at row i // columns. 0: it is no picture, and its tokens see no
+            later ones.
         behind: what is added to positions of the tokens behind the run, up to the next one.
         late: what is added to ``base`` for its time.
     """

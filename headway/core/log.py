@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 logger = logging.getLogger("headway")
+PLAIN: Final = re.compile(r"[^\s\"=]*")
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,10 +38,17 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        text = " ".join([record.levelname, record.getMessage(), *(f"{k}={v}" for k, v in fields.items())])
-        # A client chooses the path: what it writes must stay on its line.
+        text = " ".join([record.levelname, record.getMessage(), *(f"{k}={_word(v)}" for k, v in fields.items())])
+        # A client chooses the path: what it writes must stay on its line, and in its field.
         text = text.encode("unicode_escape").decode()
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+def _word(value: Any) -> str:
+    """A value as one word: in quotes, and without any inside, where it could be taken for several or for another field."""
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return '"' + value.replace('"', "'") + '"'
+    return str(value)
 
 
 def show(log_format: str, level: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures as API and engine speak of them: plain numbers, no pixels and no torch."""
+"""Pictures and recordings in prompts as API and engine speak of them: plain numbers, no pixels and no torch."""
 
 from __future__ import annotations
 
@@ -69,3 +69,24 @@ class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
     longest: int = 0
     cache_rows: int = 0
     longest_whole: int = 0
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Placeholders of pictures, and of videos."""
+        return self.token, self.video_token
+
+
+class SoundInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What the API floor must know of a model that hears recordings within its prompts.
+
+    Attributes:
+        token: id of the token that stands for each row in a prompt.
+        mel_bins: of a spectrogram.
+        reach: most rows that one sees in a block of the tower.
+        longest: most rows of a recording.
+    """
+
+    token: int
+    mel_bins: int
+    reach: int
+    longest: int

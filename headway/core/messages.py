@@ -13,7 +13,7 @@ from headway.core.automaton import Automaton
 from headway.core.encode import EncoderItem, MediaRun
 from headway.core.hearing import Alignment, HearingInfo, SpeechRules
 from headway.core.histogram import Histogram
-from headway.core.media import VisionInfo
+from headway.core.media import SoundInfo, VisionInfo
 from headway.core.params import SamplingParams
 from headway.core.pooling import PoolingInfo
 from headway.core.task import Task
@@ -194,6 +194,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
         tasks: what requests may want; "generate", or some that pool.
         pooling: what these give; None where the engine generates.
         vision: how pictures are prepared; None: the model sees none.
+        sound: how recordings in prompts are prepared; None: the model hears none there.
         hearing: what transcribing needs to know; None: the model does not hear.
         encoder: what its decoder's cross-attention reads, "audio" or "text"; "" for other models.
         decoder_start: tokens that its decoder begins with where the caller names none.
@@ -217,6 +218,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
     vision: VisionInfo | None = None
+    sound: SoundInfo | None = None
     hearing: HearingInfo | None = None
     encoder: str = ""
     decoder_start: list[int] = []

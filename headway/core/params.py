@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -25,6 +27,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 2**19
+PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 MAX_LOGPROBS_OF_A_REQUEST = 2**22
 """Log-probabilities that a request with several completions may come to: they are kept until it ends, .2 KB each."""
 
@@ -56,7 +59,25 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _token_id(given: object) -> int:
+    """A key of ``logit_bias``, which JSON has as text. Raises ValueError or TypeError: it is no plain whole number."""
+    if isinstance(given, str):
+        if not PLAIN_NUMBER.fullmatch(given):
+            raise ValueError(given)
+        return int(given)
+    if isinstance(given, bool):
+        raise TypeError(given)
+    return operator.index(given)  # type: ignore[arg-type]
+
+
+def _real(given: Any) -> float:
+    """A value of ``logit_bias``. Raises TypeError or OverflowError: it is no number."""
+    if isinstance(given, (str, bool)):
+        raise TypeError(given)
+    return float(given)
 
 
 @refuse_unknown
@@ -227,8 +248,8 @@ class SamplingParams:
             if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:
                 _refuse("logit_bias", f"must be a dict of at most {MAX_LOGIT_BIAS} token ids to numbers")
             try:
-                bias = {int(token): float(value) for token, value in bias.items()}
-            except (TypeError, ValueError):
+                bias = {_token_id(token): _real(value) for token, value in bias.items()}
+            except (TypeError, ValueError, OverflowError):
                 _refuse("logit_bias", f"must map integer token ids to numbers, got {self.logit_bias!r:.80}")
             for token, value in bias.items():
                 if not math.isfinite(value) or abs(value) > 100:

@@ -26,7 +26,7 @@ from headway.engine.core import EngineCore
 from headway.engine.draft_pacer import DraftPacer
 from headway.engine.drafts import Drafts, Loading
 from headway.engine.extras import Extras, Pooling
-from headway.engine.gguf_blocks import keeps_blocks
+from headway.engine.gguf_blocks import block_use
 from headway.engine.hearing import alignment_heads, encoder_tables, hears, refuse_drafts
 from headway.engine.host_waits import HostWaits
 from headway.engine.model_info import model_info
@@ -270,7 +270,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         max_model_len=longest + extras.num_drafts + extras.lookahead,
         progress=progress,
         seed=args.seed,
-        keep_blocks=keeps_blocks(args, checkpoint, dtype, device),
+        blocks=block_use(args, checkpoint, dtype, device),
         config=config,
     )
     if model.spec.pooling is not None and extras.pooling is None:

@@ -1,4 +1,4 @@
-"""Whether matrices of a GGUF file stay in the blocks that they are stored in."""
+"""What becomes of matrices that a GGUF file stores in blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from headway.core.errors import ConfigError
 from headway.core.log import logger
 from headway.device.base import Device
 from headway.kernels.cpu.ops import available as native_kernels
+from headway.models.quantized_weights import BlockUse
 from headway.weights import Checkpoint
 
 
-def keeps_blocks(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, device: Device) -> bool:
-    """Whether matrices of a GGUF file stay in their blocks, as ``EngineArgs.quantization`` says."""
+def block_use(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, device: Device) -> BlockUse:
+    """How the blocks of a GGUF file are multiplied, as ``EngineArgs.quantization`` and ``dtype`` say.
+
+    Raises:
+        ConfigError: quantization='gguf', and they cannot stay.
+    """
     name = str(dtype).removeprefix("torch.")
     why_not = None
     if not checkpoint.in_blocks:
@@ -24,10 +29,16 @@ def keeps_blocks(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, d
         why_not = f"blocks are multiplied with float32 or bfloat16, not {name}"
     elif not native_kernels():
         why_not = "the native CPU kernels are off or cannot be built here"
-    if args.quantization == "gguf" and why_not is not None:
-        raise ConfigError(f"quantization='gguf' cannot be: {why_not}; use quantization='auto'")
-    keeps = why_not is None and (args.quantization == "gguf" or (args.quantization == "auto" and args.dtype == "auto"))
-    if checkpoint.in_blocks and not keeps:
+    if args.quantization == "gguf":
+        if why_not is not None:
+            raise ConfigError(f"quantization='gguf' cannot be: {why_not}; use quantization='auto'")
+        return BlockUse.ROUNDED
+    if why_not is None and args.quantization == "auto":
+        if args.dtype == "auto":
+            return BlockUse.ROUNDED
+        if dtype is torch.float32:
+            return BlockUse.EXACT
+    if checkpoint.in_blocks:
         reason = why_not or f"quantization={args.quantization!r}, dtype={args.dtype!r}"
         logger.info("GGUF blocks are dequantised to %s: %s", name, reason)
-    return keeps
+    return BlockUse.DEQUANTIZED

@@ -17,6 +17,9 @@ from headway.core.messages import AddRequest
 from headway.core.plan import Int32s
 from headway.sampling.logit_edits import token_bits
 
+SPELLED_BYTES = 256
+"""So much of a text that a grammar forces is spelled in tokens; the library asks again in each step, and for all of it."""
+
 
 class Next(NamedTuple):
     """What a request may draw next (int32 words, see ``StepPlan.masks``), or why it can go on no more."""
@@ -38,7 +41,7 @@ class _Open:
 
 class _Spelling:
     """The vocabulary as the matcher library wants it. It asks how texts that the grammar forces may be spelled; the longest
-    token first is as good as any answer, since forced texts are masked like all others.
+    token first is as good as any answer, since forced texts are masked like all others, and so is a part of it.
     """
 
     bos_token_id = None
@@ -52,6 +55,7 @@ class _Spelling:
     def __call__(self, text: bytes) -> list[int]:
         found: list[int] = []
         start = 0
+        text = text[:SPELLED_BYTES]
         while start < len(text):
             ends = range(min(len(text), start + self._longest), start, -1)
             end = next((end for end in ends if text[start:end] in self._ids), None)
@@ -163,7 +167,8 @@ class HostGrammars:
             if token is None:
                 opened.matcher = self._new_matcher(opened.request)
             elif opened.matcher.try_consume_tokens([token]) != 1:
-                return Next(request_id, None, f"its grammar does not allow token {token}")
+                fault = _first_line(opened.matcher.get_error()) if opened.matcher.is_error() else ""
+                return Next(request_id, None, fault or f"its grammar does not allow token {token}")
             mask = np.frombuffer(opened.matcher.compute_bitmask(), np.int32)
             if opened.matcher.is_error():
                 return Next(request_id, None, _first_line(opened.matcher.get_error()))

@@ -42,6 +42,7 @@ def model_info(args: EngineArgs, loaded: Loaded, sizes: Sizes) -> ModelInfo:
         notes=list(loaded.device.notes),
         tasks=(Task.GENERATE,) if loaded.extras.pooling is None else loaded.extras.pooling.tasks,
         vision=vision_info(loaded.model.spec, sizes),
+        sound=None if loaded.model.spec.pooling is not None else loaded.model.spec.sound,
         pooling=pooling_info(args, loaded.model, loaded.checkpoint, sizes.max_model_len),
         **encoder_info(loaded.model.spec, loaded.checkpoint, aligns=bool(heads)),
     )

@@ -38,7 +38,8 @@ def encoder_cache_rows(spec: ModelSpec, sizes: Sizes) -> int:
     """Rows of the encoder cache: several of the largest items. 0: there is none."""
     if spec.encoder is None or not spec.encoder.width:
         return 0
-    return sizes.thresholds.encoder_cache_rows or max(ENCODER_CACHE_ITEMS * spec.encoder.longest, ENCODER_CACHE_LEAST)
+    longest = max(each.longest for each in spec.encoder.both)
+    return sizes.thresholds.encoder_cache_rows or max(ENCODER_CACHE_ITEMS * longest, ENCODER_CACHE_LEAST)
 
 
 def staged_rows(spec: ModelSpec, sizes: Sizes) -> int:
@@ -87,6 +88,7 @@ def scheduled(spec: ModelSpec, sizes: Sizes, ratio: float, dtype: torch.dtype) -
         tokens = max(int((1 + ratio) * dtype.itemsize * FLOPS_PER_BYTE / 2) // LEAST_TOKENS, 1) * LEAST_TOKENS
     return {
         "encoder_blocks": () if spec.encoder is None else spec.encoder.blocks,
+        "sound_blocks": () if spec.encoder is None or spec.encoder.beside is None else spec.encoder.beside.blocks,
         "encoder_work": work,
         "media_tokens": tokens,
         "max_encoder_rows": encoder_rows(spec, sizes),

@@ -16,7 +16,7 @@ from headway.core.cache import CacheLayout
 from headway.core.encode import BlockCost
 from headway.core.errors import WeightsError
 from headway.core.hearing import AlignedRow
-from headway.core.media import VisionInfo
+from headway.core.media import SoundInfo, VisionInfo
 from headway.models.fields import Fields
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
@@ -63,6 +63,7 @@ class ModelSpec:
         pooling: what it gives instead of logits; None: it generates.
         encoder: what its encoder takes; None: it has none, and ``encode`` is never called.
         vision: how pictures are prepared for it; None: it sees none.
+        sound: how recordings in prompts are prepared for it; None: it hears none there.
         vocabulary: logits are of this part of the vocabulary alone, and other ranks have the others; None: of all of it.
         stage: other ranks have other layers; None: all layers are here.
     """
@@ -83,6 +84,7 @@ class ModelSpec:
     pooling: PoolingSpec | None = None
     encoder: EncoderSpec | None = None
     vision: VisionInfo | None = None
+    sound: SoundInfo | None = None
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
 
@@ -141,6 +143,7 @@ class EncoderSpec:
         patches: what an output takes of the encoder's time, in units of its input.
         blocks: what each of its blocks costs, where they run one by one (``PartedModel``); (): they run at once.
         sizes: of the longest item, see ``EncoderItem``.
+        beside: a second one, of another kind, whose outputs lie in the same cache and are as wide; None: there is none.
     """
 
     kind: str
@@ -150,6 +153,12 @@ class EncoderSpec:
     patches: int = 1
     blocks: tuple[BlockCost, ...] = ()
     sizes: tuple[int, ...] = ()
+    beside: EncoderSpec | None = None
+
+    @property
+    def both(self) -> tuple[EncoderSpec, ...]:
+        """It, and what stands beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def words(self) -> int:
@@ -401,6 +410,9 @@ class PartedModel(Model, Protocol[Shape, Buffers]):
 
     def exact_shape(self, sizes: tuple[int, ...]) -> Shape:
         """Of an item of ``sizes``."""
+
+    def blocks_of(self, shape: Shape) -> tuple[BlockCost, ...]:
+        """The blocks that passes of ``shape`` go through."""
 
     def open_pass(self, item: EncoderInput, buffers: Buffers, shape: Shape) -> None:
         """An item's pass begins, padded to ``shape``; ``item.places`` is not read."""

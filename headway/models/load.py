@@ -14,7 +14,7 @@ from headway.core.errors import OutOfMemoryError, WeightsError
 from headway.core.log import logger
 from headway.kernels.quant_linear.formats import BLOCK_TYPES
 from headway.models.interface import Model, ModelConfig, ModelSpec, WeightMap
-from headway.models.quantized_weights import BlockKeeper, told
+from headway.models.quantized_weights import BlockKeeper, BlockUse, told
 from headway.models.registry import model_class, read_config
 from headway.weights import Checkpoint
 from headway.weights.gguf import BlockTensor
@@ -50,7 +50,7 @@ def load_model(
     max_model_len: int,
     progress: bool,
     seed: int,
-    keep_blocks: bool = False,
+    blocks: BlockUse = BlockUse.DEQUANTIZED,
     config: ModelConfig | None = None,
 ) -> Model:
     """Build the model a checkpoint describes, with its weights on ``device`` in ``dtype``.
@@ -61,7 +61,7 @@ def load_model(
         progress: show a bar on stderr if that is a terminal.
         seed: of the random weights when the checkpoint is a dummy.
         config: of the model, where it is not as its architecture says.
-        keep_blocks: leave matrices of a GGUF file in their blocks where kernels multiply from them (``kernels.quant_linear``).
+        blocks: what becomes of matrices of a GGUF file for which there are kernels (``kernels.quant_linear``).
 
     Raises:
         UnsupportedModelError: the configuration asks for something not implemented; raised before any allocation.
@@ -73,10 +73,10 @@ def load_model(
     if checkpoint.is_dummy:
         fill_randomly(model, seed)
     else:
-        keeper = BlockKeeper(model) if keep_blocks else None
-        fill(model, _with_progress(checkpoint, BLOCK_TYPES if keep_blocks else (), show=progress), keeper)
+        keeper = None if blocks is BlockUse.DEQUANTIZED else BlockKeeper(model, exact=blocks is BlockUse.EXACT)
+        fill(model, _with_progress(checkpoint, BLOCK_TYPES if keeper else (), show=progress), keeper)
         if keeper is not None:
-            logger.info("%s", told(*keeper.finish(), checkpoint.quantized))
+            logger.info("%s", told(*keeper.finish(), checkpoint.quantized, exact=keeper.exact))
     model.finalize()
     return model.eval()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from torch import nn
 
@@ -12,6 +13,18 @@ from headway.models.interface import Model, Target
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.linear import Linear
 from headway.weights.gguf import TENSOR_TYPES, BlockTensor
+
+
+class BlockUse(Enum):
+    """What becomes of weights in GGUF blocks.
+
+    DEQUANTIZED: they are loaded as any others. ROUNDED: products are of blocks and of activations rounded to 8 bits. EXACT: of
+    blocks and of activations in float32, which gives the bits of weights dequantised to that.
+    """
+
+    DEQUANTIZED = "dequantized"
+    ROUNDED = "rounded"
+    EXACT = "exact"
 
 
 @dataclass(slots=True)
@@ -35,10 +48,14 @@ class BlockKeeper:
 
     Layers are found by the memory of the destinations that they gave out, which stays untouched when blocks take its place:
     pages of it are never written, so the machine never provides them.
+
+    Args:
+        exact: products are ``BlockUse.EXACT``, else ROUNDED.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, exact: bool) -> None:
         assert isinstance(model, nn.Module)
+        self.exact = exact
         self._tied = {
             id(module.weight): module for module in model.modules() if isinstance(module, Linear) and module.tied
         }
@@ -70,7 +87,8 @@ class BlockKeeper:
                 continue
             weight = layer.weight
             bias = layer.bias if isinstance(layer, Linear) else None
-            packed = QuantizedLinear([(part.type_id, part.rows) for part in whole], weight.shape[1], bias)
+            rows = [(part.type_id, part.rows) for part in whole]
+            packed = QuantizedLinear(rows, weight.shape[1], bias, exact=self.exact)
             num_bytes += packed.packed.nbytes
             kept.update(TENSOR_TYPES[part.type_id].name for part in whole)
             layer.keep_blocks(packed)
@@ -87,12 +105,13 @@ class BlockKeeper:
         parts.found.clear()
 
 
-def told(kept: Counter[str], num_bytes: int, in_file: Counter[str]) -> str:
+def told(kept: Counter[str], num_bytes: int, in_file: Counter[str], *, exact: bool) -> str:
     """What the log says about the blocks of a file."""
 
     def listed(counts: Counter[str]) -> str:
         return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
 
-    message = f"matrices kept in GGUF blocks: {listed(kept)} ({num_bytes / 2**20:.1f} MiB)"
+    how = ", multiplied with float32" if exact else ""
+    message = f"matrices kept in GGUF blocks{how}: {listed(kept)} ({num_bytes / 2**20:.1f} MiB)"
     rest = in_file - kept
     return f"{message}; dequantised: {listed(rest)}" if rest else message

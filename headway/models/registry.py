@@ -57,7 +57,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": "headway.models.granite:GraniteMoeSharedForCausalLM",
         "HunYuanDenseV1ForCausalLM": "headway.models.hunyuan:HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM": "headway.models.hunyuan:HunYuanMoEV1ForCausalLM",
-        "Gemma4ForConditionalGeneration": "headway.models.sighted:Gemma4ForConditionalGeneration",
+        "Gemma4ForConditionalGeneration": "headway.models.gemma4_media:Gemma4ForConditionalGeneration",
         "HeliumForCausalLM": "headway.models.ernie:HeliumForCausalLM",
         "Idefics3ForConditionalGeneration": "headway.models.sighted:Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration": "headway.models.sighted:InternVLForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""Decoders with sight: Gemma 3 and 4, PaliGemma, Llava, Idefics3 and SmolVLM, Qwen2-VL to Qwen3-VL, Mistral3, InternVL.
+"""Decoders with sight: Gemma 3, PaliGemma, Llava, Idefics3 and SmolVLM, Qwen2-VL to Qwen3-VL, Mistral3, InternVL.
 
 Each is a decoder of the registry, read from ``text_config``, and a tower with its projector (``models.vision.families``).
 """
@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from headway.core.errors import UnsupportedModelError
-from headway.models.blocks import BlockSpec
-from headway.models.config import map_blocks
 from headway.models.decoder import DecoderConfig
 from headway.models.fields import Fields
-from headway.models.gemma4 import Gemma4ForCausalLM, PerLayerConfig
 from headway.models.layers.activation import ACTIVATIONS
 from headway.models.layers.norm import NormSpec
 from headway.models.vision import families
 from headway.models.vision.spec import ProjectorSpec
 from headway.models.vision_language import SightConfig, SightedConfig, VisionLanguageModel
-from headway.state.batch import StepBatch
-from headway.state.cache_pool import CachePool
 
 _LLAVA = (
     ("language_model.model.", "model."),
@@ -33,11 +26,6 @@ _LLAVA = (
     ("model.vision_tower.", "vision_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
     ("vision_tower.vision_model.", "vision_tower."),
-)
-_GEMMA4 = (
-    ("model.language_model.", "model."),
-    ("model.vision_tower.", "vision_tower."),
-    ("model.embed_vision.", "embed_vision."),
 )
 _QWEN = (("model.visual.", "visual."), ("model.language_model.", "model."), ("language_model.model.", "model."))
 _IDEFICS = (
@@ -57,7 +45,7 @@ _TEXT_CLASSES: Mapping[str, str] = {
 """model_type of a text_config -> the decoder it is."""
 
 
-def _text(fields: Fields, decoder: str, *, tied: bool, drop: tuple[str, ...] = ()) -> DecoderConfig:
+def sighted_text(fields: Fields, decoder: str, *, tied: bool, drop: tuple[str, ...] = ()) -> DecoderConfig:
     """The decoder in ``text_config``, or among the fields themselves, as older exporters wrote them.
 
     Args:
@@ -100,14 +88,16 @@ def _sighted(fields: Fields, text: DecoderConfig, sight: SightConfig) -> Sighted
     return SightedConfig(**values, sight=sight)
 
 
-def _vision(fields: Fields) -> Fields:
+def vision_fields(fields: Fields) -> Fields:
+    """The fields of the tower. Raises UnsupportedModelError: there are none."""
     found = fields.get("vision_config")
     if not isinstance(found, Mapping):
         raise fields.refuse("vision_config", "is not there")
     return Fields(found)
 
 
-def _token(fields: Fields, default: int) -> int:
+def image_token(fields: Fields, default: int) -> int:
+    """The id that stands for a picture's rows."""
     for name in ("image_token_id", "image_token_index"):
         if fields.get(name) is not None:
             return fields.count(name)
@@ -133,8 +123,8 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         }  # fmt: skip
-        text = _text(fields.replaced(text_config={**defaults, **nested}), "Gemma3ForCausalLM", tied=True)
-        vision = _vision(fields)
+        text = sighted_text(fields.replaced(text_config={**defaults, **nested}), "Gemma3ForCausalLM", tied=True)
+        vision = vision_fields(fields)
         norm = NormSpec(vision.number("layer_norm_eps", 1e-6, least=0), plus_one=True)
         projector = ProjectorSpec(
             merges="mean", norm="mm_soft_emb_norm", norm_spec=norm, norm_behind=True,
@@ -148,70 +138,13 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             raise fields.refuse("mm_tokens_per_image", f"does not divide the picture's {tower.positions}^2 patches")
         tower = replace(tower, group=tower.positions // rows)
         sight = SightConfig(
-            vision=tower, token=_token(fields, 262144), sees="spans", one_size=_pixels(vision, 224), beginnings=_LLAVA
+            vision=tower,
+            token=image_token(fields, 262144),
+            sees="spans",
+            one_size=_pixels(vision, 224),
+            beginnings=_LLAVA,
         )
         return _sighted(fields, text, sight)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gemma4SightedConfig(PerLayerConfig):
-    """Gemma 4 with sight.
-
-    Attributes:
-        media: ids that stand for pictures and sounds.
-        padding: the id that is read in their place, by the inputs of layers, too.
-    """
-
-    sight: SightConfig
-    media: tuple[int, ...]
-    padding: int
-
-
-class Gemma4ForConditionalGeneration(VisionLanguageModel, Gemma4ForCausalLM):
-    """Gemma 4: pictures of any shape; in sliding layers of larger models tokens of a picture see each other. No sounds."""
-
-    def __init__(
-        self, config: Gemma4SightedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
-    ) -> None:
-        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
-        self._media, self._padding = config.media, config.padding
-
-    def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
-        ids = batch.input_ids
-        for token in self._media:
-            ids = torch.where(ids == token, self._padding, ids)
-        return super()._inputs(replace(batch, input_ids=ids), caches)
-
-    @staticmethod
-    def read(fields: Fields) -> Gemma4SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text = _text(fields, "Gemma4ForCausalLM", tied=True, drop=("use_bidirectional_attention",))
-        assert isinstance(text, PerLayerConfig)
-        nested = Fields(fields.get("text_config") or {})
-        both_ways = nested.get("use_bidirectional_attention")
-        if both_ways not in (None, "vision"):
-            raise nested.refuse("use_bidirectional_attention", "is not implemented; 'vision' is")
-
-        def change(_layer: int, block: BlockSpec) -> BlockSpec:
-            return replace(block, mixer=replace(block.attention, ahead=block.attention.window > 0))
-
-        text = map_blocks(text, change)
-        tower = families.gemma4_tower(_vision(fields), text.hidden_size)
-        token = _token(fields, 258880)
-        defaults = fields.with_defaults(video_token_id=258884, audio_token_id=258881)
-        media = tuple(defaults[name] for name in ("video_token_id", "audio_token_id") if defaults[name] is not None)
-        most = fields.with_defaults(vision_soft_tokens_per_image=1120).count("vision_soft_tokens_per_image")
-        sight = SightConfig(
-            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_GEMMA4
-        )
-        return Gemma4SightedConfig.of(
-            text,
-            architecture=fields["architectures"][0],
-            sight=sight,
-            media=(token, *media),
-            padding=int(nested.number("pad_token_id", 0, least=0)),
-            unused=(*text.unused, "audio_tower.", "embed_audio."),
-        )
 
 
 class PaliGemmaForConditionalGeneration(VisionLanguageModel):
@@ -220,15 +153,15 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text = _text(fields, "", tied=True, drop=("use_bidirectional_attention",))
+        text = sighted_text(fields, "", tied=True, drop=("use_bidirectional_attention",))
         both_ways = (fields.get("text_config") or {}).get("use_bidirectional_attention")
-        vision = _vision(fields)
+        vision = vision_fields(fields)
         projector = ProjectorSpec(products=("linear",), widths=(text.hidden_size,))
         tower = families.siglip_tower(
             vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
         )
         sight = SightConfig(
-            vision=tower, token=_token(fields, 256000), sees="" if both_ways is False else "prompt",
+            vision=tower, token=image_token(fields, 256000), sees="" if both_ways is False else "prompt",
             one_size=_pixels(vision, 224), beginnings=_LLAVA,
         )  # fmt: skip
         return _sighted(fields, text, sight)
@@ -240,7 +173,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text, vision = _text(fields, "", tied=False), _vision(fields)
+        text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         bias = bool(fields.get("multimodal_projector_bias", True))
         width = text.hidden_size
@@ -258,7 +191,9 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
             raise fields.refuse(
                 "vision_feature_select_strategy", f"with vision_config.model_type = {kind!r} is not implemented"
             )
-        sight = SightConfig(vision=tower, token=_token(fields, 32000), one_size=_pixels(vision, 224), beginnings=_LLAVA)
+        sight = SightConfig(
+            vision=tower, token=image_token(fields, 32000), one_size=_pixels(vision, 224), beginnings=_LLAVA
+        )
         return _sighted(fields, text, sight)
 
 
@@ -268,7 +203,7 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text, vision = _text(fields, "", tied=False), _vision(fields)
+        text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         vision = vision.with_defaults(
             hidden_size=1152, num_attention_heads=16, patch_size=32, hidden_act="gelu_pytorch_tanh"
         )
@@ -278,7 +213,7 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
             vision, projector, prefix="vision_model.", projector_prefix="connector.modality_projection.", group=group
         )
         sight = SightConfig(
-            vision=tower, token=_token(fields, 128257), one_size=_pixels(vision, 224), beginnings=_IDEFICS
+            vision=tower, token=image_token(fields, 128257), one_size=_pixels(vision, 224), beginnings=_IDEFICS
         )
         return _sighted(fields, text, sight)
 
@@ -316,7 +251,7 @@ def _qwen_text(fields: Fields, decoder: str, default: tuple[int, ...]) -> tuple[
         inner = fields.replaced(text_config={k: v for k, v in values.items() if k != "vision_config"})
         for each in values:
             fields.get(each)
-    text = _text(inner, decoder, tied=False)
+    text = sighted_text(inner, decoder, tied=False)
     mixer = text.blocks[0].attention
     if sum(sections) != mixer.head_dim // 2:
         raise UnsupportedModelError(
@@ -336,10 +271,10 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 (as
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
-        vision = _vision(fields)
+        vision = vision_fields(fields)
         tower = families.qwen25_tower(vision, text.hidden_size)
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            vision=tower, token=image_token(fields, 151655), sections=sections, beginnings=_QWEN,
             video_token=_video_token(fields), tempo=vision.number("tokens_per_second", 4, least=0.01),
         )  # fmt: skip
         return _sighted(fields, text, sight)
@@ -352,9 +287,9 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
-        tower = families.qwen2_tower(_vision(fields), text.hidden_size)
+        tower = families.qwen2_tower(vision_fields(fields), text.hidden_size)
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151655), sections=sections, beginnings=_QWEN,
+            vision=tower, token=image_token(fields, 151655), sections=sections, beginnings=_QWEN,
             video_token=_video_token(fields),
         )  # fmt: skip
         return _sighted(fields, text, sight)
@@ -367,11 +302,11 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen3ForCausalLM", (24, 20, 20))
-        tower = families.qwen3_tower(_vision(fields), text.hidden_size)
+        tower = families.qwen3_tower(vision_fields(fields), text.hidden_size)
         if len(tower.deepstack) > len(text.blocks):
             raise UnsupportedModelError("config.json: deepstack_visual_indexes names more layers than the decoder has")
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN,
+            vision=tower, token=image_token(fields, 151655), sections=sections, interleaved=True, beginnings=_QWEN,
             video_token=_video_token(fields), stamps=True,
         )  # fmt: skip
         return _sighted(fields, text, sight)
@@ -383,7 +318,7 @@ class Mistral3ForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text, vision = _text(fields, "", tied=True), _vision(fields)
+        text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = fields.with_defaults(spatial_merge_size=2).count("spatial_merge_size")
         width = text.hidden_size
@@ -393,7 +328,7 @@ class Mistral3ForConditionalGeneration(VisionLanguageModel):
             bias=fields.flag("multimodal_projector_bias"),
         )  # fmt: skip
         tower = families.pixtral_tower(vision, projector, families.feature_layer(fields, -1), group)
-        sight = SightConfig(vision=tower, token=_token(fields, 10), beginnings=_LLAVA)
+        sight = SightConfig(vision=tower, token=image_token(fields, 10), beginnings=_LLAVA)
         return _sighted(fields, text, sight)
 
 
@@ -403,7 +338,7 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text, vision = _text(fields, "", tied=True), _vision(fields)
+        text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = round(1 / fields.number("downsample_ratio", 0.5, least=0.01))
         if fields.get("vision_feature_select_strategy", "default") != "default":
@@ -415,6 +350,6 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
         )  # fmt: skip
         tower = families.intern_tower(vision, projector, families.feature_layer(fields, -1), group)
         sight = SightConfig(
-            vision=tower, token=_token(fields, 151667), one_size=_pixels(vision, 448), beginnings=_LLAVA
+            vision=tower, token=image_token(fields, 151667), one_size=_pixels(vision, 448), beginnings=_LLAVA
         )
         return _sighted(fields, text, sight)

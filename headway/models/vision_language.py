@@ -15,6 +15,7 @@ from typing import Literal, cast
 import msgspec
 import torch
 
+from headway.core.encode import BlockCost
 from headway.core.media import Grid, VisionInfo
 from headway.kernels.place_rows import place_rows
 from headway.kernels.store_rows import store_rows
@@ -128,6 +129,10 @@ class VisionLanguageModel(DecoderModel):
     def exact_shape(self, sizes: tuple[int, ...]) -> PassShape:
         """See ``PartedModel``."""
         return exact_shape(Layout.of(sizes), has_first=bool(self.sight.vision.names.cls))
+
+    def blocks_of(self, shape: PassShape) -> tuple[BlockCost, ...]:
+        """See ``PartedModel``."""
+        return self.sight.vision.block_costs
 
     def open_pass(self, item: EncoderInput, buffers: PassBuffers, shape: PassShape) -> None:
         """See ``PartedModel``."""

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from headway.core.encode import EncoderItem, MediaRun
 from headway.core.errors import InvalidRequestError
-from headway.core.media import MAX_RUNS, Grid, VisionInfo
+from headway.core.media import MAX_RUNS, Grid, SoundInfo, VisionInfo
 from headway.core.plan import Floats
 from headway.multimodal.images import FIELD
 from headway.multimodal.layout import Layout, in_squares, lay_out
@@ -55,25 +55,29 @@ def make_item(
     )
 
 
-def find_runs(info: VisionInfo, token_ids: list[int], items: list[EncoderItem]) -> list[MediaRun]:
-    """Which tokens of a prompt each picture's features stand in for: those that are the placeholder, in order.
+def find_runs(
+    info: VisionInfo, token_ids: list[int], items: list[EncoderItem], sound: SoundInfo | None = None
+) -> list[MediaRun]:
+    """Which tokens of a prompt each item's features stand in for: those that are the placeholder of its kind, in order.
 
     Raises:
         InvalidRequestError: there are more or fewer placeholders than features.
     """
     ids = np.asarray(token_ids, np.int64)
-    is_placeholder = np.concatenate([[False], (ids == info.token) | (ids == info.video_token), [False]])
+    heard = -1 if sound is None else sound.token
+    is_placeholder = np.isin(np.concatenate([[-1], ids, [-1]]), [each for each in (*info.tokens, heard) if each >= 0])
     edges = np.flatnonzero(is_placeholder[1:] != is_placeholder[:-1])
     placeholders, features = int(is_placeholder.sum()), sum(item.rows for item in items)
     if (runs_bound := max(len(edges) // 2, len(items))) > MAX_RUNS:
         raise InvalidRequestError(
-            f"the prompt has {runs_bound} separate runs of image placeholders; at most {MAX_RUNS} are possible",
+            f"the prompt has {runs_bound} separate runs of media placeholders; at most {MAX_RUNS} are possible",
             FIELD,
         )
     if placeholders != features:
         raise InvalidRequestError(
-            f"the prompt has {placeholders} placeholders of pictures (token {info.token}) for {features} features of "
-            f"{len(items)} pictures; write one image placeholder for each picture, and none else",
+            f"the prompt has {placeholders} placeholders of media (token {info.token}{f', {heard}' * (heard >= 0)}) for "
+            f"{features} features of {len(items)} pictures{' and recordings' * (heard >= 0)}; write one placeholder for "
+            "each, and none else",
             FIELD,
         )
     runs: list[MediaRun] = []
@@ -82,10 +86,13 @@ def find_runs(info: VisionInfo, token_ids: list[int], items: list[EncoderItem]) 
         while start < end:
             count = min(end - start, items[item].rows - first)
             run = MediaRun(item=item, first=first, start=start, end=start + count)
-            token = info.token if Layout.of(items[item].sizes).frames == 1 else info.video_token
+            is_heard = items[item].kind == "audio"
+            token = heard if is_heard else info.tokens[Layout.of(items[item].sizes).frames > 1]
             if not (ids[start : run.end] == token).all():
-                raise InvalidRequestError("placeholders of pictures and of videos are mixed up", FIELD)
-            if info.rotates_by_place:
+                raise InvalidRequestError("placeholders of pictures, videos and recordings are mixed up", FIELD)
+            if is_heard:
+                run = structs.replace(run, columns=0)
+            elif info.rotates_by_place:
                 run = _rotated(info, run, items[item], runs[-1] if runs else None)
             runs.append(run)
             start, first = start + count, first + count

@@ -33,10 +33,12 @@ class EncoderRunner:
         spec = model.spec.encoder
         assert spec is not None
         self._model, self._caches = cast(EncodingModel, model), caches
-        rows = max(config.max_encoder_rows, spec.longest)
+        longest = max(each.longest for each in spec.both)
+        rows = max(config.max_encoder_rows, longest)
         jobs = max(config.max_num_seqs, rows if spec.width else 0)  # a prompt may have many pictures
         # One more item may end, whose input came with an earlier step.
-        words = most_words(rows, spec.words_per_row, jobs) + (spec.longest + 4 if spec.blocks else 0)
+        words_per_row = max(each.words_per_row for each in spec.both)
+        words = most_words(rows, words_per_row, jobs) + (longest + 4 if spec.blocks else 0)
         self.buffer = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
         self.staging = StagingRing(device, self.buffer)
         self.passes = PassRunner(device, model, caches) if spec.blocks else None

@@ -32,7 +32,6 @@ class PassRunner:
         self._device, self._caches, self._spec = device, caches, spec
         self._model = cast(PartedModel[Any, Any], model)
         self._buffers = self._model.pass_buffers()
-        self._num_blocks = len(spec.blocks)
         self._graphs: dict[PassShape, list[Graph]] = {}
         self._shape: PassShape | None = None  # of the pass that is under way
         self._next = 0  # its next block
@@ -51,7 +50,8 @@ class PassRunner:
             raise DeviceError(
                 f"an encoder was to go on at block {encoding.first}, and its buffers are at block {self._next}"
             )
-        shape, end = self._shape, min(encoding.end, self._num_blocks)
+        shape = self._shape
+        end = min(encoding.end, len(self._model.blocks_of(shape)))
         self._next, self._shape = end, None if encoding.is_last else shape
         graphs = self._graphs.get(shape)
         for number in range(encoding.first, end):
@@ -64,30 +64,31 @@ class PassRunner:
             self._model.close_pass(item, self._buffers, self._caches)
 
     def rehearse(self) -> None:
-        """The longest item, of zeros, into nowhere; then a block of each kind in all sizes: nothing compiles or loads inside a
-        capture. Needs inference mode and the main stream. Start-up only."""
+        """The longest item of each kind, of zeros, into nowhere; then a block of each kind in all sizes: nothing compiles or
+        loads inside a capture. Needs inference mode and the main stream. Start-up only."""
         if not self._device.asynchronous:  # a CPU has no kernels to compile, and would take long
             return
-        spec, device = self._spec, self._device.torch_device
-        data = torch.zeros(spec.words, dtype=torch.int32, device=device)
-        places = torch.full((spec.longest,), -1, dtype=torch.int32, device=device)
-        item = EncoderInput(spec.longest, spec.sizes, data, places)
-        self.run(Encoding(spec.longest, spec.sizes, 0, 0, 0, 0, ALL_BLOCKS, True), item)
-        kinds = {cost: number for number, cost in reversed(list(enumerate(spec.blocks)))}
+        device = self._device.torch_device
+        for spec in self._spec.both:
+            data = torch.zeros(spec.words, dtype=torch.int32, device=device)
+            places = torch.full((spec.longest,), -1, dtype=torch.int32, device=device)
+            item = EncoderInput(spec.longest, spec.sizes, data, places)
+            self.run(Encoding(spec.longest, spec.sizes, 0, 0, 0, 0, ALL_BLOCKS, True), item)
         for shape in self._model.pass_shapes():
+            kinds = {cost: number for number, cost in reversed(list(enumerate(self._model.blocks_of(shape))))}
             for number in kinds.values():
                 self._model.run_block(number, self._buffers, shape)
 
     @property
     def num_graphs(self) -> int:
         """Blocks that ``capture`` captures."""
-        return len(self._model.pass_shapes()) * self._num_blocks
+        return sum(len(self._model.blocks_of(shape)) for shape in self._model.pass_shapes())
 
     def capture(self, on_graph: Callable[[], object]) -> None:
         """Capture the blocks of all sizes, largest first. Needs a rehearsal, inference mode and an idle device."""
         for shape in reversed(self._model.pass_shapes()):
             self._graphs[shape] = graphs = []
-            for number in range(self._num_blocks):
+            for number in range(len(self._model.blocks_of(shape))):
                 graphs.append(self._device.capture(partial(self._model.run_block, number, self._buffers, shape)))
                 on_graph()
 

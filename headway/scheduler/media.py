@@ -55,18 +55,20 @@ class MediaPlanner:
         rows = [0] * len(items)
         for run in runs:
             if not 0 <= run.item < len(items) or not end <= run.start < run.end <= len(message.prompt_token_ids):
-                raise InvalidRequestError("placeholders of pictures overlap or lie outside the prompt", "media")
+                raise InvalidRequestError("placeholders of media overlap or lie outside the prompt", "media")
             if run.first != rows[run.item]:
-                raise InvalidRequestError("placeholders of a picture are out of order", "media")
+                raise InvalidRequestError("placeholders of a medium are out of order", "media")
             rows[run.item] += run.end - run.start
             end = run.end
         for item, count in zip(items, rows, strict=True):
             if item.rows != count:
-                raise InvalidRequestError(f"a picture has {item.rows} features and {count} placeholders", "media")
+                raise InvalidRequestError(
+                    f"a picture or recording has {item.rows} features and {count} placeholders", "media"
+                )
         needed = sum(item.rows for item in items) if self._sees == "prompt" else max((i.rows for i in items), default=0)
         if needed > self.cache.num_rows:
             raise InvalidRequestError(
-                f"the encoder cache has {self.cache.num_rows} rows, and the pictures need {needed} at once; "
+                f"the encoder cache has {self.cache.num_rows} rows, and the pictures and recordings need {needed} at once; "
                 "send fewer or smaller ones",
                 "media",
             )
@@ -166,7 +168,7 @@ class MediaPlanner:
     def _wholes(self, message: AddRequest) -> list[tuple[int, int]]:
         if self._sees == "prompt":
             return [(0, len(message.prompt_token_ids))]
-        return [(run.start, run.end) for run in message.runs] if self._sees else []
+        return [(run.start, run.end) for run in message.runs if run.columns] if self._sees else []
 
     def _paced(self, request: Request, start: int, end: int) -> int:
         """``end``, or as far as a row with pictures goes beside rows that decode: to the end of tokens that see each other."""

@@ -22,6 +22,7 @@ class Passes:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._costs, self._most_work = config.encoder_blocks, config.encoder_work
+        self._sound_costs = config.sound_blocks
         self._can_cut = bool(self._costs) and self._most_work > 0
         self._most_rows = config.max_encoder_rows
         self.jobs: list[EncodeJob] = []
@@ -65,8 +66,9 @@ class Passes:
 
     def _reach(self, job: EncodeJob) -> int:
         """The end of the job's blocks that fit into the step; ``ALL_BLOCKS``: its last is among them."""
-        for number in range(job.first, len(self._costs)):
-            cost = self._costs[number].of(job.item)
+        costs = self._sound_costs if job.item.kind == "audio" else self._costs
+        for number in range(job.first, len(costs)):
+            cost = costs[number].of(job.item)
             if cost > self._work_left and (self.jobs or number > job.first):
                 return number
             self._work_left -= cost

@@ -114,8 +114,9 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle | No
         endpoint = _bound(handler, service, pools=True)
         app.add_api_route(path, endpoint, methods=["POST"], **openapi.operation(kind))
         direct[path] = endpoint
-    direct["/embeddings"] = endpoint = _bound(openai.embeddings, service, True)
-    app.add_api_route("/embeddings", endpoint, methods=["POST"], include_in_schema=False)
+    for path, handler in (("/embeddings", openai.embeddings), ("/", score.root)):
+        direct[path] = endpoint = _bound(handler, service, True)
+        app.add_api_route(path, endpoint, methods=["POST"], include_in_schema=False)
     if not settings.disable_log_stats:
         service.throughput = ThroughputLog(shared_source(app, llm), lifecycle, settings.log_stats_interval)
     _add_information(app, service)

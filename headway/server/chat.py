@@ -13,7 +13,7 @@ from starlette.types import Scope
 from headway.core.outputs import CompletionOutput, RequestOutput
 from headway.server.call_reader import Arguments, CallStart, Content, Piece
 from headway.server.errors import named, refuse
-from headway.server.messages import for_template, images_of
+from headway.server.messages import for_template, media_of
 from headway.server.protocol import ChatRequest
 from headway.server.report import Usage, chat_logprobs, new_id, prompt_logprobs
 from headway.server.sampling import sampling_params, structured
@@ -133,15 +133,15 @@ class ChatJob:
         }
         with named(self._names):
             self._params = sampling_params(service.defaults, body, **own)
-        self._images = images_of(body.messages)
-        service.check_images(self._images)
+        self._media = media_of(body.messages)
+        service.check_media(self._media)
         self._messages = self._plan.messages(for_template(body.messages))
         self._usage = Usage()
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         body = self._body
-        images = await self._service.load_images(self._images)
+        media = await self._service.load_media(self._media)
         open_end = bool(body.continue_final_message)
         prompt = await self._service.templates.render(
             self._service.shown(self._messages, bool(self._plan.for_template)),
@@ -152,7 +152,7 @@ class ChatJob:
             parse_special=bool(body.parse_special),
         )
         outputs = self._service.generate(
-            [self._service.with_images(prompt, images)],
+            [self._service.with_media(prompt, media)],
             self._params,
             salt=body.cache_salt,
             special=bool(body.add_special_tokens),

@@ -42,6 +42,8 @@ WHEN_GONE: Final = "headway.when_gone"
 CROWDED: Final = "headway.crowded"
 """Whether the connection is one too many, in ``scope["state"]``."""
 TOO_LONG_HEAD: Final = (431, f"a request's head may have {MAX_HEADER_BYTES} bytes and {MAX_HEADER_LINES} lines")
+VERSIONS: Final = frozenset(b"1.%d" % minor for minor in range(10))
+"""What may be answered as HTTP/1.1 (RFC 9110, 2.5); h11 takes any two digits for it, those of HTTP/2 included."""
 HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 NO_HTTP: Final = (
     b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
@@ -79,6 +81,9 @@ class BoundedH11(h11.Connection):
                 raise h11.RemoteProtocolError(self.refusal[1])
         elif isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
+            if event.http_version not in VERSIONS:
+                self.refusal = 505, "this server speaks HTTP/1.1 and HTTP/1.0"
+                raise h11.RemoteProtocolError(self.refusal[1])
         return event
 
     def _check_head(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from headway.server.errors import ApiError, refuse
-from headway.server.fields import ONLY_EMPTY, REFUSED
+from headway.server.fields import LENGTHS, ONLY_EMPTY, REFUSED
 from headway.server.memory import Returns
 from headway.server.plain import WHOLE_BODY
 
@@ -147,8 +147,9 @@ class Body:
 
 
 def _header(request: Request, name: bytes, default: str = "") -> str:
-    """The first header of this name, in lower case."""
-    return next((value.decode("latin-1") for each, value in request.scope["headers"] if each == name), default)
+    """The header of this name; of several, one list of them all (RFC 9110, 5.3)."""
+    found = [value.decode("latin-1") for each, value in request.scope["headers"] if each == name]
+    return ", ".join(found) if found else default
 
 
 def _without_nulls(body: bytes) -> dict[str, Any] | None:
@@ -211,7 +212,9 @@ def _wrong(message: str, kind: type[msgspec.Struct]) -> ApiError:
 def _advice(name: str, kind: type[msgspec.Struct], top: bool) -> str:
     if name in REFUSED:
         return f"not served: {REFUSED[name]}"
-    near = difflib.get_close_matches(name, kind.__struct_fields__ if top else (), n=1)
+    known = kind.__struct_fields__ if top else ()
+    meant = [each for each in LENGTHS if each in known] if name in LENGTHS else []
+    near = meant or difflib.get_close_matches(name, known, n=1)
     return f"unknown field; did you mean {near[0]!r}?" if near else "unknown field; leave it out"
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import time
 from email.utils import formatdate
 from typing import Any, Final
@@ -34,6 +35,7 @@ LOG_FIELDS: Final = "headway.log"
 """Where the scope holds what the log line shall say beside path and status."""
 REQUEST_ID: Final = "headway.request_id"
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+PORT: Final = re.compile(r"[0-9]*")
 CLOSE: Final = (b"connection", b"close")
 LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -113,12 +115,13 @@ class Door:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why this request may not go on, from its headers alone."""
-        authorization = host = b""
+        authorization: bytes | None = None
+        host = b""
         names = set()
         for name, value in scope["headers"]:
             names.add(name)
             if name == b"authorization":
-                authorization = value
+                authorization = value if authorization is None else b""  # of two, who knows which one a proxy has read
             elif name == b"host":
                 host = value
         if names >= LENGTHS:
@@ -135,7 +138,7 @@ class Door:
             return ApiError(
                 403, "this Host header is not served; start the server with --allowed-hosts to allow it", None, "host"
             )
-        if self._keys and not self._knows(authorization):
+        if self._keys and not self._knows(authorization or b""):
             return ApiError(
                 401,
                 "a valid API key is needed: send the header 'Authorization: Bearer KEY'",
@@ -203,4 +206,4 @@ def _host_name(header: bytes) -> str:
     """A Host header without its port."""
     host = header.decode("latin-1").lower()
     name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() and not name.endswith(":") else host
+    return name if colon and PORT.fullmatch(port) and not name.endswith(":") else host

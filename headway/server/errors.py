@@ -18,18 +18,15 @@ from headway.core.errors import (
 )
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+"""By status; of others the client's are "invalid_request_error", the server's "server_error"."""
 
 LONG_FIELDS = frozenset({"prompt", "messages", "input", "inputs", "text_2", "data_2", "documents", "texts"})
 """Fields whose texts may be too long for the model."""
@@ -61,7 +58,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def json(self) -> bytes:

@@ -74,6 +74,9 @@ ONLY_EMPTY: Final = {
 }
 """Fields of /v1/responses that only an empty list is taken for -> what to do instead."""
 
+LENGTHS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
+"""What routes and other servers call the longest answer: whoever takes one for another meant this route's own."""
+
 HARMLESS: Final = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier")
 """Accepted and without effect here: they name callers or ask a hosted service to keep, route or bill something.
 

@@ -22,13 +22,13 @@ from headway.server.protocol import (
 MAX_TOOLS: Final = 128
 
 
-_SOUND: Final = (
-    "no model here takes audio in a conversation; send recordings to /v1/audio/transcriptions of a model that hears, and "
-    "the text here"
+NO_SOUND: Final = (
+    "input_audio: the model takes no audio in a conversation; send recordings to /v1/audio/transcriptions of a model that "
+    "hears, and the text here"
 )
 NOT_READ: Final = {
-    "input_audio": f"input_audio: {_SOUND}",
-    "audio_url": f"audio_url: {_SOUND}",
+    "audio_url": "audio_url: recordings are not fetched; send input_audio to a model that hears, or the recording to "
+    "/v1/audio/transcriptions of one",
     "video_url": "video_url: videos are not read; send frames of it as images",
     "input_file": "input_file: files are not read; send their text as input_text, and pictures as input_image",
 }
@@ -41,8 +41,8 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str | None:
         return content
     texts = []
     for i, part in enumerate(content):
-        if part.type == "image_url" or part.image_url is not None:
-            raise refuse(f"{where}[{i}]: images belong in messages of users", where)
+        if part.is_medium:
+            raise refuse(f"{where}[{i}]: images and recordings belong in messages of users", where)
         if part.type in NOT_READ:
             raise refuse(f"{where}[{i}]: {NOT_READ[part.type]}", where)
         text = part.refusal if part.type == "refusal" else part.text
@@ -58,40 +58,48 @@ def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class Addressed(NamedTuple):
-    """An image that a message names: its address, and the field."""
+    """An image that a message names, or a recording that it brings: the address, or the file in base64; and the field."""
 
     url: str
     where: str
+    is_sound: bool = False
 
 
-def images_of(messages: Sequence[ChatMessage]) -> list[Addressed]:
-    """All images, in order. Raises ApiError: a part of that type has none, or is of a type that is not read."""
-    return [image for i, message in enumerate(messages) for image in _images_in(message, f"messages[{i}]")]
+def media_of(messages: Sequence[ChatMessage]) -> list[Addressed]:
+    """All images and recordings, in order. Raises ApiError: a part of that type has none, or is of a type that is not read."""
+    return [medium for i, message in enumerate(messages) for medium in _media_in(message, f"messages[{i}]")]
 
 
-def _images_in(message: ChatMessage, field: str) -> list[Addressed]:
+def _media_in(message: ChatMessage, field: str) -> list[Addressed]:
     found = []
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
         where = f"{field}.content[{j}]"
         if part.type in NOT_READ:
             raise refuse(f"{where}: {NOT_READ[part.type]}", where)
-        if (part.type == "image_url") != (part.image_url is not None) or (part.image_url and part.text is not None):
-            raise refuse(f"{where}: a part of type image_url has image_url, and no other has it", where)
+        for kind, given in (("image_url", part.image_url), ("input_audio", part.input_audio)):
+            if (part.type == kind) != (given is not None) or (given is not None and part.text is not None):
+                raise refuse(f"{where}: a part of type {kind} has {kind}, and no other has it", where)
+        if part.is_medium and message.role not in ("user", "system", "developer"):
+            raise refuse(
+                f"{where}: images and recordings come from users; a message of role {message.role} has none", where
+            )
         if part.image_url is not None:
-            if message.role not in ("user", "system", "developer"):
-                raise refuse(f"{where}: images come from users; a message of role {message.role} has none", where)
             found.append(Addressed(part.image_url.url, where))
+        elif part.input_audio is not None:
+            found.append(Addressed(part.input_audio.data, where, is_sound=True))
     return found
 
 
 def _parts(content: str | list[TextPart] | None, where: str) -> str | list[dict[str, Any]] | None:
-    """Text; or where there are images, the parts as templates show them."""
-    if isinstance(content, str) or content is None or all(part.image_url is None for part in content):
+    """Text; or where there are images or recordings, the parts as templates show them."""
+    if isinstance(content, str) or content is None or not any(part.is_medium for part in content):
         return text_of(content, where)
     return [
-        {"type": "image"} if part.image_url is not None else {"type": "text", "text": part.text or ""}
-        for part in content
+        {"type": _SHOWN[part.type]} if part.is_medium else {"type": "text", "text": part.text or ""} for part in content
     ]
+
+
+_SHOWN: Final = {"image_url": "image", "input_audio": "audio"}
 
 
 def _one(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -131,14 +139,18 @@ def _chat_parts(content: str | list[InputPart] | None, where: str) -> str | list
     for i, part in enumerate(content):
         if part.type in NOT_READ:
             raise refuse(f"{where}[{i}]: {NOT_READ[part.type]}", where)
-        is_image = part.type == "input_image"
+        is_image, is_sound = part.type == "input_image", part.type == "input_audio"
         if part.file_id is not None:
             raise refuse(
                 f"{where}[{i}].file_id: no files are kept here; give image_url, which may be a data URL", where
             )
         if is_image != (part.image_url is not None) or (is_image and part.text is not None):
             raise refuse(f"{where}[{i}]: a part of type input_image has image_url, and no other has it", where)
-        if part.image_url is None:
+        if is_sound != (part.input_audio is not None) or (is_sound and part.text is not None):
+            raise refuse(f"{where}[{i}]: a part of type input_audio has input_audio, and no other has it", where)
+        if part.input_audio is not None:
+            found.append(TextPart(type="input_audio", input_audio=part.input_audio))
+        elif part.image_url is None:
             kind: Literal["refusal", "text"] = "refusal" if part.type == "refusal" else "text"
             found.append(TextPart(type=kind, text=part.text, refusal=part.refusal))
         else:
@@ -147,18 +159,18 @@ def _chat_parts(content: str | list[InputPart] | None, where: str) -> str | list
 
 
 class Conversation(NamedTuple):
-    """The input of /v1/responses: messages as templates read them, and the images in them, in order."""
+    """The input of /v1/responses: messages as templates read them, and the images and recordings in them, in order."""
 
     messages: list[dict[str, Any]]
-    images: list[Addressed]
+    media: list[Addressed]
 
 
 def input_messages(instructions: str | None, items: str | list[InputItem]) -> Conversation:
     """The input of /v1/responses: calls in a row are one message of the assistant."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    images: list[Addressed] = []
+    media: list[Addressed] = []
     if isinstance(items, str):
-        return Conversation([*messages, {"role": "user", "content": items}], images)
+        return Conversation([*messages, {"role": "user", "content": items}], media)
     if not items:
         raise refuse("input is empty; give at least one message", "input")
     for i, item in enumerate(items):
@@ -177,10 +189,10 @@ def input_messages(instructions: str | None, items: str | list[InputItem]) -> Co
         else:
             assert item.role is not None, "_check_item has seen one"
             message = ChatMessage(role=item.role, content=_chat_parts(item.content, f"{where}.content"))
-            images += _images_in(message, where)
+            media += _media_in(message, where)
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": _parts(message.content, f"{where}.content") or ""})
-    return Conversation(messages, images)
+    return Conversation(messages, media)
 
 
 ITEM_FIELDS: Final = {
@@ -211,7 +223,9 @@ def with_tools(messages: list[dict[str, Any]], shown: list[dict[str, Any]] | Non
     """
     has_calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
     if (shown or has_calls) and any(isinstance(message.get("content"), list) for message in messages):
-        raise refuse("the model's chat template shows no tools; send images without tools and calls", "tools")
+        raise refuse(
+            "the model's chat template shows no tools; send images and recordings without tools and calls", "tools"
+        )
     told = []
     for message in messages:
         rest = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}

@@ -17,6 +17,8 @@ def _range(low: float | None = None, high: float | None = None) -> Meta:
     return Meta(extra_json_schema={name: value for name, value in limits.items() if value is not None})
 
 
+FUNCTION_NAME = r"^(?!.*\n)[a-zA-Z0-9_.-]{1,128}$"
+"""``$`` alone would let a line break through behind the name."""
 Count = Annotated[int, _range(1, 2**31 - 1)]
 TokenId = Annotated[int, _range(0)]
 Penalty = Annotated[float, _range(-2, 2)]
@@ -118,18 +120,31 @@ class ImageUrl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class InputAudio(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A recording: its file in base64. ``format`` is OpenAI's, and has no meaning here: the file says what it is."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg"] | None = None
+
+
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message: text or, for models with sight, an image. Sounds and videos are known in order to be refused."""
+    """A piece of a message: text or, for models that take them, an image or a recording. Videos are known in order to be
+    refused."""
 
     type: Literal["text", "input_text", "output_text", "refusal", "image_url", "input_audio", "audio_url", "video_url"]
     text: str | None = None
     image_url: ImageUrl | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
     audio_url: dict[str, Any] | None = None
     video_url: dict[str, Any] | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+    @property
+    def is_medium(self) -> bool:
+        """Whether it is an image or a recording."""
+        return self.type in ("image_url", "input_audio") or self.image_url is not None or self.input_audio is not None
 
 
 class InputPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +155,7 @@ class InputPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     image_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: str | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
@@ -179,7 +194,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Meta(pattern=FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -274,7 +289,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """As Tool, with the function's fields on the same level."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[str, Meta(pattern=FUNCTION_NAME)]
     type: Literal["function"] = "function"
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -1,6 +1,7 @@
 """A process that renders chat templates: ``python -m headway.server.render_child``; see ``headway.api.killable``.
 
-Frames are msgpack: ``Boot``, then for each ``Job`` a ``Reply``.
+Frames are msgpack: ``Boot``, then for each ``Job`` a ``Reply``. Jobs are JSON: what clients sent as JSON may hold integers of
+any length, which msgpack does not write.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def start(boot: bytes) -> Callable[[bytes], bytes]:
     """What does one job after the other."""
     known = msgspec.msgpack.decode(boot, type=Boot)
     templates: dict[int, ChatTemplate] = {}
-    decode = msgspec.msgpack.Decoder(Job).decode
+    decode = msgspec.json.Decoder(Job).decode
     return lambda data: msgspec.msgpack.encode(render(templates, known, decode(data)))
 
 

@@ -114,15 +114,15 @@ class ResponseJob:
             self._params = sampling_params(
                 service.defaults, body, n=1, max_tokens=body.max_output_tokens, structured_outputs=wanted
             )
-        messages, self._images = input_messages(body.instructions, body.input)
-        service.check_images(self._images)
+        messages, self._media = input_messages(body.instructions, body.input)
+        service.check_media(self._media)
         self._messages = self._plan.messages(messages)
         self._usage = Usage()
         self._id, self._created = new_id("resp_"), int(time.time())
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         with named(self._names):
-            images = await self._service.load_images(self._images)
+            media = await self._service.load_media(self._media)
             prompt = await self._service.templates.render(
                 self._service.shown(self._messages, bool(self._plan.for_template)),
                 tools=self._plan.for_template,
@@ -130,7 +130,7 @@ class ResponseJob:
                 parse_special=bool(self._body.parse_special),
             )
             salt = self._body.cache_salt
-            seen = self._service.with_images(prompt, images)
+            seen = self._service.with_media(prompt, media)
             outputs = self._service.generate([seen], self._params, salt=salt, special=False, final=final)
             async for _, output in outputs:
                 self._usage.take(0, output)

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope
 
 from headway.api.frontend import picture_prompt
 from headway.api.inputs import check_logprobs
-from headway.api.pictures.content import read_data_url, shown
+from headway.api.pictures.content import read_base64, read_data_url, shown
+from headway.api.pictures.sounds import MAX_SOUND_BYTES, Sound, read_sound
 from headway.api.prompts import Prompt
 from headway.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from headway.core.outputs import RequestOutput
@@ -25,7 +26,7 @@ from headway.server.errors import ApiError, refuse, shutting_down
 from headway.server.hearing.hearing import Hearing
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.media_fetch import check_url, fetch
-from headway.server.messages import Addressed
+from headway.server.messages import NO_SOUND, Addressed
 from headway.server.metrics_source import shown_name
 from headway.server.protocol import PromptSampling, ResponsesRequest, Sampling
 from headway.server.settings import ServerSettings
@@ -79,28 +80,32 @@ class Service:
         self.hearing = Hearing(self.info, self.tokenizer, settings) if hears else None
         lifecycle.capacity = self.info.max_num_seqs + settings.max_queue * (SHORT_WORK if self.pools else 1)
 
-    def check_images(self, images: Sequence[Addressed]) -> None:
-        """Raises ApiError: the model sees none, there are too many, or they lie where nobody may look."""
-        if not images:
-            return
+    def check_media(self, media: Sequence[Addressed]) -> None:
+        """Raises ApiError: the model takes none of that kind, there are too many, or they lie where nobody may look."""
         pictures = self.llm.pictures
-        if pictures is None:
+        images, sounds = ([each for each in media if each.is_sound == kind] for kind in (False, True))
+        if images and pictures is None:
             raise refuse(f"the model {self.names[0]} sees no images; send text alone", images[0].where)
-        if len(images) > (most := pictures.limits["image"]):
-            raise refuse(f"at most {most} images may be sent, got {len(images)}", images[-1].where)
+        if sounds and (pictures is None or "audio" not in pictures.kinds):
+            raise refuse(f"{sounds[0].where}: {NO_SOUND}", sounds[0].where)
+        for name, found, what in (("image", images, "images"), ("audio", sounds, "recordings")):
+            if pictures is not None and len(found) > (most := pictures.limits[name]):
+                raise refuse(f"at most {most} {what} may be sent, got {len(found)}", found[-1].where)
         for image in images:
             if image.url[:5].lower() != "data:":
                 check_url(image.url, self.settings.allowed_media_domains, image.where)
 
-    async def load_images(self, images: Sequence[Addressed]) -> list[bytes]:
-        """Their files. Raises ApiError and InvalidRequestError."""
+    async def load_media(self, media: Sequence[Addressed]) -> list[bytes | Sound]:
+        """Files of images, and recordings. Raises ApiError and InvalidRequestError."""
         domains = self.settings.allowed_media_domains
-        found = []
-        for image in images:
-            if image.url[:5].lower() == "data:":
-                found.append(read_data_url(image.url, image.where))
+        found: list[bytes | Sound] = []
+        for each in media:
+            if each.is_sound:
+                found.append(read_sound(read_base64(each.url, each.where, MAX_SOUND_BYTES, "recording")))
+            elif each.url[:5].lower() == "data:":
+                found.append(read_data_url(each.url, each.where))
             else:
-                found.append(await asyncio.to_thread(fetch, image.url, domains, image.where))
+                found.append(await asyncio.to_thread(fetch, each.url, domains, each.where))
         return found
 
     def shown(self, messages: list[dict[str, Any]], has_tools: bool) -> list[dict[str, Any]]:
@@ -108,10 +113,10 @@ class Service:
         source = self.templates.tool_source if has_tools else self.templates.source
         return messages if self.llm.pictures is None or source is None else shown(messages, source)
 
-    def with_images(self, prompt: str, images: list[bytes]) -> Prompt:
-        """The prompt of a rendered conversation and its images."""
+    def with_media(self, prompt: str, media: list[bytes | Sound]) -> Prompt:
+        """The prompt of a rendered conversation and its images and recordings."""
         pictures = self.llm.pictures
-        return prompt if pictures is None or not images else picture_prompt(pictures, prompt, images)
+        return prompt if pictures is None or not media else picture_prompt(pictures, prompt, media)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ApiError where the server has none."""

@@ -110,7 +110,7 @@ class Templates:
 
     async def _ask(self, job: Job) -> Reply:
         try:
-            data = msgspec.msgpack.encode(job)
+            data = msgspec.json.encode(job)
         except UnicodeEncodeError:
             raise refuse("the messages are not valid Unicode (lone surrogates)", "messages") from None
         if self._open is None:

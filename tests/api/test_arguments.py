@@ -42,7 +42,7 @@ SCHEDULER: dict[str, Any] = {
     "enable_prefix_caching": True, "max_upload_ints": 2**31 - 1, "headroom_divisor": 100, "width": 1, "lookahead": 0,
     "forgets_last_hit": False, "pools": False, "has_states": False, "num_checkpoints": 0, "checkpoint_every": 2048,
     "max_encoder_rows": 0, "encoder_cache_rows": 0, "encoder_blocks": (), "encoder_work": 0, "media_tokens": 0, "sees": "",
-    "longest_whole": 0, "cohorts": 1, "aligns": False,
+    "longest_whole": 0, "cohorts": 1, "aligns": False, "sound_blocks": (),
 }  # fmt: skip
 THRESHOLDS: dict[str, Any] = {
     "prompt_logits_chunk": 256, "headroom_divisor": 100, "traced_steps": 64, "checkpoint_every": 2048,
@@ -101,7 +101,7 @@ TAKEN_AND_REFUSED: list[tuple[str, Any, Any]] = [
     ("kv_cache_dtype", "fp8_e4m3", "fp8_e5m2"), ("mamba_ssm_cache_dtype", "bfloat16", "fp8"), ("load_format", "dummy", "pt"),
     ("generation_config", "vllm", "none"), ("runner", "pooling", "draft"), ("convert", "classify", "score"),
     ("distributed_executor_backend", "ray", "uni"), ("limit_mm_per_prompt", {"image": 0}, {"image": -1}),
-    ("limit_mm_per_prompt", {"video": 3}, {"audio": 3}), ("limit_mm_per_prompt", '{"image": 4}', '{"image": true}'),
+    ("limit_mm_per_prompt", {"video": 3}, {"sound": 3}), ("limit_mm_per_prompt", '{"image": 4}', '{"image": true}'),
     ("hf_overrides", '{"a": 1}', "{"), ("hf_overrides", {}, []), ("pooler_config", None, '"mean"'),
 ]  # fmt: skip
 

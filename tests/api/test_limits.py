@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from headway.api.inputs import Door, check_logprobs
@@ -120,3 +121,44 @@ def test_seeds_of_requests_that_bring_none() -> None:
         door = Door(model_info(), None, *given)
         found = [door.prepare([1], SamplingParams(detokenize=False)).children[0].seed for _ in range(3)]
         assert found == [mix64(seed, number) for number in range(3)]
+
+
+def test_bad_words_beyond_what_the_tables_hold_are_not_tokenised() -> None:
+    """256 of them, of 1,024 characters each, would hold up the event loop for a third of a second."""
+
+    class Watched(ByteTokenizer):
+        read = 0
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.read += len(text)
+            return super().encode(text, add_special_tokens)
+
+    tokenizer = Watched()
+    door = Door(model_info(), tokenizer)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="bad_words come to"):
+        door.prepare([1], SamplingParams(bad_words=["x" * 1024] * 256))
+    assert tokenizer.read < 8 * 1024
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [{"1_0": 1}, {" 5": 1}, {"٣": 1}, {"05": 1}, {"+5": 1}, {5.0: 1}, {5.7: 1}, {True: 1}, {5: "1"}, {5: True}, {5: 10**400},
+     {5: None}],
+)  # fmt: skip
+def test_what_is_no_plain_id_or_number_is_no_bias(bias: Any) -> None:
+    """Rounded or read leniently, a bias would fall on another token than was meant."""
+    with pytest.raises(InvalidRequestError, match="integer token ids to numbers") as caught:
+        SamplingParams(logit_bias=bias)
+    assert caught.value.parameter == "logit_bias"
+
+
+def test_ids_and_numbers_of_numpy_are_a_bias() -> None:
+    assert SamplingParams(logit_bias={np.int64(5): np.float32(0.5), "7": -1}).logit_bias == {5: 0.5, 7: -1.0}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
+def test_integers_beyond_any_float_are_out_of_range(field: str) -> None:
+    for value in (10**400, -(10**400), float("nan"), float("inf")):
+        with pytest.raises(InvalidRequestError) as caught:
+            SamplingParams(**cast(Any, {field: value}))
+        assert caught.value.parameter == field

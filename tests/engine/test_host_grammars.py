@@ -13,7 +13,7 @@ import pytest
 
 from headway.core.messages import AddRequest
 from headway.engine.core import EngineCore
-from headway.engine.host_grammars import HostGrammars
+from headway.engine.host_grammars import SPELLED_BYTES, HostGrammars, _Spelling
 from tests.engine.harness import MakeEngine, request, run
 from tests.engine.tiny_grammars import LARK, PATTERN, TOKENS, automaton, host_grammar, text_of
 from tests.engine.tiny_llama import EOS, KV_BLOCK_BYTES
@@ -161,6 +161,24 @@ def test_a_name_that_is_used_again_has_a_matcher_of_its_own(make_engine: MakeEng
         core.abort("x")
         [answer] = run(core, [request("x", [1, 2, 3], host_grammar="start: /[a-c]{1,9}/", max_tokens=9)]).values()
         assert answer.error is None and {*text_of(answer)} <= {*"abc"}, (moment, answer.error)
+
+
+def test_a_grammar_that_goes_over_the_matchers_limits_says_so(make_engine: MakeEngine) -> None:
+    """Not at its beginning, where the door would have seen it; and it says nothing of tokens that it would not allow."""
+    grammar = 'start: /[bc]{20}/ "a"~1000000'
+    [answer] = run(
+        make_engine(), [request("x", [1], host_grammar=host_grammar("grammar", grammar), max_tokens=40)]
+    ).values()
+    assert answer.error is not None and "Too many items" in answer.error and "\n" not in answer.error
+
+
+def test_of_a_forced_text_only_the_beginning_is_spelled() -> None:
+    """The library asks in each step: 60,000 characters took half a second of the engine's interpreter, token by token."""
+    spelling = _Spelling([b"a", b"aa", b"b"], 2)
+    for text in (b"a" * 60_000, b"a" * SPELLED_BYTES, b"aab", b"", b"a" * 60_000 + b"?"):
+        spelled = b"".join(spelling.tokens[token] for token in spelling(text))
+        assert spelled == text[:SPELLED_BYTES]
+    assert spelling(b"ab?b") == [0, 2]
 
 
 def refused(core: EngineCore, made: AddRequest) -> str:

@@ -18,6 +18,9 @@ from tests.models.tiny import TINY, hf_model, save
 
 needs_native = pytest.mark.skipif(not ops.available(), reason="no C compiler here")
 Q4_K = 12
+KEPT = "matrices kept in GGUF blocks: 15 Q4_K ("
+EXACT = "matrices kept in GGUF blocks, multiplied with float32: 15 Q4_K ("
+DEQUANTISED = "GGUF blocks are dequantised to "
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +35,22 @@ def build(model: Path, **options: Any) -> EngineCore:
 
 @needs_native
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "said"),
     [
-        ({}, True),
-        ({"dtype": "float32"}, False),
-        ({"dtype": "bfloat16"}, False),
-        ({"quantization": "none"}, False),
-        ({"quantization": "gguf"}, True),
-        ({"quantization": "gguf", "dtype": "float32"}, True),
-        ({"quantization": "gguf", "dtype": "bfloat16"}, True),
+        ({}, KEPT),
+        ({"dtype": "float32"}, EXACT),
+        ({"dtype": "bfloat16"}, DEQUANTISED),
+        ({"quantization": "none"}, DEQUANTISED),
+        ({"quantization": "none", "dtype": "float32"}, DEQUANTISED),
+        ({"quantization": "gguf"}, KEPT),
+        ({"quantization": "gguf", "dtype": "float32"}, KEPT),
+        ({"quantization": "gguf", "dtype": "bfloat16"}, KEPT),
     ],
     ids=str,
 )
-def test_when_blocks_are_kept(
-    file: Path, options: dict[str, Any], kept: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_when_blocks_are_kept(file: Path, options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "headway"):
         build(file, **options)
-    said = "matrices kept in GGUF blocks: 15 Q4_K (" if kept else "GGUF blocks are dequantised to "
     assert said in caplog.text
 
 

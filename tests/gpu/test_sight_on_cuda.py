@@ -10,17 +10,26 @@ import torch
 from headway.core.config import Thresholds
 from headway.engine.boot import build_engine
 from tests.engine.harness import run
-from tests.multimodal.test_engine import cache_rows, prompts
+from tests.multimodal import test_engine, test_sounds
+from tests.multimodal.test_engine import cache_rows
 from tests.multimodal.tiny_sight import FAMILIES, arguments, hf_greedy, request, sighted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+HEARD = "gemma4 heard"
+"""Gemma 4 with prompts that have recordings, too."""
+
+
+def prompts(name: str) -> list[list[Any]]:
+    return test_sounds.prompts() if name == HEARD else test_engine.prompts(name)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, HEARD])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_tokens_are_those_of_transformers(name: str, eager: bool) -> None:
     """In float32; beside rows that decode a step does one block of the tower. Towers and steps with pictures replay graphs."""
-    one = sighted(name)
+    one = sighted(name.split()[0])
     options: dict[str, Any] = {
         "device": "cuda", "count_host_waits": True, "enforce_eager": eager, "block_size": 16, "encoder_step_ratio": 1e-9,
         "max_num_batched_tokens": 80 if name == "paligemma" else 48,

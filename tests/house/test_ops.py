@@ -7,8 +7,9 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,18 +34,28 @@ def schema_arguments(schema: str) -> list[str]:
 
 
 def defined_arguments(path: str, root: Path = ROOT) -> list[str]:
-    """The argument names of "module:function", read from its source so that nothing need be installed to look."""
+    """The argument names of "module:function", read from its source so that nothing need be installed to look; "*" stands for
+    those that it hands on."""
     module, _, name = path.partition(":")
     file = root / (module.replace(".", "/") + ".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            named = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            return named if node.args.vararg is None else [*named, "*"]
     raise AssertionError(f"{file.relative_to(root)} defines no function {name}")
 
 
+def function_arguments(function: Callable[..., Any]) -> list[str]:
+    """As ``defined_arguments``."""
+    parameters = inspect.signature(function).parameters.values()
+    return ["*" if each.kind is inspect.Parameter.VAR_POSITIONAL else each.name for each in parameters]
+
+
 def mismatch(op: str, what: str, expected: Sequence[str], found: Sequence[str]) -> str | None:
-    """What to tell the author when an implementation's arguments are not the schema's, None when they are."""
-    if list(expected) == list(found):
+    """What to tell the author when an implementation's arguments are not the schema's, None when they are. It may name the
+    first ones and hand on the others, ``*rest``."""
+    named = list(found[:-1]) if found and found[-1] == "*" else list(found)
+    if list(expected) == named or (len(named) < len(found) and list(expected[: len(named)]) == named):
         return None
     return f"{op}: the schema has ({', '.join(expected)}) but its {what} has ({', '.join(found)})"
 
@@ -52,7 +63,7 @@ def mismatch(op: str, what: str, expected: Sequence[str], found: Sequence[str]) 
 def op_problems(op: Op, folder: str) -> list[str]:
     """Everything wrong with one operation's registration."""
     expected = schema_arguments(op.schema)
-    problems = [mismatch(op.name, "reference", expected, list(inspect.signature(op.reference).parameters))]
+    problems = [mismatch(op.name, "reference", expected, function_arguments(op.reference))]
     if not op.reference.__module__.startswith(f"headway.kernels.{folder}.reference"):
         problems.append(f"{op.name}: its reference lives in {op.reference.__module__}, not in {folder}/reference.py")
     meta = list(inspect.signature(op.meta).parameters.values())
@@ -100,6 +111,9 @@ def test_a_wrong_signature_is_reported() -> None:
     assert mismatch("f", "reference", ["x", "eps"], ["x", "eps"]) is None
     assert mismatch("f", "reference", ["x", "eps"], ["eps", "x"])
     assert mismatch("f", "reference", ["x", "eps"], ["x"])
+    assert mismatch("f", "reference", ["x", "eps", "cap"], ["x", "*"]) is None
+    assert mismatch("f", "reference", ["x", "eps", "cap"], ["eps", "*"])
+    assert mismatch("f", "reference", ["x"], ["x", "eps", "*"])
 
 
 def test_schema_arguments_reads_mutations_and_defaults() -> None:
@@ -107,7 +121,8 @@ def test_schema_arguments_reads_mutations_and_defaults() -> None:
 
 
 def test_a_missing_implementation_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "op.py").write_text("def run(x, eps):\n    pass\n")
+    (tmp_path / "op.py").write_text("def run(x, eps):\n    pass\n\n\ndef hand(x, *rest):\n    pass\n")
     assert defined_arguments("op:run", tmp_path) == ["x", "eps"]
+    assert defined_arguments("op:hand", tmp_path) == ["x", "*"]
     with pytest.raises(AssertionError, match="no function walk"):
         defined_arguments("op:walk", tmp_path)

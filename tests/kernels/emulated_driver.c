@@ -9,7 +9,7 @@
 
 #define MOST 32
 
-int headway_linear(const void *, const void *, const void *, void *, int64_t, int64_t, int64_t, int, int, int);
+int headway_linear(const void *, const void *, const void *, void *, int64_t, int64_t, int64_t, int, int, int, int);
 void headway_linear_pack(const void *, void *, int64_t, int64_t, int, int);
 void headway_rms_norm(const void *, void *, const void *, void *, int64_t, int64_t, float, int, int);
 void headway_silu_mul(const void *, void *, int64_t, int64_t, int, int);
@@ -53,8 +53,8 @@ int main(int argc, char **argv) {
     void **a = arrays + 2;
     const char *name = argv[1];
     if (!strcmp(name, "linear")) { /* x, weight, bias, packed, y */
-        headway_linear_pack(a[1], a[3], n[1], n[2], (int)n[3], 2);
-        if (headway_linear(a[0], a[3], sizes[4] ? a[2] : NULL, a[4], n[0], n[1], n[2], (int)n[3], 0, 2)) fail("failed");
+        headway_linear_pack(a[1], a[3], n[1], n[2], (int)n[4], 2);
+        if (headway_linear(a[0], a[3], sizes[4] ? a[2] : NULL, a[4], n[0], n[1], n[2], (int)n[3], (int)n[4], 0, 2)) fail("failed");
         give(6);
     } else if (!strcmp(name, "rms_norm")) { /* x, residual, weight, out */
         headway_rms_norm(a[0], a[1], a[2], a[3], n[0], n[1], (float)x[0], (int)n[2], 2);

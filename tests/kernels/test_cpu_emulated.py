@@ -104,13 +104,19 @@ def test_linear(machine: Machine, dtype: torch.dtype) -> None:
 
     def run(rows: int) -> torch.Tensor:
         y = torch.full((rows, outputs), float("nan"), dtype=dtype)
-        numbers = [rows, outputs, inputs, dtype is torch.bfloat16]
+        numbers = [rows, outputs, inputs, dtype is torch.bfloat16, weight.dtype is torch.bfloat16]
         return machine.run("linear", numbers, [0.0], x[:rows], weight, bias, packed, y, gives=[y])[0]
 
     whole = run(29)
     assert_close(whole, F.linear(x, weight, bias))
     for rows in (1, 3, 13):
         assert torch.equal(run(rows), whole[:rows])
+    if dtype is torch.float32:  # weights that bfloat16 holds give the same bits from panels of either kind
+        weight = weight.bfloat16().float()
+        whole = run(29)
+        weight, packed = weight.bfloat16(), packed.bfloat16()
+        for rows in (1, 3, 13, 29):
+            assert torch.equal(run(rows), whole[:rows])
 
 
 @BOTH

@@ -54,6 +54,41 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(dtype: torch.
 
 
 @needs_native
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (33, 1030), (100, 576)])
+def test_weights_that_bfloat16_holds_give_the_same_bits_from_half_the_bytes(outputs: int, inputs: int) -> None:
+    weight, bias = make_layer(outputs, inputs, torch.float32, True)
+    weight = weight.bfloat16().float()
+    layer = PackedLinear(weight, bias)
+    assert layer.packed is not None and layer.packed.dtype is torch.bfloat16
+    assert torch.equal(layer.weight(), weight) and layer.weight().dtype is torch.float32
+    for rows in (0, 1, 5, 12, 13, 40, 200, 400):
+        x = make_random(rows, inputs, dtype=torch.float32, device="cpu")
+        wide = ops.linear_packed(x, ops.pack_weight(weight), bias, outputs, True)
+        assert torch.equal(ops.linear_packed(x, layer.packed, bias, outputs, True), wide)
+        assert_close(layer(x), F.linear(x, weight, bias))
+    assert_close(linear_packed.reference(x, layer.packed, bias, outputs), layer(x))
+
+
+@needs_native
+@pytest.mark.parametrize("outputs", [1, 1023, 1024, 1025, 2500])
+def test_one_weight_that_bfloat16_lacks_keeps_them_all_in_float32(outputs: int) -> None:
+    for row in {0, outputs // 2, outputs - 1}:
+        weight = torch.ones(outputs, 8)
+        assert linear.fits_bfloat16(weight)
+        weight[row, 5] = 1 + 2**-8
+        packed = PackedLinear(weight).packed
+        assert packed is not None and packed.dtype is torch.float32
+
+
+@needs_native
+def test_panels_of_bfloat16_need_pairs_of_inputs() -> None:
+    weight = torch.ones(4, 7)
+    layer = PackedLinear(weight)
+    assert layer.packed is not None and layer.packed.dtype is torch.float32
+    assert torch.equal(layer(torch.ones(3, 7)), torch.full((3, 4), 7.0))
+
+
+@needs_native
 @BOTH
 def test_the_operation_its_reference_and_meta_agree(dtype: torch.dtype) -> None:
     weight, bias = make_layer(70, 48, dtype, True)

@@ -19,7 +19,7 @@ def media_tables(slots: int, most: int, device: str) -> tuple[torch.Tensor, torc
         table[slot, 0], table[slot, 1] = len(runs), 7 if slot == 2 else 0
         behind = 0
         for k, (start, end) in enumerate(runs):
-            base, columns = start + behind, 1 + slot % 3
+            base, columns = start + behind, (slot + k) % 4  # 0: a recording's
             behind = base + 2 - end
             table[slot, 2 + 6 * k : 8 + 6 * k] = torch.tensor([start, end, base, columns, behind, 5 * k])
             rows[slot, k] = 100 * slot + 10 * k
@@ -41,7 +41,8 @@ def defined(
             start, past, base, columns, after, late = own[2 + 6 * k : 8 + 6 * k]
             if start <= position < past:
                 row, i = int(rows[slot, k]) + position - start, position - start
-                end = max(end, past) if sees else end
+                end = max(end, past) if sees and columns else end
+                columns = max(columns, 1)
                 place = [base + late, base + i // columns, base + i % columns]
             elif position >= past:
                 behind = after

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.cpu import block_ops
+from headway.kernels.cpu import block_ops, ops
 from headway.kernels.quant_linear import QuantizedLinear, quant_linear, quant_rows, reference
 from headway.kernels.quant_linear.formats import BLOCK_TYPES, packed_bytes
 from headway.kernels.testing import TOLERANCE, make_random
@@ -70,6 +70,41 @@ def test_kernel_equals_its_reference(kind: int, dtype: torch.dtype, outputs: int
         for threads in (1, 2):
             with torch_threads(threads):
                 assert_near(layer(x[:rows]), expected[:rows])
+
+
+@EVERY
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 256), (37, 1280)])
+def test_exact_products_have_the_bits_of_dequantised_weights(kind: int, outputs: int, inputs: int) -> None:
+    """Those of float32 panels with what the gguf package makes of the file."""
+    bias = make_random(outputs, dtype=torch.float32, device="cpu", seed=5)
+    x = make_random(130, inputs, dtype=torch.float32, device="cpu")
+    x[7, 3], x[8, 4] = float("nan"), float("inf")
+    rows = encoded(kind, outputs, inputs)
+    layer = QuantizedLinear([(kind, rows)], inputs, bias, exact=True)
+    weight = decoded(kind, rows)
+    plain = ops.linear_packed(x, ops.pack_weight(weight), bias, outputs)
+    for count in (0, *range(1, 15), 17, 64, 65, 130):
+        for threads in (1, 2):
+            with torch_threads(threads):
+                assert torch.equal(layer(x[:count]).nan_to_num(), plain[:count].nan_to_num())
+    expected = quant_linear.reference(x, layer.packed, bias, layer.types, layer.outputs, True)
+    assert_near(layer(x)[9:], expected[9:])
+    ids = torch.arange(outputs, dtype=torch.int32)
+    assert torch.equal(layer.rows(ids, torch.float32), weight)
+
+
+@EVERY
+def test_exact_products_of_extreme_blocks(kind: int) -> None:
+    """All bits set and none, wherever the scales are numbers."""
+    rows = encoded(kind, 4, 512)
+    for row, byte in ((0, 255), (1, 0), (2, 0x80), (3, 0x7B)):
+        flat = rows.clone()
+        flat[row] = byte
+        weight = decoded(kind, flat)
+        if weight.isfinite().all():
+            x = make_random(3, 512, dtype=torch.float32, device="cpu")
+            plain = ops.linear_packed(x, ops.pack_weight(weight), None, 4)
+            assert torch.equal(QuantizedLinear([(kind, flat)], 512, exact=True)(x), plain)
 
 
 @pytest.mark.parametrize("inputs", [32, 96, 576])
@@ -175,6 +210,10 @@ def test_the_operation_and_meta_agree() -> None:
     x = make_random(3, 64, dtype=torch.float32, device="cpu")
     arguments = (x, layer.packed, None, list(layer.types), list(layer.outputs))
     assert torch.equal(quant_linear(*arguments), layer(x))
+    exact = quant_linear(*arguments, True)
+    assert_near(exact, F.linear(x, layer.weight()))
+    assert not torch.equal(exact, layer(x))
+    assert quant_linear(x.bfloat16(), *arguments[1:], True).dtype is torch.bfloat16, "by the reference"
     on_meta = quant_linear(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
     assert on_meta.shape == (3, 70) and on_meta.is_meta
     ids = torch.zeros(5, dtype=torch.int32, device="meta")
@@ -215,7 +254,7 @@ def test_every_instruction_set(compiler: str, flags: list[str], runner: list[str
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool} here")
     program = tmp_path / "blocks"
-    files = [str(SOURCES / file) for file in ("blocks.c", "blocks_pack.c", "parallel.c")]
+    files = [str(SOURCES / file) for file in ("blocks.c", "blocks_pack.c", "linear.c", "parallel.c")]
     command = [
         compiler,
         "-O2",
@@ -237,11 +276,13 @@ def test_every_instruction_set(compiler: str, flags: list[str], runner: list[str
         rows = encoded(kind, 37, inputs, seed=i)
         x = make_random(5, inputs, dtype=torch.float32, device="cpu", seed=i)
         (tmp_path / "in").write_bytes(rows.numpy().tobytes() + x.numpy().tobytes())
-        arguments = [str(kind), "37", str(inputs), "5", str(rows.numel()), str(tmp_path / "in"), str(tmp_path / "out")]
-        ran = subprocess.run([*runner, str(program), *arguments], capture_output=True, text=True, timeout=120)
-        assert ran.returncode == 0, ran.stderr
-        y = torch.frombuffer(bytearray((tmp_path / "out").read_bytes()), dtype=torch.float32).view(5, 37)
-        assert_near(y, F.linear(reference.rounded(x), decoded(kind, rows)))
+        for exact in (0, 1):
+            arguments = [str(kind), "37", str(inputs), "5", str(rows.numel()), str(exact)]
+            arguments += [str(tmp_path / "in"), str(tmp_path / "out")]
+            ran = subprocess.run([*runner, str(program), *arguments], capture_output=True, text=True, timeout=120)
+            assert ran.returncode == 0, ran.stderr
+            y = torch.frombuffer(bytearray((tmp_path / "out").read_bytes()), dtype=torch.float32).view(5, 37)
+            assert_near(y, F.linear(x if exact else reference.rounded(x), decoded(kind, rows)))
 
 
 @pytest.mark.slow

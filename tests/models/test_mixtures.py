@@ -18,6 +18,7 @@ from headway.models.layers import moe
 from headway.models.layers.linear import Linear
 from headway.models.layers.moe import Mixture
 from headway.models.load import describe, load_model
+from headway.models.quantized_weights import BlockUse
 from headway.models.registry import read_config
 from headway.weights import open_checkpoint
 from tests.models.harness import DEVICE, Machine, Row
@@ -241,7 +242,8 @@ def test_gguf(name: str, arch: str, extra: dict[str, Any], tmp_path: Path) -> No
     keys = {f"{arch}.{key}": value for key, value in (sizes | extra).items()}
     path = write_gguf(tmp_path / "model.gguf", gguf_arrays(oracle), arch=arch, extra=keys)
     check(loaded(path), name)
-    check(loaded(path, keep_blocks=True), name)
+    check(loaded(path, blocks=BlockUse.ROUNDED), name)
+    check(loaded(path, blocks=BlockUse.EXACT), name)
 
 
 def test_gguf_files_with_experts_in_tensors_of_their_own_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headway.kernels.quant_linear.formats import BLOCK_TYPES
 from headway.models.decoder import DecoderModel
 from headway.models.layers.linear import Linear
 from headway.models.load import load_model
+from headway.models.quantized_weights import BlockUse
 from headway.weights import open_checkpoint
 from tests.kernels.gguf_blocks import KINDS, NAMES, encoded
 from tests.models.harness import Machine, Row
@@ -62,9 +63,10 @@ def gguf(path: Path, kinds: dict[str, int], *, other: int, arch: str = "llama", 
     return write_gguf(path / "m.gguf", arrays, arch=arch, raw=raw, extra={f"{arch}.{k}": v for k, v in keys.items()})
 
 
-def load(file: Path, *, keep: bool, dtype: torch.dtype = torch.float32) -> DecoderModel:
+def load(file: Path, *, keep: bool, dtype: torch.dtype = torch.float32, exact: bool = False) -> DecoderModel:
+    use = BlockUse.EXACT if exact else BlockUse.ROUNDED if keep else BlockUse.DEQUANTIZED
     model = load_model(
-        open_checkpoint(str(file)), dtype=dtype, device=CPU, max_model_len=32, progress=False, seed=0, keep_blocks=keep
+        open_checkpoint(str(file)), dtype=dtype, device=CPU, max_model_len=32, progress=False, seed=0, blocks=use
     )
     assert isinstance(model, DecoderModel)
     return model
@@ -97,7 +99,11 @@ def test_every_type_serves_a_whole_model(tmp_path: Path, kind: int) -> None:
     assert all(isinstance(linear.packed, QuantizedLinear) for linear in linears(model))
     assert model.head is not None
     assert model.embedding.blocks is model.head.packed, "the tied table is held once"
-    assert_near(model, load(file, keep=False))
+    plain = load(file, keep=False)
+    assert_near(model, plain)
+    exact = load(file, keep=True, exact=True)
+    assert all(isinstance(linear.packed, QuantizedLinear) for linear in linears(exact))
+    assert torch.equal(logits(exact), logits(plain)), "float32 gives the bits of dequantised weights"
 
 
 MIXED = {
@@ -122,7 +128,10 @@ def test_fused_matrices_of_mixed_types(tmp_path: Path, arch: str, tied: bool, dt
     assert qkv.types == (Q4_K, Q5_0, Q6_K) and qkv.outputs == (HIDDEN, HIDDEN // 2, HIDDEN // 2)
     assert model.head is not None
     assert (model.embedding.blocks is model.head.packed) == tied
-    assert_near(model, load(file, keep=False))
+    plain = load(file, keep=False)
+    assert_near(model, plain)
+    if dtype is torch.float32:
+        assert torch.equal(logits(load(file, keep=True, exact=True)), logits(plain))
 
 
 def test_what_is_not_multiplied_from_blocks_is_dequantised(

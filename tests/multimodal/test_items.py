@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from headway.api.pictures.door import _picture
 from headway.core.errors import InvalidRequestError
 from headway.core.media import MAX_RUNS, Grid, VisionInfo
 from headway.multimodal import images
-from headway.multimodal.images import decode_image
+from headway.multimodal.images import as_rgb, decode_image
 from headway.multimodal.items import find_runs, make_item
 from headway.multimodal.layout import Layout, lay_out, windows
 
@@ -94,3 +95,76 @@ def test_limits_have_two_sides(name: str, value: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(images, name, value)
     with pytest.raises(InvalidRequestError, match=str(value)):
         decode_image(data)
+
+
+GREYS = np.linspace(0, 65535, 600).astype(np.uint16).reshape(20, 30)
+
+
+def test_sixteen_bits_become_the_upper_eight() -> None:
+    """In files and in memory; what has no known range is refused rather than cut off."""
+    expected = np.repeat((GREYS >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    assert np.array_equal(np.asarray(decode_image(file_of(Image.fromarray(GREYS)))), expected)
+    assert np.array_equal(np.asarray(as_rgb(Image.fromarray(GREYS))), expected)
+    for numbers in (GREYS.astype(np.int32), GREYS.astype(np.float32)):
+        with pytest.raises(InvalidRequestError, match="no known range"):
+            as_rgb(Image.fromarray(numbers))
+    with pytest.raises(InvalidRequestError, match="La"):
+        as_rgb(Image.new("La", (3, 3)))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_in_memory_are_turned_like_files(kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = file_of(Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 4, 3), np.uint8)), kind, exif=exif)
+    whole = decode_image(data)
+    assert whole.size == ((6, 4) if orientation > 4 else (4, 6))
+    assert np.array_equal(np.asarray(_picture(Image.open(io.BytesIO(data)))), np.asarray(whole))
+
+
+def test_a_damaged_picture_in_memory_is_refused() -> None:
+    data = file_of(
+        Image.fromarray(np.random.default_rng(3).integers(0, 256, (60, 40, 3), np.uint8)), "JPEG", exif=_turned()
+    )
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        _picture(Image.open(io.BytesIO(data[:-60])))
+
+
+def _turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+def _modes() -> dict[str, tuple[bytes, Image.Image]]:
+    """A file of each kind, and the picture in RGB that it is; a lossy one as Pillow decodes it."""
+    colours = Image.fromarray(np.random.default_rng(2).integers(0, 256, (20, 30, 3), np.uint8))
+    few, grey = colours.quantize(16), colours.convert("L")
+    animated = [colours, Image.new("RGB", colours.size, "red")]
+    whole: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        "grey": (grey, "PNG", {}), "grey with alpha": (grey.convert("LA"), "PNG", {}), "palette": (few, "PNG", {}),
+        "two colours": (colours.convert("1"), "PNG", {}), "bitmap of greys": (grey, "BMP", {}),
+        "webp": (colours, "WEBP", {"lossless": True}), "bmp": (colours, "BMP", {}),
+        "animated png": (animated[0], "PNG", {"save_all": True, "append_images": animated[1:]}),
+        "animated webp": (animated[0], "WEBP", {"save_all": True, "append_images": animated[1:], "lossless": True}),
+    }  # fmt: skip
+    found = {name: (file_of(image, kind, **more), image.convert("RGB")) for name, (image, kind, more) in whole.items()}
+    for name, image in {"cmyk": colours.convert("CMYK"), "grey jpeg": grey}.items():
+        data = file_of(image, "JPEG", quality=95)
+        found[name] = data, Image.open(io.BytesIO(data)).convert("RGB")
+    return found
+
+
+@pytest.mark.parametrize("name", _modes())
+def test_files_of_any_mode_become_rgb(name: str) -> None:
+    data, expected = _modes()[name]
+    found = decode_image(data)
+    assert found.mode == "RGB" and np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_what_is_half_transparent_is_half_white(kind: str) -> None:
+    image = Image.new("RGBA", (3, 3), (100, 0, 200, 128))
+    found = np.asarray(decode_image(file_of(image, kind, **({"lossless": True} if kind == "WEBP" else {}))))
+    np.testing.assert_allclose(found[0, 0], [177, 127, 227], atol=1)

@@ -16,14 +16,16 @@ from safetensors.torch import save_file
 
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
-from headway.core.media import VisionInfo
+from headway.core.media import SoundInfo, VisionInfo
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.models.registry import model_class, read_config
+from headway.multimodal.audio.spectra import MelSettings
 from headway.multimodal.items import find_runs, make_item
+from headway.multimodal.sounds import make_sound
 from tests.multimodal.tiny_texts import save_texts
 
-TOKEN, VIDEO, VOCAB = 100, 103, 120
+TOKEN, VIDEO, AUDIO, VOCAB = 100, 103, 104, 120
 SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
 SHIFT = np.array([-1.9, -2.0, -1.7], np.float32)
 _TEXT: dict[str, Any] = {
@@ -35,6 +37,12 @@ _VISION: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 28,
     "patch_size": 7,
 }  # fmt: skip
+_AUDIO: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [16, 8],
+    "attention_chunk_size": 4, "attention_context_left": 5, "output_proj_dims": 20, "conv_kernel_size": 3,
+}  # fmt: skip
+SOUND = SoundInfo(token=AUDIO, mel_bins=16, reach=4, longest=160)
+MEL = MelSettings(bins=16)
 _QWEN: dict[str, Any] = {"depth": 3, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2}
 _QWEN_IDS = {"image_token_id": TOKEN, "video_token_id": VIDEO, "vision_start_token_id": 101, "vision_end_token_id": 102}
 
@@ -82,7 +90,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                 "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": "vision",
             },
             "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN, "video_token_id": VIDEO,
-            "audio_token_id": 104, "vision_soft_tokens_per_image": 9,
+            "audio_token_id": AUDIO, "boa_token_id": 106, "eoa_token_index": 107, "vision_soft_tokens_per_image": 9,
+            "audio_config": _AUDIO,
         },
     ),
     "paligemma": (
@@ -168,9 +177,18 @@ class Sighted:
 @functools.cache
 def sighted(name: str) -> Sighted:
     """The tiny model of a family."""
+    return changed(name, {})
+
+
+def changed(name: str, change: dict[str, Any]) -> Sighted:
+    """The same with other values: of its parts "vision_config", "text_config", "audio_config", and of itself."""
     import transformers
 
     family, config = _CONFIGS[name]
+    config = {
+        each: {**config.get(each, {}), **value} if each.endswith("_config") else value
+        for each, value in {**{own: {} if own.endswith("_config") else config[own] for own in config}, **change}.items()
+    }
     made = getattr(transformers, f"{family}Config")(**config)
     torch.manual_seed(sum(map(ord, name)))
     model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
@@ -244,6 +262,20 @@ def film(name: str, seed: int, parts: int, apart: float = 1.0) -> Film:
     return Film(pixels, apart if name == "qwen2.5" else 1.0)
 
 
+@dataclass(frozen=True)
+class Sound:
+    """A recording, float32 [n] at 16 kHz."""
+
+    samples: npt.NDArray[np.float32]
+
+
+def sound(seed: int, frames: int) -> Sound:
+    """Noise of so many spectra, and some samples more."""
+    generator = np.random.default_rng(seed)
+    count = MEL.hop * (frames + 1) - int(generator.integers(0, MEL.hop))
+    return Sound(generator.normal(0, 0.3, count).astype(np.float32))
+
+
 def arguments(folder: str, **others: Any) -> EngineArgs:
     """An engine on a CPU in float32."""
     options: dict[str, Any] = {
@@ -267,9 +299,10 @@ def prompt_of(info: VisionInfo, parts: list[Any]) -> tuple[list[int], list[Encod
                 items.append(item)
                 ids += [40 + k, 101, *[VIDEO] * item.rows, 102] if info.stamps else [VIDEO] * item.rows
             continue
-        item = make_item(info, part, SCALE, SHIFT)
+        is_sound = isinstance(part, Sound)
+        item = make_sound(SOUND, MEL, part.samples) if is_sound else make_item(info, part, SCALE, SHIFT)
         items.append(item)
-        ids += [TOKEN] * item.rows
+        ids += [AUDIO if is_sound else TOKEN] * item.rows
     return ids, items
 
 
@@ -292,7 +325,7 @@ def request(
         eos_token_ids=[],
         cache_salt=salt,
         media=items,
-        runs=find_runs(info, ids, items),
+        runs=find_runs(info, ids, items, SOUND),
     )
 
 
@@ -308,7 +341,7 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
             flat, grids = _in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
             given = {"pixel_values": flat, "image_grid_thw": grids}
         elif one.name == "gemma4":
-            given = _flat(pixels, info.patch)
+            given = _flat(pixels, info.patch, info.group)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -329,7 +362,16 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
         given |= {"pixel_values_videos": flat, "video_grid_thw": grids}
         if info.tempo:
             given["second_per_grid_ts"] = torch.tensor([each.apart / info.tempo for each in films])
-    return ids, given
+    sounds = [part.samples for part in parts if isinstance(part, Sound)]
+    return ids, given | (hf_sounds(sounds) if sounds else {})
+
+
+def hf_sounds(sounds: list[npt.NDArray[np.float32]]) -> dict[str, Any]:
+    """Recordings as transformers prepares them, padded to the longest."""
+    from transformers import Gemma4AudioFeatureExtractor
+
+    found = Gemma4AudioFeatureExtractor(feature_size=MEL.bins)(sounds, return_tensors="np")
+    return {name: torch.from_numpy(found[name]) for name in ("input_features", "input_features_mask")}
 
 
 def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tensor, torch.Tensor]:
@@ -344,7 +386,7 @@ def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tenso
     return torch.cat(flat), torch.tensor(grids)
 
 
-def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
+def _flat(pixels: list[torch.Tensor], size: int, group: int) -> dict[str, Any]:
     """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
     patches, places = [], []
     for each in pixels:
@@ -352,7 +394,7 @@ def _flat(pixels: list[torch.Tensor], size: int) -> dict[str, Any]:
         rows, columns = cut.shape[:2]
         patches.append(cut.reshape(rows * columns, -1))
         places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
-    most = 9 * 9
+    most = 9 * group**2
     padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
     placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
     return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}
@@ -369,7 +411,7 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
     elif one.name == "paligemma":
         kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
     elif one.name == "gemma4":
-        kinds = {"mm_token_type_ids": is_picture}
+        kinds = {"mm_token_type_ids": is_picture + 3 * (tokens == AUDIO).int()}
     elif one.name.startswith("qwen"):
         kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int()}
         one.model.model.rope_deltas = None
@@ -380,6 +422,7 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
 def _hashable(part: Any) -> Any:
     if isinstance(part, Film):
         return part.pixels.tobytes(), part.apart
+    part = part.samples if isinstance(part, Sound) else part
     return part if isinstance(part, int) else part.tobytes()
 
 

@@ -13,7 +13,8 @@ MARKERS = {
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% else %}{{ part.text }}{% endif %}{% endfor %}\n{% endfor %}<turn>"
+    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% elif part.type == 'audio' %}<|audio|>{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}\n{% endfor %}<turn>"
 )
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
 
@@ -46,6 +47,8 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
     specials |= {text: 106 + i for i, text in enumerate(_AROUND.get(name, ()))}
+    if name == "gemma4":
+        specials |= {"<|audio|>": 104, "<boa>": 106, "<eoa>": 107}
     specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
@@ -65,3 +68,6 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
+    if name == "gemma4":
+        ears = {"feature_size": 16, "sampling_rate": 16000, "frame_length": 320, "mel_floor": 0.001}
+        (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": ears, "audio_seq_length": 100}))

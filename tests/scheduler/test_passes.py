@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from headway.core.encode import ALL_BLOCKS, BlockCost, EncodeJob, EncoderItem, MediaRun
 from headway.core.messages import AddRequest
@@ -60,6 +61,28 @@ def test_a_step_does_a_block_at_least_and_everything_where_nobody_decodes() -> N
     passes.ask(job("c", 3))
     assert done(passes) == [("b", 0, 1)]
     assert done(passes, beside_decode=False) == [("b", 1, 3), ("c", 0, 3)]
+
+
+def test_recordings_pass_blocks_of_their_own() -> None:
+    """More of them than pictures do, and dearer ones; passes of both kinds end in the order in which they were asked for."""
+    sounds = (BlockCost(70, 0),) * 5
+    passes = Passes(
+        make_config(encoder_blocks=BLOCKS, sound_blocks=sounds, encoder_work=220, max_encoder_rows=100)
+    )  # of 3 rows: 210 each
+    heard = job("a", 3)
+    heard.item = structs.replace(heard.item, kind="audio")
+    passes.ask(heard)
+    passes.ask(job("b", 3))
+    steps = []
+    while "b" in passes:
+        passes.begin(True)
+        passes.run()
+        steps.append([(each.name, each.first, each.end, each.is_last) for each in passes.jobs])
+    assert steps == [
+        *([("a", number, number + 1, False)] for number in range(4)),
+        [("a", 4, ALL_BLOCKS, True)],
+        [("b", 0, ALL_BLOCKS, True)],
+    ]
 
 
 def test_inputs_of_a_step_are_bounded() -> None:

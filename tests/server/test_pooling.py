@@ -346,6 +346,30 @@ def test_teis_embed_and_sparse_and_info(serve: Open) -> None:
     assert "/embed_sparse" in told(sparse.post("/v1/embeddings", json={"input": "w1"}), 400)["error"]["message"]
 
 
+def test_teis_route_without_a_name_is_the_models_own(serve: Open) -> None:
+    for name, path, body in (
+        ("embed", "/embed", {"inputs": ["w1", "w2"], "truncate": True}),
+        ("labels", "/predict", {"inputs": "w1 w2"}),
+        ("cross", "/rerank", {"query": "w1", "texts": ["w2", "w1"]}),
+        ('embed {"width": 100, "sparse": true}', "/embed_sparse", {"inputs": "w1"}),
+    ):
+        client = serve(name)
+        assert told(client.post("/", json=body)) == told(client.post(path, json=body)), name
+        assert client.get("/").headers["content-type"].startswith("text/html"), "the page stays where it was"
+    error = told(serve("embed").post("/", json={"inputs": "w1 " * 99}), 400)["error"]
+    assert error["param"] == "inputs" and "truncate" in error["message"] and "truncate_prompt" not in error["message"]
+
+
+def test_what_cuts_texts_of_similarity_stands_in_either_place(serve: Open) -> None:
+    client, inputs = serve("embed"), {"source_sentence": "w1", "sentences": ["w2 " * 99]}
+    assert told(client.post("/similarity", json={"inputs": inputs, "parameters": {}}), 400)["error"]["param"]
+    cut = {"truncate": True, "truncation_direction": "left"}
+    found = told(client.post("/similarity", json={"inputs": inputs, "parameters": cut}))
+    assert found == told(client.post("/similarity", json={"inputs": inputs, **cut}))
+    both = {"inputs": inputs, "parameters": cut, "truncate": True}
+    assert told(client.post("/similarity", json=both), 400)["error"]["param"] == "truncate"
+
+
 def test_metrics_know_tasks(serve: Open) -> None:
     client = serve("both")
     for task in ("embed", "token_embed"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 
 from tests.engine.fake_core import ROOT
 from tests.server.live import Live
@@ -43,6 +44,20 @@ def test_curl(command: str, minilm: Live) -> None:
     answer = json.loads(done.stdout)
     if "rerank" in command:
         assert answer["results"][0]["index"] == 1
+
+
+def test_hugging_faces_client_gets_vectors(minilm: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It posts to the address as it is given."""
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", False
+    )  # or it would refuse to ask even this machine
+    client = InferenceClient(minilm.url)
+    found = client.feature_extraction(
+        "A cat sits outside. " * 200, normalize=True, truncate=True, truncation_direction="right"
+    )
+    assert found.shape == (1, 384) and np.linalg.norm(found) == pytest.approx(1)
+    near, far = InferenceClient(minilm.url + "/similarity").sentence_similarity("A cat", ["A feline", "Stocks fell"])
+    assert near > far
 
 
 def test_openais_client_gets_vectors(minilm: Live) -> None:

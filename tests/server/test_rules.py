@@ -18,7 +18,7 @@ from headway.core.outputs import Logprob
 from headway.server.call_reader import Arguments, CallReader, CallStart
 from headway.server.errors import LONG_FIELDS, ApiError, as_api_error
 from headway.server.media_fetch import check_url
-from headway.server.messages import for_template, input_messages
+from headway.server.messages import Addressed, for_template, input_messages
 from headway.server.metrics import Figures
 from headway.server.protocol import ChatMessage, InputItem
 from headway.server.report import CompletionLogprobs
@@ -92,13 +92,13 @@ def test_only_texts_are_told_to_be_too_long(field: str | None) -> None:
 @pytest.mark.parametrize("most", [1, 3])
 def test_as_many_images_as_are_allowed(most: int) -> None:
     service: Any = SimpleNamespace(
-        llm=SimpleNamespace(pictures=SimpleNamespace(limits={"image": most})), settings=None, names=["m"]
+        llm=SimpleNamespace(pictures=SimpleNamespace(limits={"image": most, "audio": 0})), settings=None, names=["m"]
     )
-    image: Any = SimpleNamespace(url="data:image/png;base64,", where="x")
+    image: Any = Addressed("data:image/png;base64,", "x")
     for number in range(most + 1):
-        Service.check_images(service, [image] * number)
+        Service.check_media(service, [image] * number)
     with pytest.raises(ApiError, match=f"at most {most} images may be sent, got {most + 1}"):
-        Service.check_images(service, [image] * (most + 1))
+        Service.check_media(service, [image] * (most + 1))
 
 
 HOSTS = {"example.org": {"example.org"}, ".example.org": {"a.example.org", "a.b.example.org"}, "A.test": {"a.test"}}

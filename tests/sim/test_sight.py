@@ -18,7 +18,8 @@ from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.runner.encoder_passes import PassRunner
 from tests.engine.harness import run
-from tests.multimodal.test_engine import cache_rows, prompts
+from tests.multimodal import test_engine, test_sounds
+from tests.multimodal.test_engine import cache_rows
 from tests.multimodal.tiny_sight import arguments, plain, request
 from tests.sim.harness import simulated
 
@@ -26,10 +27,22 @@ BLOCK_BYTES = 2 * 8 * 2 * 2 * 8 * 4
 """Of 8 tokens in two layers of two heads of 8."""
 
 
+HEARD = "gemma4 heard"
+"""Gemma 4 with prompts that have recordings, too."""
+
+
+def checkpoint(name: str) -> str:
+    return plain(name.split()[0])
+
+
+def prompts(name: str) -> list[list[Any]]:
+    return test_sounds.prompts() if name == HEARD else test_engine.prompts(name)
+
+
 @cache
 def oracle(name: str) -> EngineCore:
     """The CPU, synchronous, with room for everything."""
-    args = arguments(plain(name), run_ahead=0, max_model_len=136, encoder_step_ratio=float("inf"))
+    args = arguments(checkpoint(name), run_ahead=0, max_model_len=136, encoder_step_ratio=float("inf"))
     return build_engine(args, progress=False)
 
 
@@ -56,6 +69,7 @@ def noted(passes: PassRunner | None) -> list[Encoding]:
         ("gemma3", 4, 2, False), ("qwen2.5", 2, 3, False), ("qwen3", 4, 4, False), ("paligemma", 2, 5, False),
         ("llava", 0, 6, False), ("smolvlm", 1, 7, False), ("gemma3", 1, 1, True), ("qwen3", 4, 8, True),
         ("gemma4", 2, 9, False), ("internvl", 1, 10, True), ("mistral3", 2, 11, False),
+        (HEARD, 4, 12, False), (HEARD, 1, 13, True),
     ],
 )  # fmt: skip
 def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bool) -> None:
@@ -63,10 +77,10 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
     aborted while its picture is under way. Beside rows that decode a step does one block of the tower."""
     wanted = run(oracle(name), traffic(name, oracle(name).info.vision))
     # Windows have a group of blocks of their own, each of half the layers.
-    blocks = 13 if name in ("gemma3", "gemma4") else 18 if name == "internvl" else 19
+    blocks = 13 if name in ("gemma3", "gemma4", HEARD) else 18 if name == "internvl" else 19
     options = vars_of(
         arguments(
-            plain(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3,
+            checkpoint(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3,
             max_num_batched_tokens=96 if name == "paligemma" else 28,
             encoder_step_ratio=1e-9, kv_cache_memory_bytes=blocks * BLOCK_BYTES, max_model_len=136, enforce_eager=eager,
         )
@@ -85,7 +99,7 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
         assert answer.error is None and answer.token_ids == wanted[key].token_ids, key
     assert rest and wanted[batch[5].request_id].token_ids[-len(rest) :] == rest
     assert watch.num_steps and any(not each.is_last for each in told), "no pass was cut"
-    assert stats.num_preemptions or name in ("gemma3", "gemma4", "paligemma", "smolvlm"), "blocks never ran out"
+    assert stats.num_preemptions or name in ("gemma3", "gemma4", HEARD, "paligemma", "smolvlm"), "blocks never ran out"
     assert passes is not None and bool(passes.num_replays) == bool(stats.num_graph_steps) == (not eager)
 
 

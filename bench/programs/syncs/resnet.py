@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import torchvision
+from torchvision.transforms import v2
 
 
 def main(device: str, told: Path) -> None:
@@ -20,7 +21,7 @@ def main(device: str, told: Path) -> None:
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    pictures = torchvision.transforms.v2.Normalize([0.5] * 3, [0.25] * 3)(torch.rand(32, 3, 64, 64))
+    pictures = v2.Normalize([0.5] * 3, [0.25] * 3)(torch.rand(32, 3, 64, 64))
     data = torch.utils.data.TensorDataset(pictures, torch.arange(32) % 10)
     losses = []
     for _ in range(2):

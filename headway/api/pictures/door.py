@@ -15,11 +15,13 @@ from headway.api.killable import Job, Pool, TooMuchError
 from headway.api.pictures.clips import Clip, make_parts, read_clips
 from headway.api.pictures.placeholders import Shown
 from headway.api.pictures.settings import read_clip_settings, read_settings
+from headway.api.pictures.sound_settings import read_sound_settings
+from headway.api.pictures.sounds import Sound, Sounds, read_sounds
 from headway.api.pictures.worker import Boot, Reply
 from headway.core.encode import EncoderItem
 from headway.core.errors import ConfigError, InvalidRequestError
-from headway.core.media import VisionInfo
-from headway.multimodal.images import FIELD, MAX_FILE_BYTES
+from headway.core.media import SoundInfo, VisionInfo
+from headway.multimodal.images import FIELD, MAX_FILE_BYTES, upright
 from headway.multimodal.items import make_item
 from headway.multimodal.process import cut
 
@@ -32,25 +34,26 @@ NUM_WORKERS: Final = 2
 SECONDS: Final = 10.0
 """Processor time that decoding and cutting one picture may take; the largest that are read take two."""
 MEMORY_BYTES: Final = 3 * 2**30
-DEFAULT_LIMITS: Final = MappingProxyType({"image": 32, "video": 4})
+DEFAULT_LIMITS: Final = MappingProxyType({"image": 32, "video": 4, "audio": 8})
 """Most in a prompt, unless ``EngineArgs.limit_mm_per_prompt`` says otherwise."""
 
 
 class Picture(NamedTuple):
-    """One picture or video, prepared: what the engine gets, and what stands for it in the prompt."""
+    """One picture, video or recording, prepared: what the engine gets, and what stands for it in the prompt."""
 
     items: list[EncoderItem]
     shown: Shown
 
 
 class Pictures:
-    """How prompts with pictures are prepared; safe to share between threads.
+    """How prompts with pictures, videos and recordings are prepared; safe to share between threads.
 
     Args:
         info: of the model.
         folder: of the checkpoint, where the processor's files are; None: there are none.
         config: config.json.
-        limits: most pictures and videos in a prompt, see ``DEFAULT_LIMITS``.
+        limits: most pictures, videos and recordings in a prompt, see ``DEFAULT_LIMITS``.
+        sound: of the model; None: it hears nothing.
     """
 
     def __init__(
@@ -61,14 +64,19 @@ class Pictures:
         config: Mapping[str, Any],
         tokenizer: Tokenizer | None,
         limits: Mapping[str, int] = DEFAULT_LIMITS,
+        sound: SoundInfo | None = None,
     ) -> None:
         try:
             import PIL  # noqa: F401 - whether it is there
         except ImportError:
             raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
         self.info, self._tokenizer, self.limits = info, tokenizer, limits
-        self.settings, self.placeholders = read_settings(folder, architecture, info, config)
+        self.settings, self.placeholders = read_settings(folder, architecture, info, config, sound)
         self._clips = None if info.video_token < 0 else read_clip_settings(folder, info)
+        self.sounds: Sounds | None = None
+        if sound is not None:
+            settings, sound = read_sound_settings(folder, sound)
+            self.sounds = Sounds(sound, settings)
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
@@ -79,7 +87,8 @@ class Pictures:
         return str(self._tokenizer.backend.id_to_token(self.placeholders.marker))
 
     def given(self, data: object) -> list[object]:
-        """What ``multi_modal_data`` has: {"image": picture or list of them, "video": see ``clips``}; ``Clip``s come last.
+        """What ``multi_modal_data`` has: {"image": picture or list of them, "video": see ``clips``, "audio": see ``sounds``};
+        ``Clip``s come behind pictures, and ``Sound``s last.
 
         Raises:
             InvalidRequestError: something else, or too many.
@@ -87,26 +96,33 @@ class Pictures:
         if not isinstance(data, Mapping):
             raise InvalidRequestError(f"multi_modal_data must be a dictionary, got {type(data).__name__}", FIELD)
         for name in data:
-            if name != "image" and (name != "video" or self._clips is None):
-                served = "'image' is" if self._clips is None else "'image' and 'video' are"
+            if name not in self.kinds:
+                served = " and ".join(map(repr, self.kinds)) + (" is" if len(self.kinds) == 1 else " are")
                 raise InvalidRequestError(f"multi_modal_data: {name!r:.40} is not served; {served}", FIELD)
         images = data.get("image")
         found = list(images) if isinstance(images, list | tuple) else [] if images is None else [images]
-        clips = read_clips(data.get("video"))
-        for name, many in (("image", found), ("video", clips)):
+        clips, sounds = read_clips(data.get("video")), read_sounds(data.get("audio"))
+        for name, many in (("image", found), ("video", clips), ("audio", sounds)):
             if len(many) > self.limits[name]:
+                what = "recording" if name == "audio" else name
                 raise InvalidRequestError(
-                    f"the prompt has {len(many)} {name}s, and at most {self.limits[name]} are allowed; "
+                    f"the prompt has {len(many)} {what}s, and at most {self.limits[name]} are allowed; "
                     "see limit_mm_per_prompt",
                     FIELD,
                 )
-        return found + clips
+        return found + clips + sounds
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of what a prompt may have."""
+        has = {"image": True, "video": self._clips is not None, "audio": self.sounds is not None}
+        return tuple(name for name in has if has[name])
 
     def prepare(self, images: Sequence[object], job: Job | None = None) -> list[Picture]:
         """Decode, resize and cut.
 
         Args:
-            images: bytes of files, pictures of Pillow, arrays uint8 [height, width, 3], or ``Clip``s.
+            images: bytes of files, pictures of Pillow, arrays uint8 [height, width, 3], ``Clip``s or ``Sound``s.
             job: by which another thread can give up.
 
         Raises:
@@ -125,6 +141,10 @@ class Pictures:
             parts = make_parts(self.info, frames, settings, image.fps or fps)
             rows = [item.rows for item in parts.items]
             return Picture(parts.items, self.placeholders.of_clip(rows, parts.seconds))
+        if isinstance(image, Sound):
+            assert self.sounds is not None
+            item = self.sounds.prepare(image, number, job)
+            return Picture([item], self.placeholders.of_sound(item.rows))
         tiles = cut(_picture(image), self.settings)
         item = make_item(self.info, tiles.pixels, *self.settings.affine())
         return Picture([item], self.placeholders.shown(tiles))
@@ -167,6 +187,8 @@ class Pictures:
 
     def close(self) -> None:
         """End the processes. Safe to call twice."""
+        if self.sounds is not None:
+            self.sounds.close()
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
@@ -174,12 +196,15 @@ class Pictures:
 
 
 def _picture(image: object) -> Image:
-    """A picture in memory, as Pillow's."""
+    """A picture in memory, as Pillow's, the right way up as a file would be."""
     import numpy as np
     import PIL.Image
 
     if isinstance(image, PIL.Image.Image):
-        return image
+        try:
+            return upright(image)
+        except (OSError, SyntaxError, ValueError) as error:  # of a file that has not been read until now
+            raise InvalidRequestError(f"the image is damaged ({type(error).__name__}: {error!s:.120})", FIELD) from None
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
         return PIL.Image.fromarray(np.ascontiguousarray(image))
     raise InvalidRequestError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headway.api.control_text import MarkedText
 from headway.core.errors import InvalidRequestError
-from headway.core.media import VisionInfo
+from headway.core.media import SoundInfo, VisionInfo
 from headway.multimodal.images import FIELD
 from headway.multimodal.process import Tiles
 
@@ -51,6 +51,8 @@ class Placeholders:
         side: pixels of a row.
         video: id that stands for each row of a video, and for a video in a prompt; -1: there are none.
         fences: ids around each part of a video, behind the text that says when it is; (): parts lie side by side.
+        sound: id that stands for each row of a recording, and for a recording in a prompt; -1: there are none.
+        sound_ends: ids around a recording.
     """
 
     form: str
@@ -60,9 +62,11 @@ class Placeholders:
     side: int
     video: int = -1
     fences: tuple[int, ...] = ()
+    sound: int = -1
+    sound_ends: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, form: str, info: VisionInfo, config: Mapping[str, Any]) -> Placeholders:
+    def of(cls, form: str, info: VisionInfo, config: Mapping[str, Any], sound: SoundInfo | None = None) -> Placeholders:
         """The model's, by its config.json."""
         marker, ends = info.token, tuple[int, ...]()
         if form == "spans":
@@ -72,7 +76,10 @@ class Placeholders:
             ends = (config.get("boi_token_id", 255999), config.get("eoi_token_id", 258882))
         fences = (config.get("vision_start_token_id", 151652), config.get("vision_end_token_id", 151653))
         side = info.patch * info.group
-        return cls(form, info.token, marker, tuple(ends), side, info.video_token, fences if info.stamps else ())
+        heard = -1 if sound is None else sound.token
+        around = (config.get("boa_token_id", 256000), config.get("eoa_token_index", 258883))
+        fenced = fences if info.stamps else ()
+        return cls(form, info.token, marker, tuple(ends), side, info.video_token, fenced, heard, around)
 
     def shown(self, tiles: Tiles) -> Shown:
         """``pieces``, and what they take the place of."""
@@ -87,6 +94,11 @@ class Placeholders:
         for count, time in zip(rows, seconds, strict=True):
             pieces += [f"<{time:.1f} seconds>", first, *[self.video] * count, last]
         return Shown(self.video, pieces)
+
+    def of_sound(self, rows: int) -> Shown:
+        """What stands for a recording that becomes so many rows."""
+        first, last = self.sound_ends
+        return Shown(self.sound, [first, *[self.sound] * rows, last])
 
     def pieces(self, tiles: Tiles) -> list[Piece]:
         """What stands in the prompt for a picture of these tiles."""
@@ -128,7 +140,7 @@ class Placeholders:
 
     @property
     def _markers(self) -> tuple[int, ...]:
-        return (self.marker,) if self.video < 0 else (self.marker, self.video)
+        return (self.marker, *(each for each in (self.video, self.sound) if each >= 0))
 
     @property
     def _fenced(self) -> tuple[int, ...]:
@@ -138,7 +150,8 @@ class Placeholders:
         """Numbers of the pictures that markers ``found`` are of."""
         for marker in self._markers:
             count = sum(each.marker == marker for each in pictures)
-            _check(found.count(marker), count, name(marker), "image" if marker == self.marker else "video")
+            what = {self.video: "video", self.sound: "recording"}.get(marker, "image")
+            _check(found.count(marker), count, name(marker), what)
         left = {m: iter([i for i, each in enumerate(pictures) if each.marker == m]) for m in self._markers}
         return [next(left[marker]) for marker in found]
 
@@ -150,7 +163,7 @@ class Placeholders:
         Raises:
             InvalidRequestError: as ``into_text``; or text must be made tokens, and there is no tokenizer.
         """
-        kinds = {self.token, self.video}
+        kinds = {self.token, self.video, self.sound}
         rows = sum(each in kinds for picture in pictures for each in picture.pieces)
         if sum(each in kinds for each in ids) == rows != len(pictures) or (self.form == "first" and self.token in ids):
             return ids, self._order_of_rows(ids, pictures)
@@ -170,9 +183,10 @@ class Placeholders:
 
     def _order_of_rows(self, ids: list[int], pictures: Sequence[Shown]) -> list[int]:
         """Numbers of the pictures as ids that have all placeholders show them; those that have none are left out."""
-        if self.video < 0:
+        if self.video < 0 and self.sound < 0:
             return list(range(len(pictures)))
-        of = {self.token: self.marker, self.video: self.video}
+        of = {self.token: self.marker, self.video: self.video, self.sound: self.sound}
+        of.pop(-1, None)
         left = {m: [i for i, each in enumerate(pictures) if each.marker == m] for m in self._markers}
         order, skipped = list[int](), dict.fromkeys(of, 0)
         for each in ids:

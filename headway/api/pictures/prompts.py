@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headway.api.pictures.sounds import Sound
 from headway.core.encode import EncoderItem
 from headway.core.errors import InvalidRequestError
-from headway.core.media import VisionInfo
 from headway.core.messages import AddRequest, ModelInfo
 
 if TYPE_CHECKING:
@@ -40,24 +40,27 @@ def filled(
     return rest | {"prompt": told}, pictures.placeholders.form == "first", [seen[i] for i in order]
 
 
-def place(
-    vision: VisionInfo | None, children: Sequence[AddRequest], ids: list[int], media: Sequence[EncoderItem]
-) -> None:
-    """Say which tokens the pictures' features stand in for. Raises InvalidRequestError: they do not fit together."""
-    if vision is None:
+def place(info: ModelInfo, children: Sequence[AddRequest], ids: list[int], media: Sequence[EncoderItem]) -> None:
+    """Say which tokens the features of pictures and recordings stand in for. Raises InvalidRequestError: they do not fit."""
+    if info.vision is None:
         return
     from headway.multimodal.items import find_runs
 
     items = list(media)
-    runs = find_runs(vision, ids, items)
+    runs = find_runs(info.vision, ids, items, info.sound)
     for child in children:
         child.media, child.runs = items, runs
 
 
 def image_bytes(prompt: Mapping[str, Any]) -> int:
-    """About how many bytes the images of a prompt are."""
+    """About how many bytes the images of a prompt are, and its recordings."""
     data = prompt["multi_modal_data"]
-    images = data.get("image") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping):
+        return 2**20
+    images = data.get("image")
     found = images if isinstance(images, list | tuple) else [images]
-    videos = 0 if not isinstance(data, Mapping) or data.get("video") is None else 2**26
+    videos = 0 if data.get("video") is None else 2**26
+    sounds = data.get("audio")
+    heard = sounds if isinstance(sounds, list) else [] if sounds is None else [sounds]
+    found = [*found, *(each.data if isinstance(each, Sound) else each for each in heard)]
     return videos + sum(len(each) if isinstance(each, bytes) else 2**20 for each in found)

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from headway.api.pictures.placeholders import Placeholders
 from headway.core.errors import ConfigError
-from headway.core.media import VisionInfo
+from headway.core.media import SoundInfo, VisionInfo
 from headway.multimodal.process import BICUBIC, BILINEAR, LANCZOS, ImageSettings
 
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -78,13 +78,18 @@ _LIKE = {"Qwen2_5_VLForConditionalGeneration": "Qwen2VLForConditionalGeneration"
 
 
 def read_settings(
-    folder: Path | None, architecture: str, info: VisionInfo, config: Mapping[str, Any]
+    folder: Path | None,
+    architecture: str,
+    info: VisionInfo,
+    config: Mapping[str, Any],
+    sound: SoundInfo | None = None,
 ) -> tuple[ImageSettings, Placeholders]:
     """How a model's pictures are prepared, and how they stand in its prompts.
 
     Args:
         folder: with the processor's files, where there are any.
         config: config.json.
+        sound: how the model hears recordings beside; None: it does not.
 
     Raises:
         ConfigError: something there is not implemented, or does not fit the model; names the field.
@@ -103,7 +108,7 @@ def read_settings(
             f"the image processor makes pictures of {settings.height} x {settings.width} pixels, the model takes "
             f"{info.one_size}; correct size in {FILES[0]}"
         )
-    return settings, Placeholders.of(family.marker, info, config)
+    return settings, Placeholders.of(family.marker, info, config, sound)
 
 
 def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSettings, float]:
@@ -130,7 +135,7 @@ def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSett
 
 
 def _given(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
-    given = {name: value for name, value in _read(folder, files, part).items() if value is not None}
+    given = {name: value for name, value in read_fields(folder, files, part).items() if value is not None}
     for name, value in given.items():
         known = name in _HONOURED or name == "do_sample_frames"
         if name.startswith("do_") and not known and value not in _OFF.get(name, (None, False)):
@@ -200,8 +205,9 @@ def _settings(family: Family, values: Mapping[str, Any], info: VisionInfo) -> Im
         raise ConfigError(f"the image processor's settings are not understood: {error}") from None
 
 
-def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
-    """The processor's fields, in the processor's file a ``part``; a file before others wins. Of videos one file is read."""
+def read_fields(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:
+    """The processor's fields, in the processor's file a ``part``, or all with "" for one; a file before others wins. Of videos
+    one file is read."""
     found: dict[str, Any] = {}
     for name in files:
         file = None if folder is None else folder / name
@@ -211,7 +217,7 @@ def _read(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any
             values = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
-        values = values.get(part, {} if name == "processor_config.json" else values)
+        values = values.get(part, {} if part and name == "processor_config.json" else values)
         found = {**values, **found} if isinstance(values, dict) else found
         if found and files is VIDEO_FILES:
             break

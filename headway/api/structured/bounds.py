@@ -10,11 +10,15 @@ from typing import Any
 from headway.api.structured.regex import RefusedError
 
 
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)  # a float holds no integer of 400 digits
+
+
 def _checked_bounds(schema: dict[str, Any]) -> Iterator[tuple[str, Fraction]]:
     for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if name in schema:
             value = schema[name]
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            if not _is_finite(value):
                 raise RefusedError(f"{name} must be a number, got {value!r:.80}")
             yield name, Fraction(repr(value))
 
@@ -43,7 +47,7 @@ def whole_bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
 
 def factor(value: Any) -> int:
     """The whole number that all values are multiples of."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or not math.isfinite(value):
+    if not value > 0 or not _is_finite(value):
         raise RefusedError(f"multipleOf must be a number above 0, got {value!r:.80}")
     if value != int(value):
         raise RefusedError(

@@ -65,6 +65,10 @@ def compile_task(task: Task) -> Outcome:
         return Outcome(refusal="it is nested too deeply")
     except MemoryError:
         return Outcome(refusal="it takes too much memory to compile")
+    except (
+        Exception
+    ) as error:  # whatever a grammar of a stranger's brings about is that grammar's, and costs no process
+        return Outcome(refusal=f"it cannot be read ({type(error).__name__})")
 
 
 def _compile(task: Task) -> Automaton:

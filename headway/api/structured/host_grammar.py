@@ -19,6 +19,9 @@ from headway.core.automaton import MATCHER_LIMITS
 
 MAX_PATTERN = MATCHER_LIMITS["max_lexer_states"] - 8000
 """Most characters that one pattern may count off: on the way through it the matcher keeps a state for each."""
+TRIED_BYTES = 8
+"""So far the door follows a grammar, to see whether the matcher's limits let it."""
+ALL_BYTES = (1 << 256) - 1
 _ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 
 
@@ -95,13 +98,19 @@ def from_lark(text: str) -> str:
 
 
 def _first_fault(grammar: str) -> str:
-    """What is wrong with a grammar, seen by starting a matcher with the engine's limits; "" if nothing is."""
+    """What is wrong with a grammar, seen by taking a matcher with the engine's limits some steps; "" if nothing is.
+
+    The library looks ahead as far as a grammar forces a text, which may be further than its limits allow.
+    """
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary()), n_vocab=257)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**MATCHER_LIMITS))
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    for _ in range(TRIED_BYTES):
+        allowed = 0 if matcher.is_error() else int.from_bytes(matcher.compute_bitmask(), "little") & ALL_BYTES
+        if not allowed or matcher.is_error():
+            break
+        matcher.try_consume_tokens([(allowed & -allowed).bit_length() - 1])  # the lowest
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
@@ -132,6 +141,8 @@ def _checked(make: Callable[[], str]) -> str:
         raise
     except BaseException as failure:  # the library's panics are no Exceptions
         error = str(failure) or type(failure).__name__
+    if "NoExtensionBias" in error:
+        raise RefusedError("no text of finite length satisfies it")
     if error:
-        raise RefusedError(" ".join(error.split())[:300])
+        raise RefusedError(" ".join(error.replace("<non-verbose/>", "").split())[:300])
     return grammar

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headway.api.structured import charset, merge, regex
+from headway.api.structured import charset, merge, regex, shapes
 from headway.api.structured.bounds import ends, factor, whole_bounds
 from headway.api.structured.integers import MAX_DIGITS, between, multiples, number_pattern
 from headway.api.structured.json_texts import (
@@ -56,12 +56,11 @@ class SchemaBuilder:
         return exit_
 
     def _build(self, entry: At, schema: Any) -> At:
+        shapes.check(schema)
         if schema is True or (isinstance(schema, dict) and not schema.keys() - NOTES):
             return self._anything(entry)
         if schema is False:
             raise RefusedError("a place in it takes nothing (false)")
-        if not isinstance(schema, dict):
-            raise RefusedError(f"a schema must be an object, true or false, got {schema!r:.80}")
         unknown = sorted(schema.keys() - KNOWN)
         if unknown:
             raise RefusedError(f"the keyword {unknown[0]!r:.80} is not supported")
@@ -121,6 +120,7 @@ class SchemaBuilder:
                 place = place[name]
             else:
                 raise RefusedError(f"$ref {target!r:.80} points to nothing")
+        shapes.check(place)
         return place
 
     def _joined(self, schema: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ class SchemaBuilder:
 
     def _any_of(self, entry: At, schema: dict[str, Any], keyword: str) -> At:
         branches = schema[keyword]
-        if not isinstance(branches, list) or not branches:
+        if not branches:
             raise RefusedError(f"{keyword} must be a list of at least one schema")
         rest = {name: value for name, value in schema.items() if name != keyword and name not in NOTES}
         if keyword == "oneOf":
@@ -150,7 +150,7 @@ class SchemaBuilder:
                 f"{others[0]!r:.80} beside {keyword!r} is not supported; leave out the values it excludes"
             )
         values = [schema["const"]] if keyword == "const" else schema["enum"]
-        if not isinstance(values, list) or not values:
+        if not values:
             raise RefusedError("enum must be a list of at least one value")
         types = asked_types(schema)
         texts = {as_json(value) for value in values if types is None or types_of(value) & set(types)}
@@ -195,8 +195,6 @@ class SchemaBuilder:
                 raise RefusedError(f"format {schema['format']!r:.80} is none of {', '.join(FORMATS)}")
             demands.append(lambda pen, at: regex.full_match(pen, at, FORMATS[schema["format"]]))
         if "pattern" in schema:
-            if not isinstance(schema["pattern"], str):
-                raise RefusedError("pattern must be text")
             demands.append(partial(found_in_string, pattern=schema["pattern"]))
         if "minLength" in schema or "maxLength" in schema:
             least, most = self._counts(schema, "minLength", "maxLength")
@@ -239,8 +237,6 @@ class SchemaBuilder:
 
     def _array(self, entry: At, schema: dict[str, Any]) -> At:
         prefix, items = schema.get("prefixItems", []), schema.get("items", True)
-        if not isinstance(prefix, list):
-            raise RefusedError("prefixItems must be a list of schemas")
         least, most = self._counts(schema, "minItems", "maxItems")
         if items is False:
             most = len(prefix) if most is None else min(most, len(prefix))

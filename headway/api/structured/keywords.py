@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.api.structured import shapes
 from headway.api.structured.merge import Resolve
 from headway.api.structured.regex import RefusedError
 
@@ -46,7 +47,7 @@ def asked_types(schema: dict[str, Any]) -> list[str] | None:
         return None
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     for name in types:
-        if not isinstance(name, str) or name not in OWN_KEYWORDS:
+        if name not in OWN_KEYWORDS:
             raise RefusedError(f"type {name!r:.80} is none of {', '.join(OWN_KEYWORDS)}")
     if not types:
         raise RefusedError("type must name at least one type")
@@ -56,6 +57,8 @@ def asked_types(schema: dict[str, Any]) -> list[str] | None:
 def check_disjoint(branches: list[Any], resolve: Resolve) -> None:
     """oneOf means exactly one: types, values, or a property that all objects must have, must tell the branches apart."""
     seen: set[str] = set()
+    for branch in branches:
+        shapes.check(branch)
     marks = [_marks(branch, resolve) for branch in branches]
     by_type = all(each is not None for each in marks)
     for each in marks:
@@ -78,6 +81,7 @@ def _told_apart(branches: list[Any], resolve: Resolve) -> bool:
             value = each.get("properties", {}).get(name)
             if not isinstance(value, dict) or name not in each.get("required", []):
                 break
+            shapes.check(value)
             values += [repr(v) for v in ([value["const"]] if "const" in value else value.get("enum") or [])] or [
                 "?",
                 "?",

@@ -33,10 +33,6 @@ def members_of(schema: dict[str, Any], least: int, most: int | None) -> Members:
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     others, patterns = schema.get("additionalProperties", True), schema.get("patternProperties", {})
-    if not isinstance(properties, dict) or not isinstance(required, list) or not isinstance(patterns, dict):
-        raise RefusedError("properties and patternProperties must be objects and required a list")
-    if not all(isinstance(name, str) for name in required):
-        raise RefusedError("required must be a list of names")
     for name in required:
         if name not in properties:
             properties = {**properties, name: _value_of(name, patterns, others)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headway.api.structured import shapes
 from headway.api.structured.regex import RefusedError
 
 MAX_BRANCHES = 64
@@ -27,6 +28,8 @@ def merged(left: Any, right: Any, resolve: Resolve, depth: int = 0) -> Any:
     """
     if depth > 32:
         raise RefusedError("what allOf joins refers to itself")
+    for each in (left, right):
+        shapes.check(each)
     if left is True or left == {}:
         return right
     if right is True or right == {}:
@@ -55,7 +58,7 @@ def merged(left: Any, right: Any, resolve: Resolve, depth: int = 0) -> Any:
 def flattened(schema: dict[str, Any], resolve: Resolve, depth: int = 0) -> Any:
     """``schema`` without its ``allOf``."""
     parts = schema["allOf"]
-    if not isinstance(parts, list) or not parts:
+    if not parts:
         raise RefusedError("allOf must be a list of at least one schema")
     whole: Any = {name: value for name, value in schema.items() if name != "allOf"}
     for part in parts:
@@ -95,10 +98,8 @@ def _both(name: str, a: Any, b: Any, resolve: Resolve, depth: int) -> Any:
             raise RefusedError("two enums that must both hold have no value in common")
         return both_values
     if name in _LOWER or name in _UPPER:
-        if not all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (a, b)):
-            raise RefusedError(f"{name} must be a number")
         return max(a, b) if name in _LOWER else min(a, b)
-    if name == "required" and isinstance(a, list) and isinstance(b, list):
+    if name == "required":
         return list(dict.fromkeys([*a, *b]))
     if name in ("items",):
         return merged(a, b, resolve, depth + 1)

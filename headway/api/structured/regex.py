@@ -111,10 +111,10 @@ class _Builder:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise RefusedError("the pattern is nested too deeply")
-        widths = [0 if kind is _constants.AT else 1 for kind, _ in items]
+        wide = [i for i, (kind, _) in enumerate(items) if kind is not _constants.AT]
+        begin, end = (wide[0], wide[-1]) if wide else (len(items), -1)
         for i, (kind, value) in enumerate(items):
-            begins = first and not any(widths[:i])
-            entry = self._item(entry, kind, value, flags, begins, last and not any(widths[i + 1 :]))
+            entry = self._item(entry, kind, value, flags, first and i <= begin, last and i >= end)
         self._depth -= 1
         return entry
 

@@ -57,24 +57,34 @@ def plan(types: tuple[int, ...], outputs: tuple[int, ...], inputs: int) -> Plan:
 
 
 def quant_linear(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, types: Sequence[int], outputs: Sequence[int]
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    types: Sequence[int],
+    outputs: Sequence[int],
+    exact: bool = False,
 ) -> torch.Tensor:
     planned = plan(tuple(types), tuple(outputs), x.shape[-1])
     if packed.numel() < planned.num_bytes:
         raise ValueError(f"the panels of types {list(types)} take {planned.num_bytes} bytes, not {packed.numel()}")
     x = x.contiguous()
-    if not is_native(x) or not packed.is_contiguous() or not (bias is None or is_native(x, bias)):
-        reference: torch.Tensor = OPS["quant_linear"].reference(x, packed, bias, types, outputs)
+    known = is_native(x) and packed.is_contiguous() and (bias is None or is_native(x, bias))
+    if not known or (exact and x.dtype is not torch.float32):
+        reference: torch.Tensor = OPS["quant_linear"].reference(x, packed, bias, types, outputs, exact)
         return reference
-    return multiply(x, packed, bias, planned)
+    return multiply(x, packed, bias, planned, exact)
 
 
-def multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, planned: Plan) -> torch.Tensor:
-    """``quant_linear`` of tensors that were checked: x and bias of one dtype, float32 or bfloat16, all contiguous."""
+def multiply(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, planned: Plan, exact: bool = False
+) -> torch.Tensor:
+    """``quant_linear`` of tensors that were checked: x and bias of one dtype, float32 or, unless ``exact``, bfloat16, all
+    contiguous."""
     y = x.new_empty((*x.shape[:-1], planned.outputs))
     failed = native().headway_blocks_linear(
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), planned.parts,
-        planned.num_parts, x.numel() // planned.inputs, planned.inputs, x.dtype is torch.bfloat16, torch.get_num_threads(),
+        planned.num_parts, x.numel() // planned.inputs, planned.inputs, x.dtype is torch.bfloat16, exact,
+        torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("quant_linear: no memory for the rounded rows")

@@ -218,12 +218,14 @@ def linear_packed(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, gelu: bool = False
 ) -> torch.Tensor:
     x = x.contiguous()
-    if not is_native(x, packed) or not (bias is None or is_native(x, bias)) or x.shape[-1] != packed.shape[1]:
+    bf, narrow = x.dtype is torch.bfloat16, packed.dtype is torch.bfloat16
+    known = is_native(x) and is_native(packed) and (narrow or not bf) and (bias is None or is_native(x, bias))
+    if not known or x.shape[-1] != packed.shape[1]:
         return _reference("linear_packed", x, packed, bias, outputs, gelu)
     y, inputs = x.new_empty((*x.shape[:-1], outputs)), packed.shape[1]
     failed = native().headway_linear(
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-        x.numel() // max(inputs, 1), outputs, inputs, x.dtype is torch.bfloat16, gelu, torch.get_num_threads(),
+        x.numel() // max(inputs, 1), outputs, inputs, bf, narrow, gelu, torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("linear: no memory for its input")

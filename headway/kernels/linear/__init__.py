@@ -2,16 +2,17 @@
 
 linear_packed(x, packed, bias, outputs, gelu=False) -> y
     x       [..., K] float32 or bfloat16
-    packed  [P, K, 32] in x's dtype, P = ceil(N / 32), the weights of 32 outputs ("a panel") together. For float32
-            packed[p, k, n] = W[32 p + n, k]; for bfloat16 pairs of inputs stay together: seen as [P, K / 2, 32, 2],
-            packed[p, j, n, i] = W[32 p + n, 2 j + i], K even. Rows past N are zero.
+    packed  [P, K, 32] in x's dtype, or bfloat16 beside x in float32; P = ceil(N / 32), the weights of 32 outputs ("a panel")
+            together. For float32 packed[p, k, n] = W[32 p + n, k]; for bfloat16 pairs of inputs stay together: seen as
+            [P, K / 2, 32, 2], packed[p, j, n, i] = W[32 p + n, 2 j + i], K even. Rows past N are zero.
     bias    [N] in x's dtype, or None
     gelu    y goes through y * Phi(y), Phi of the normal distribution (Hendrycks and Gimpel 2016), before it is stored
     y       [..., N], N = outputs, in x's dtype; sums in float32, the bias added before the one rounding (the rounded y is what
             gelu takes)
 
 Every output is one chain of multiply-adds over rising k, or with AMX of sums of 32 products each, so on the native path a row
-of y has the same bits whatever the other rows of x are. ``PackedLinear`` is what models hold.
+of y has the same bits whatever the other rows of x are; beside x in float32, panels of either dtype give the same bits.
+``PackedLinear`` is what models hold.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ import torch.nn.functional as F
 
 from headway.kernels.linear import reference
 from headway.kernels.registry import Op
+
+ROWS_AT_ONCE = 1024
+"""Of a weight that are compared with their bfloat16 values, so that no second weight is made."""
 
 
 def _linear_packed_meta(
@@ -46,12 +50,15 @@ class PackedLinear:
     beside them, by instruction set, is in docs/cpu.md). The object does not keep the original: memory is held once unless
     the caller keeps it too, as it must a tied embedding table. Everywhere else it keeps the weight and calls ``F.linear``.
 
+    A float32 weight that bfloat16 holds exactly, as most checkpoints do, is kept in bfloat16: one row waits for half the bytes.
+
     Args:
         weight: [N, K].
         bias: [N] or None.
 
     Attributes:
         out_features, in_features: N, K.
+        dtype: of the weight, and of what is multiplied with it.
         packed: the panels, None when the original weight serves.
         gelu: see ``linear_packed``; only with ``packed``.
     """
@@ -59,6 +66,7 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = bias
+        self.dtype = weight.dtype
         self.packed: torch.Tensor | None = None
         self.gelu = False
         self._weight: torch.Tensor | None = weight
@@ -66,7 +74,8 @@ class PackedLinear:
         if _can_pack(weight, bias):
             from headway.kernels.cpu import ops
 
-            self.packed, self._weight, self._direct = ops.pack_weight(weight), None, ops.linear_packed
+            narrow = weight.bfloat16() if fits_bfloat16(weight) else weight
+            self.packed, self._weight, self._direct = ops.pack_weight(narrow), None, ops.linear_packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
@@ -83,7 +92,13 @@ class PackedLinear:
         if self.packed is None:
             assert self._weight is not None
             return self._weight
-        return reference.unpack(self.packed, self.out_features)
+        return reference.unpack(self.packed, self.out_features).to(self.dtype)
+
+
+def fits_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether a float32 weight [N, K] is the same in bfloat16 panels, which need an even K; the first rows mostly tell."""
+    even = weight.dtype is torch.float32 and weight.shape[1] % 2 == 0
+    return even and all(torch.equal(rows.bfloat16().float(), rows) for rows in weight.detach().split(ROWS_AT_ONCE))
 
 
 def _can_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

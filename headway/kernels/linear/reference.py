@@ -9,7 +9,7 @@ import torch.nn.functional as F
 def linear_packed(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, gelu: bool = False
 ) -> torch.Tensor:
-    y = F.linear(x, unpack(packed, outputs), bias)
+    y = F.linear(x, unpack(packed, outputs).to(x.dtype), bias)
     return F.gelu(y) if gelu else y
 
 

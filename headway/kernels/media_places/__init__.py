@@ -8,7 +8,7 @@ media_places(positions, query_start, row_slots, table, rows, sees) -> out
                  then for each run of placeholders, rising: first position, end, first position of its rotation, columns,
                  what is added to positions behind, and to times within
     rows         int32 [S, K]: for each run the row of its first token's features
-    sees         the tokens of a run see all of it
+    sees         the tokens of a run see all of it, where it has columns: those of recordings have none
     out          int32 [5, T]: row of the features (-1: none), end of what the token sees, time, row and column of its rotation.
                  Padding: -1, 0, 0, 0, 0
 """

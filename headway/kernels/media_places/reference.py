@@ -33,10 +33,10 @@ def media_places(
     any_run = last >= 0
     inside = any_run & (positions < end)
     place = positions - start
-    columns = columns.clamp(min=1)
     seen = torch.where(positions < prompt, prompt, positions + 1)
     if sees:
-        seen = torch.where(inside, torch.maximum(seen, end), seen)
+        seen = torch.where(inside & (columns > 0), torch.maximum(seen, end), seen)
+    columns = columns.clamp(min=1)
     plain = positions + torch.where(any_run, behind, 0)
     time = torch.where(inside, base + late, plain)
     down = torch.where(inside, base + place // columns, plain)

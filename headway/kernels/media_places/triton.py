@@ -53,13 +53,14 @@ def places_kernel(
     number = tl.maximum(first - 1, 0)
     run = own + AT + WORDS * number
     start, end, base = tl.load(run), tl.load(run + 1), tl.load(run + 2)
-    columns, behind, late = tl.maximum(tl.load(run + 3), 1), tl.load(run + 4), tl.load(run + 5)
+    columns, behind, late = tl.load(run + 3), tl.load(run + 4), tl.load(run + 5)
     feature = tl.load(rows_ptr + tl.where(real, slot, 0).to(tl.int64) * most_runs + number)
     inside = (first > 0) & (position < end)
     place = tl.where(inside, position - start, 0)
     seen = tl.where(position < prompt, prompt, position + 1)
     if SEES:
-        seen = tl.where(inside, tl.maximum(seen, end), seen)
+        seen = tl.where(inside & (columns > 0), tl.maximum(seen, end), seen)
+    columns = tl.maximum(columns, 1)
     plain = position + tl.where(first > 0, behind, 0)
     tl.store(out_ptr + token, tl.where(real & inside, feature + place, -1))
     tl.store(out_ptr + num_tokens + token, tl.where(real, seen, 0))

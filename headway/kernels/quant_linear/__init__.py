@@ -1,15 +1,16 @@
 """y = x W^T + b, and rows of W, with weights in the blocks of GGUF files.
 
-quant_linear(x, packed, bias, types, outputs) -> y
+quant_linear(x, packed, bias, types, outputs, exact=False) -> y
     x        [..., K] float32 or bfloat16, K whole blocks of every type
     packed   uint8 [bytes]: the parts of W one behind the other, each from a multiple of 64 bytes on; the layout of a part
              is drawn in cpu/csrc/blocks.h
     bias     [N] in x's dtype, or None
     types    ggml's number of each part's type, one of ``formats.BLOCK_TYPES``
     outputs  each part's rows of W; N is their sum
+    exact    x, in float32, is multiplied as it is
     y        [..., N] in x's dtype
-    Meaning: x is rounded to 8 bits by blocks of 32 inputs, q = round(127 x / m) with m the largest magnitude of the block, as
-    llama.cpp rounds it; y is the product of the rounded x with the weights as the file means them, sums in float32.
+    Meaning: x, unless ``exact``, is rounded to 8 bits by blocks of 32 inputs, q = round(127 x / m) with m the largest magnitude
+    of the block, as llama.cpp rounds it; y is its product with the weights as the file means them, sums in float32.
 
 quant_rows(ids, packed, kind, outputs, inputs, dtype) -> rows
     ids     int32 [T]; an id outside of [0, outputs) gives zeros
@@ -17,7 +18,8 @@ quant_rows(ids, packed, kind, outputs, inputs, dtype) -> rows
     rows    [T, inputs] in dtype (float32 or bfloat16), the weights as the file means them
 
 Products of integers are exact and every output is one chain over rising blocks, so on the native path a row of y has the same
-bits whatever the other rows of x are. ``QuantizedLinear`` is what models hold.
+bits whatever the other rows of x are. With ``exact`` they are those of ``linear_packed`` with the dequantised weights in
+float32: the same multiply-adds in the same order, from fewer bytes. ``QuantizedLinear`` is what models hold.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from headway.kernels.registry import Op
 
 
 def _linear_meta(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, types: Sequence[int], outputs: Sequence[int]
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    types: Sequence[int],
+    outputs: Sequence[int],
+    exact: bool = False,
 ) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], sum(outputs)), dtype=x.dtype, device=x.device)
 
@@ -44,7 +51,7 @@ def _rows_meta(
 
 
 quant_linear = Op(
-    "quant_linear(Tensor x, Tensor packed, Tensor? bias, int[] types, int[] outputs) -> Tensor",
+    "quant_linear(Tensor x, Tensor packed, Tensor? bias, int[] types, int[] outputs, bool exact=False) -> Tensor",
     reference=reference.quant_linear,
     meta=_linear_meta,
     cpu="headway.kernels.cpu.block_ops:quant_linear",
@@ -64,6 +71,7 @@ class QuantizedLinear:
         parts: (ggml type, uint8 [rows, bytes of a row] as the file has them) of each part, in the order of their outputs.
         in_features: K.
         bias: [N] or None.
+        exact: see the op; x and bias are float32 then.
 
     Attributes:
         packed: uint8, the op's layout.
@@ -72,7 +80,12 @@ class QuantizedLinear:
     """
 
     def __init__(
-        self, parts: Sequence[tuple[int, torch.Tensor]], in_features: int, bias: torch.Tensor | None = None
+        self,
+        parts: Sequence[tuple[int, torch.Tensor]],
+        in_features: int,
+        bias: torch.Tensor | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
         from headway.kernels.cpu import block_ops
 
@@ -93,15 +106,16 @@ class QuantizedLinear:
             block_ops.pack_rows(kind, rows, in_features, self.packed[start : start + size])
             start += aligned(size)
         self._plan, self._multiply = block_ops.plan(self.types, self.outputs, in_features), block_ops.multiply
-        both = (torch.float32, torch.bfloat16)
-        self._dtypes = both if bias is None else tuple(dtype for dtype in both if dtype is bias.dtype)
+        self.exact = exact
+        known = (torch.float32,) if exact else (torch.float32, torch.bfloat16)
+        self._dtypes = known if bias is None else tuple(dtype for dtype in known if dtype is bias.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         # Past the dispatcher, which costs more than a small layer.
         if type(x) is torch.Tensor and x.is_cpu and x.dtype in self._dtypes and x.shape[-1] == self.in_features:
-            return self._multiply(x.contiguous(), self.packed, self.bias, self._plan)
-        result: torch.Tensor = quant_linear(x, self.packed, self.bias, self.types, self.outputs)
+            return self._multiply(x.contiguous(), self.packed, self.bias, self._plan, self.exact)
+        result: torch.Tensor = quant_linear(x, self.packed, self.bias, self.types, self.outputs, self.exact)
         return result
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -21,10 +21,15 @@ from headway.kernels.quant_linear.formats import (
 
 
 def quant_linear(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, types: Sequence[int], outputs: Sequence[int]
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    types: Sequence[int],
+    outputs: Sequence[int],
+    exact: bool = False,
 ) -> torch.Tensor:
     weight = dequantized(packed, types, outputs, x.shape[-1])  # [N, K]
-    y = F.linear(rounded(x), weight, None if bias is None else bias.float())
+    y = F.linear(x.float() if exact else rounded(x), weight, None if bias is None else bias.float())
     return y.to(x.dtype)
 
 

@@ -43,7 +43,10 @@ class Embedding(nn.Module):
         panels, blocks = self.panels, self.blocks
         if panels is None and blocks is None:
             return cast(torch.Tensor, embed(ids, self.weight, scale))
-        rows = blocks.rows(ids, self.dtype) if blocks is not None else panel_rows(cast(torch.Tensor, panels), ids)
+        if blocks is not None:
+            rows = blocks.rows(ids, self.dtype)
+        else:  # panels may be in bfloat16 beside activations in float32
+            rows = panel_rows(cast(torch.Tensor, panels), ids).to(self.dtype)
         return rows if scale == 1.0 else rows.mul_(scale)
 
     def destinations(self, prefix: str) -> dict[str, Target]:

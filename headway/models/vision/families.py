@@ -111,10 +111,10 @@ def clip_tower(fields: Fields, projector: ProjectorSpec, layer: int, *, prefix: 
 
 
 def upto(spec: VisionSpec, layer: int) -> VisionSpec:
-    """The tower up to the outputs of a layer, counted as transformers' hidden_states are: 0 is what enters the first block. The
+    """The tower up to the outputs of a layer, counted as transformers' hidden_states are: 1 is what the first block gives. The
     last one's are not normalised either."""
     count = layer if layer >= 0 else spec.stored_layers + 1 + layer
-    if not 0 <= count <= spec.stored_layers:
+    if not 1 <= count <= spec.stored_layers:
         raise UnsupportedModelError(
             f"config.json: vision_feature_layer = {layer} of a tower of {spec.stored_layers} layers"
         )
@@ -237,9 +237,10 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
         group=group,
         projector=projector,
         projector_prefix="visual.merger.",
+        # In the order in which the tower passes them, whatever the list's is.
         deepstack=tuple(
             (layer, f"visual.deepstack_merger_list.{i}.", behind)
-            for i, layer in enumerate(fields["deepstack_visual_indexes"])
+            for layer, i in sorted((layer, i) for i, layer in enumerate(fields["deepstack_visual_indexes"]))
         ),
     )  # fmt: skip
 

@@ -25,12 +25,14 @@ class PassShape(NamedTuple):
         tile: patches of one, with the vector that goes before them; in a key: at most.
         windows: 0: there are none; in a key: at most.
         longest_window: most patches of a window.
+        is_sound: it is of another tower: a recording is one tile, of so many rows.
     """
 
     tiles: int
     tile: int
     windows: int = 0
     longest_window: int = 0
+    is_sound: bool = False
 
     @property
     def units(self) -> int:
@@ -40,6 +42,7 @@ class PassShape(NamedTuple):
     def holds(self, other: PassShape) -> bool:
         """Whether a pass of exactly ``other`` fits. Where there are several tiles, all of them are of one size."""
         fits = self.tile == other.tile or (self.tile > other.tile and self.tiles == 1 == other.tiles)
+        fits = fits and self.is_sound == other.is_sound
         return fits and self.tiles >= other.tiles and self.windows >= other.windows
 
 

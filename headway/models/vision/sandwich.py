@@ -60,6 +60,16 @@ class ClippedLinear(nn.Module):
         return found
 
 
+def clippable(
+    clipped: bool, width: int, parts: Mapping[str, int], *, dtype: torch.dtype, device: torch.device
+) -> Linear | ClippedLinear:
+    """Products of ``width`` numbers, as ``ClippedLinear`` has them, with ranges or without."""
+    if clipped:
+        return ClippedLinear(width, parts, dtype=dtype, device=device)
+    own = {f"{name}.linear": rows for name, rows in parts.items()}
+    return Linear(width, own, bias=False, dtype=dtype, device=device)
+
+
 class SandwichBlock(nn.Module):
     """x += norm(attend(norm(x))); x += norm(ffn(norm(x))). Queries, keys and values are normalised by heads, values without a
     weight; scores are not scaled."""
@@ -70,10 +80,7 @@ class SandwichBlock(nn.Module):
         self.spec = spec
 
         def product(width: int, parts: Mapping[str, int]) -> Linear | ClippedLinear:
-            if spec.clipped:
-                return ClippedLinear(width, parts, dtype=dtype, device=device)
-            own = {f"{name}.linear": rows for name, rows in parts.items()}
-            return Linear(width, own, bias=False, dtype=dtype, device=device)
+            return clippable(spec.clipped, width, parts, dtype=dtype, device=device)
 
         into, out = names.attention
         gates, down = mlp.names

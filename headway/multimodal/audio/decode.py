@@ -50,7 +50,10 @@ def check_samples(samples: object, rate: object, *, most_seconds: float) -> Floa
     Raises:
         AudioError: it is none.
     """
-    found = np.asarray(samples)
+    try:
+        found = np.asarray(samples)
+    except ValueError:  # lists of unequal lengths
+        raise AudioError("audio must be an array of numbers [n]; its rows are not equally long") from None
     if found.dtype.kind not in "fiu" or found.ndim not in (1, 2) or not found.size:
         raise AudioError(f"audio must be an array of numbers [n], got {found.dtype} {list(found.shape)}")
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer):

@@ -22,12 +22,17 @@ def mel_filters(bins: int) -> Floats:
     top = RATE / 2
     places = np.linspace(0.0, _to_mel(np.array(top)), bins + 2)
     edges = _to_hertz(places)
-    frequencies = np.linspace(0.0, top, WINDOW // 2 + 1)
+    found = triangles(edges, np.linspace(0.0, top, WINDOW // 2 + 1))
+    return (found * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+
+
+def triangles(edges: npt.NDArray[np.float64], frequencies: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[E - 2, F]: how much each of F frequencies counts in a triangle of height one between edges i and i + 2."""
     slopes = edges[:, None] - frequencies[None, :]
     widths = np.diff(edges)
     rising, falling = -slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]
-    triangles = np.maximum(0.0, np.minimum(rising, falling))
-    return (triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+    found: npt.NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
+    return found
 
 
 def _to_mel(hertz: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -113,9 +113,10 @@ class TeiSentences(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TeiSimilarityRequest(TeiCut, kw_only=True, forbid_unknown_fields=True):
-    """POST /similarity."""
+    """POST /similarity. TEI has what cuts texts under ``parameters``, its other routes beside ``inputs``: either will do."""
 
     inputs: TeiSentences
+    parameters: TeiCut | None = None
 
 
 KINDS = (

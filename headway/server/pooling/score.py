@@ -11,7 +11,7 @@ from headway.core.task import Task
 from headway.server.errors import refuse
 from headway.server.pooling.call import PoolingCall, need_task, params_of
 from headway.server.pooling.protocol import RerankRequest, ScoreRequest
-from headway.server.pooling.tei import rerank_texts
+from headway.server.pooling.tei import embed, embed_sparse, predict, rerank_texts
 from headway.server.report import new_id
 from headway.server.service import Service
 from headway.server.sse import encode
@@ -87,6 +87,16 @@ async def rerank(service: Service, request: Request) -> Response:
         )
 
     return await call.answer(len(texts), "documents", work)
+
+
+async def root(service: Service, request: Request) -> Response:
+    """TEI's route without a name, which huggingface_hub's client posts to: as /embed, /embed_sparse, /predict or /rerank."""
+    pooling, tasks = service.llm.pooling_door.pooling, service.info.tasks
+    if pooling.sparse:
+        return await embed_sparse(service, request)
+    if Task.EMBED in tasks:
+        return await embed(service, request)
+    return await (predict if Task.CLASSIFY in tasks else rerank)(service, request)
 
 
 def in_order(scores: list[float]) -> list[int]:

@@ -23,7 +23,7 @@ from headway.server.pooling.protocol import (
 from headway.server.service import Service
 from headway.server.sse import encode
 
-NAMES = {"prompt": "inputs"}
+NAMES = {"prompt": "inputs", "truncate_prompt_tokens": "truncate"}
 
 
 async def embed(service: Service, request: Request) -> Response:
@@ -138,10 +138,14 @@ async def similarity(service: Service, request: Request) -> Response:
     need_task(service, Task.EMBED)
     names = {"data_1": "inputs.source_sentence", "data_2": "inputs.sentences", "prompt": "inputs.sentences"}
     call = PoolingCall(service, request, None, names)
+    for name in TeiCut.__struct_fields__ if body.parameters is not None else ():
+        if getattr(body, name) is not None:
+            raise refuse(f"{name} stands beside parameters; put it there", name)
+    params = tei_params(body.parameters or body)
 
     async def work() -> bytes:
         inputs = body.inputs
-        _, scores = await call.score(inputs.source_sentence, inputs.sentences, tei_params(body), None)
+        _, scores = await call.score(inputs.source_sentence, inputs.sentences, params, None)
         return encode(scores)
 
     return await call.answer(len(body.inputs.sentences), "inputs.sentences", work)

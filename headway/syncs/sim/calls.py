@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_map_only
 
 from headway.syncs.calls import CALLS, label_of
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend
+from headway.syncs.sim import backend, whole
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import LATE
 from headway.syncs.sim.subclasses import move, without_shape
-from headway.syncs.sim.tensor import COMPRESSED, PINS, SimCall, SimTensor, flag, is_there, report
+from headway.syncs.sim.tensor import SimCall, SimTensor, flag, is_there, report
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})
@@ -58,8 +59,8 @@ def _serve(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
     if name in TAKE_DEVICE:
         first = args[:1]  # of new_full, the rest may be sizes: only ``to`` takes a device as a number
         args = first + tuple(_translated(value, name == "to") for value in args[1:])
-    if any(isinstance(value, SimTensor) and value.layout in COMPRESSED for value in args):
-        return _compressed(func, args, kwargs)
+    if name not in whole.OWN and any(isinstance(value, SimTensor) and value.whole for value in args):
+        return whole.call(func, args, kwargs)
     result = func(*args, **kwargs)
     if name in LATE and isinstance(result, SimTensor) and result.requires_grad:
         _flag_later(result, LATE[name], name)
@@ -77,6 +78,16 @@ def watched_engine(real: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def overridden(arguments: Any) -> bool:
+    """torch.overrides.has_torch_function, to which the pretence itself is no override: torch's fast paths are taken."""
+    plain = (torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__)
+    modes = torch.overrides._get_current_function_mode_stack()
+    if any(not isinstance(mode, Functions) for mode in modes):
+        return True
+    kinds = {type(value) for value in arguments if isinstance(value, torch.Tensor)} - {torch.Tensor, torch.nn.Parameter}
+    return any(getattr(kind, "__torch_function__", plain[0]) not in plain for kind in kinds)
+
+
 def built(real: Callable[..., Any]) -> Callable[..., Any]:
     """torch.tensor and its kin inside calls of torch's, where the mode is off: hooks, Functions, Python parts of torch."""
 
@@ -89,18 +100,6 @@ def built(real: Callable[..., Any]) -> Callable[..., Any]:
             return real(*args, **kwargs)
 
     return build
-
-
-def _compressed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows that are compressed: the whole call runs on the values, since torch has no wrappers for such tensors."""
-    cpu = torch.device("cpu")
-    values = tree_map_only(SimTensor, lambda value: value.held, (args, kwargs))
-    args, kwargs = tree_map_only(torch.device, lambda device: cpu if is_there(device) else device, values)
-    result = func(*args, **kwargs)
-    if func.__name__ == "cpu":
-        flag(Kind.READ, "cpu")
-        return result
-    return tree_map_only(torch.Tensor, SimTensor, result)
 
 
 def _flag_later(result: torch.Tensor, kind: Kind, name: str) -> None:
@@ -254,6 +253,13 @@ def _compatible(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return any(isinstance(value, SimTensor) for value in args) or func(*args, **kwargs)
 
 
+def _place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.device(0)``: a number is the accelerator's."""
+    if args and type(args[0]) is int and len(args) == 1:
+        return torch.device("cuda", args[0])
+    return func(*args, **kwargs)
+
+
 def _get_item(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], SimTensor):
         return func(args[0], _index(args[1]))
@@ -296,6 +302,7 @@ def _index_part(part: Any) -> Any:
 _HANDLERS: Final[dict[str, Handler]] = {
     **dict.fromkeys(BUILDERS, _build),
     **dict.fromkeys(SHOWS, _shown),
+    **dict.fromkeys(whole.BUILDERS, whole.built),
     "__set__": _data_set,
     "new_tensor": _new_tensor,
     "cuda": _cuda,
@@ -305,6 +312,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "__dlpack__": _capsule,
     "type": _type,
     "_has_compatible_shallow_copy_type": _compatible,
+    "device": _place,
     "__getitem__": _get_item,
     "__setitem__": _set_item,
 }

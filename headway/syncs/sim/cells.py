@@ -154,6 +154,44 @@ def _widened(operation: Callable[..., Any], tensors: int) -> Callable[..., Any]:
     return run
 
 
+WIDER: Final = (
+    "histc",
+    "avg_pool3d",
+    "avg_pool3d_backward",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bilinear2d_aa_backward",
+    "multi_margin_loss",
+    "multi_margin_loss_backward",
+    "multilabel_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "rrelu_with_noise",
+    "round",
+    "polygamma",
+)
+"""Operations that take more dtypes on CUDA than on the CPU, by torch's own operator database (OpInfo.dtypesIfCUDA)."""
+_WIDE: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def widened(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """``operation``, of ``WIDER``, computed in a dtype that the CPU has; the result has the dtype it has on CUDA."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        whole = operation.__name__.startswith("histc") and not args[0].is_floating_point()
+        wide = torch.float64 if whole else _WIDE.get(args[0].dtype)
+        if wide is None:
+            return operation(*args, **kwargs)
+        back = {wide: args[0].dtype}
+
+        def narrow(value: Any) -> Any:
+            return value.to(back.get(value.dtype, value.dtype)) if isinstance(value, Tensor) else value
+
+        given = [part.to(wide) if isinstance(part, Tensor) and part.dtype == args[0].dtype else part for part in args]
+        result = operation(*given, **kwargs)
+        return tuple(map(narrow, result)) if isinstance(result, tuple) else narrow(result)
+
+    return run
+
+
 CELLS: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_lstm_cell": lstm,
     "_thnn_fused_lstm_cell_backward_impl": lstm_backward,

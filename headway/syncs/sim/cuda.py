@@ -12,13 +12,15 @@ from typing import Any, Final
 import torch
 import torch.export
 import torch.utils.dlpack
+from torch._subclasses import fake_tensor
 from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, calls, distributed, loading, subclasses
+from headway.syncs.sim import backend, calls, distributed, loading, subclasses, whole
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
-from headway.syncs.sim.tensor import COUNT, PINS, TAPE, SimTensor
+from headway.syncs.sim.tensor import COUNT, TAPE, SimTensor
 
 MEMORY: Final = 2**36
 """Bytes that the pretended device claims to have, all free."""
@@ -363,7 +365,8 @@ def fake_cuda(report: Report) -> Iterator[None]:
         (torch.cuda, cuda),
         (torch.accelerator, _accelerator(report, cuda)),
         (torch.cuda.nvtx, _nvtx()),
-        (torch.cuda.memory, {**_HISTORY, **{name: cuda[name] for name in cuda if hasattr(torch.cuda.memory, name)}}),
+        (torch.cuda.memory, _HISTORY),
+        *((module, cuda) for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)),
         (torch.cuda.profiler, {"start": _constant(None), "stop": _constant(None)}),
         (torch, _on_torch(cuda)),
         (torch.jit, {name: _as_it_is(getattr(torch.jit, name)) for name in ("script", "trace", "freeze")}),
@@ -372,6 +375,9 @@ def fake_cuda(report: Report) -> Iterator[None]:
             torch.utils.dlpack,
             {name: calls.handed_over(getattr(torch.utils.dlpack, name)) for name in ("from_dlpack", "to_dlpack")},
         ),
+        (torch.nested, {"nested_tensor": whole.nested(torch.nested.nested_tensor)}),
+        (torch.overrides, {"has_torch_function": calls.overridden}),
+        (fake_tensor, {"init_gpu_context": _constant(None)}),  # below all modes it would ask for a true card
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         # Builds for CUDA would flatten the weights of recurrent networks by an operation that only cuDNN has; it never waits.
         (torch.backends.cudnn, {"version": _constant(91900), "is_acceptable": _constant(False)}),

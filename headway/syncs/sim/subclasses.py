@@ -15,8 +15,18 @@ from headway.syncs.sim import backend
 from headway.syncs.sim.tensor import SimTensor, is_there
 
 _LAZY_KIND: Final[type] = vars(parameter)["UninitializedTensorMixin"]
+_KIND: Final = "_kind_on_the_host"
+"""In a derived class: the class it was derived from."""
 _LAZY: Final = "_belongs_to_the_pretended_device"
 """On a parameter without a shape: where it will be made."""
+
+
+class _Open(SimTensor):
+    """What derived classes inherit from, and reach by ``super()``: torch's own way of keeping the class of results."""
+
+
+# Set afterwards: torch turns it off as it makes a class with a dispatch of its own.
+_Open.__torch_function__ = vars(torch.Tensor)["__torch_function__"]
 
 
 @functools.cache
@@ -25,17 +35,16 @@ def derived(kind: type) -> type:
     if issubclass(kind, SimTensor):
         return kind
     names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    first = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
     metaclass: Any = type(kind)
-    made: Any = metaclass(kind.__name__, (kind, SimTensor), names)
-    if first is torch.Tensor:  # torch turns it off in classes with a dispatch of their own
-        made.__torch_function__ = vars(torch.Tensor)["__torch_function__"]
+    made: Any = metaclass(kind.__name__, (kind, _Open), names | {_KIND: kind})
+    first = next(base for base in kind.__mro__ if "__torch_function__" in vars(base))
+    made.__torch_function__ = vars(torch.Tensor if first is torch.Tensor else first)["__torch_function__"]
     return made
 
 
 def of_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
     """``tensor.as_subclass(kind)``: over the same values, in the same graph."""
-    if kind is torch.Tensor or kind is SimTensor:
+    if kind in (torch.Tensor, SimTensor, _Open):
         return tensor.view_as(tensor) if type(tensor) is not SimTensor else tensor
     with torch._C.DisableTorchFunction():
         made: Any = tensor.view_as(tensor)
@@ -55,17 +64,22 @@ def _subclass(real: Callable[..., Any]) -> Callable[..., Any]:
 def _wrapper(real: Callable[..., Any]) -> Callable[..., Any]:
     """Wrappers that a program makes for its device go to the backend's key: this torch may know no CUDA."""
 
+    def there(value: Any) -> Any:
+        return backend.device() if isinstance(value, (torch.device, str)) and is_there(value) else value
+
     def _make_wrapper_subclass(*args: Any, **options: Any) -> Any:
-        if options.get("device") is not None and is_there(options["device"]):
-            options["device"] = backend.device()
-        return real(*args, **options)
+        if "device" in options:
+            options["device"] = there(options["device"])
+        return real(*map(there, args), **options)
 
     return staticmethod(_make_wrapper_subclass)
 
 
 def _as_subclass(real: Callable[..., Any]) -> Callable[..., Any]:
     def as_subclass(tensor: torch.Tensor, cls: type) -> Any:
-        return of_class(tensor, cls) if isinstance(tensor, SimTensor) else real(tensor, cls)
+        if isinstance(tensor, SimTensor):
+            return of_class(tensor, cls)
+        return real(tensor, vars(cls).get(_KIND, cls))  # what leaves the device is of the program's own class
 
     return as_subclass
 
@@ -89,6 +103,10 @@ def _is_cuda(real: Any) -> Any:
 def _materialised(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def materialize(parameter: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        if isinstance(parameter, SimTensor):  # a buffer, whose copy on the device is of a class of its own
+            real(parameter, shape, device, dtype)
+            parameter.__class__ = SimTensor
+            return
         there = is_there(device) if device is not None else getattr(parameter, _LAZY, False)
         real(parameter, shape, torch.device("cpu") if there else device, dtype)
         if there:

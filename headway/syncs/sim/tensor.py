@@ -6,11 +6,11 @@ import copy
 import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, Final, Self
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,14 +19,17 @@ from headway.syncs.findings import Kind, Wait
 from headway.syncs.frames import locate, within
 from headway.syncs.regions import judge, wanted
 from headway.syncs.sim import backend
-from headway.syncs.sim.cells import CELLS
+from headway.syncs.sim.cells import CELLS, WIDER, widened
+from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
 IMPLICIT: Final = "CompositeImplicitAutograd"
 _CPU: Final = torch.device("cpu")
 COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
-"""Layouts that torch has no wrappers for: such tensors are dense ones to its C++ side (calls.py serves them)."""
+"""Layouts that torch has no wrappers for: such tensors are dense ones to its C++ side (whole.py serves them)."""
 _CUDA_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
+_EAGER: Final = torch._C.DispatchKey.CompositeExplicitAutograd
 ROOM: Final = 2**50
 """Bytes that the C++ side of a tensor, which holds nothing, believes to have: resize_ may ask for any size."""
 
@@ -38,10 +41,14 @@ class SimTensor(torch.Tensor):
     """
 
     held: torch.Tensor
+    whole = False
+    """Whether torch has no wrapper for the layout: ``whole.py`` runs its calls."""
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Self:
+    def __new__(cls, inner: torch.Tensor, requires_grad: bool | None = None) -> Any:
+        if requires_grad is not None or isinstance(inner, SimTensor):  # type(parameter)(...), as programs write it
+            return torch.nn.Parameter(inner, requires_grad is not False)
         inner = _plain(inner)
         if torch.is_inference_mode_enabled() and not inner.is_inference():  # a view of a tensor from outside
             with torch.inference_mode(mode=False):
@@ -50,21 +57,19 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def _made(cls, inner: torch.Tensor) -> Self:
-        if inner.is_nested:
-            raise backend.refuse("the simulation does not serve nested tensors, but those with layout=torch.jagged")
-        strided = inner.layout is torch.strided
-        compressed = inner.layout in COMPRESSED
+        strided = inner.layout is torch.strided and not inner.is_nested
+        whole = inner.is_nested or inner.layout in COMPRESSED
         made = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.shape,
+            (inner.numel(),) if inner.is_nested else inner.shape,
             strides=inner.stride() if strided else None,
             storage_offset=inner.storage_offset() if strided else None,
             storage_size=ROOM if strided else None,
             dtype=inner.dtype,
-            layout=torch.strided if compressed else inner.layout,
+            layout=torch.strided if whole else inner.layout,
             device=backend.device(),
         )
-        made.held = inner.detach()
+        made.held, made.whole = inner.detach(), whole
         COUNT.made += 1
         return made
 
@@ -91,12 +96,21 @@ class SimTensor(torch.Tensor):
     def layout(self) -> torch.layout:  # type: ignore[override]
         return self.held.layout
 
+    @property
+    def is_nested(self) -> bool:  # type: ignore[override]
+        return self.held.is_nested
+
     def get_device(self) -> int:
         return backend.STATE.index
 
     def data_ptr(self) -> int:
         """The address of the values: an identity, as programs use it, that no kernel of a card can follow."""
         return self.held.data_ptr()
+
+    def tolist(self) -> Any:
+        if self.numel():
+            flag(Kind.READ, "Tensor.tolist")
+        return self.held.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """The values' own."""
@@ -117,19 +131,21 @@ class SimTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf:
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        if not is_parameter and not self.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
         with torch.no_grad():
             made: Any = SimTensor(self.held.clone())
         made.requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            made._is_param = True
         memo[id(self)] = made
+        if is_parameter:  # torch.nn.Parameter copies neither its gradient nor its attributes
+            made._is_param = True
+            return made
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
-        own = {key: value for key, value in vars(self).items() if key not in ("held", "_is_param")}
+        own = {key: value for key, value in vars(self).items() if key not in ("held", "whole")}
         made.__dict__.update({key: copy.deepcopy(value, memo) for key, value in own.items()})
         return made
 
@@ -168,27 +184,6 @@ class Tape(threading.local):
 
 
 TAPE: Final = Tape()
-
-
-class Pins:
-    """Which CPU storages are page-locked: those of tensors made so, as long as anything holds them."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Mark ``tensor``'s storage."""
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address:
-            self._held[address] = weakref.ref(storage, lambda _: self._held.pop(address, None))
-        return tensor
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in self._held
-
-
-PINS: Final = Pins()
 
 
 class SimCall(Call):
@@ -239,6 +234,8 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not ours and not made_there:
         if named.pop("pin_memory", False) and not _is_composite(func):
             return PINS.pin(func(*args, **named))
+        if func is torch.ops.aten.is_pinned.default:  # asked by torch's C++ side
+            return args[0] in PINS
         return func(*args, **kwargs)
     name = func.overloadpacket.__name__
     if name in COPIES:
@@ -288,7 +285,7 @@ def _unwrap(value: Any, ours: list[SimTensor], hosts: list[torch.Tensor]) -> Any
         return type(value)([_unwrap(each, ours, hosts) for each in value])
     if isinstance(value, torch.Tensor):
         hosts.append(value)
-    return value
+    return _CPU if isinstance(value, torch.device) and is_there(value) else value
 
 
 @functools.cache
@@ -315,7 +312,9 @@ def _run(
 @functools.cache
 def _runner(func: Any) -> Callable[..., Any]:
     """What runs on the CPU values: the operation itself, unless the CPU has none."""
-    return CELLS.get(func.overloadpacket.__name__) or CELLS.get(str(func), func)
+    packet = func.overloadpacket.__name__
+    known = CELLS.get(packet) or CELLS.get(str(func))
+    return known or (widened(func) if packet in WIDER else func)
 
 
 @functools.cache
@@ -333,7 +332,8 @@ def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:
         if found is None:
             return SimTensor(value)
         # resize_, set_ and out= may have given it another shape.
-        return found if found.layout is not torch.strided or found.shape == value.shape else _reshaped(found)
+        plain = found.layout is torch.strided and not found.whole
+        return _reshaped(found) if plain and found.shape != value.shape else found
     if isinstance(value, (tuple, list)):
         return type(value)([_wrap(each, known) for each in value])
     return value
@@ -423,5 +423,18 @@ def _flag_copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -
 class Dispatch(TorchDispatchMode):
     """Operations that create tensors on the device, where no SimTensor is among the arguments."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if _others(tuple(types)) else execute(func, args, kwargs or {})
+        if _others(tuple(types)) or _modes_below():
+            # Wrappers, and the modes of tracers, which torch calls after this one, want the program's own tensors. What
+            # they leave comes to execute by the tensors' class or by the backend's key.
+            return func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            return func.py_kernels[_EAGER](*args, **(kwargs or {}))
+        return execute(func, args, kwargs or {})
+
+
+def _modes_below() -> bool:
+    """Whether other modes wait for their turn; that of fake tensors, which knows no backend of ours, gets the values' own."""
+    return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(_FAKE) is None

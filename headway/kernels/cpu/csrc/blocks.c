@@ -1,8 +1,9 @@
 /* y = x W^T + b with W in the blocks of GGUF files (layout in blocks.h). x is rounded to 8 bits by blocks of 32, as llama.cpp does,
- * so that products are of integers; the sums of blocks are scaled and added in float32. */
+ * so that products are of integers; the sums of blocks are scaled and added in float32. Or it stays as it is, in float32. */
 #include "blocks.h"
 
 #include "common.h"
+#include "float_tile.h"
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -90,13 +91,14 @@ INLINE void round_block(const void *x, int64_t at, struct activation *to, const 
     to->sum = to->d * (float)(half_sum[0] + half_sum[1]);
 }
 
-/* A panel's sums [rows, 16] into y, with the bias. */
-INLINE void finish(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows, const float *sums, const int bf) {
+/* A panel's sums, 16 a row and rows `apart`, into y, with the bias. */
+INLINE void finish(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows, const float *sums, const int apart,
+                   const int bf) {
     const int64_t begin = panel * WIDTH;
     for (int64_t at = begin; at < begin + WIDTH && at < job->outputs; at += LANES) {
         const vf bias = job->bias ? load_row(job->bias, at, job->outputs - at, bf) : (vf){0};
         for (int64_t r = 0; r < rows; r++)
-            store_row(job->y, (first + r) * job->stride + at, load(sums, r * WIDTH + at - begin, 0) + bias, job->outputs - at, bf);
+            store_row(job->y, (first + r) * job->stride + at, load(sums, r * apart + at - begin, 0) + bias, job->outputs - at, bf);
     }
 }
 
@@ -143,50 +145,53 @@ static void set_starts(struct activation *x, int64_t count, int type) {
 struct multiply {
     struct blocks_job job;
     panel_kernel kernel;
+    int64_t width, rows_at_once; /* what one call of the kernel takes */
     int64_t panels, panels_per_item, items_per_rows;
 };
 
 static void multiply_item(void *context, int64_t item) {
     const struct multiply *a = context;
-    const int64_t first = item / a->items_per_rows * ROWS_AT_ONCE, begin = item % a->items_per_rows * a->panels_per_item;
+    const int64_t first = item / a->items_per_rows * a->rows_at_once, begin = item % a->items_per_rows * a->panels_per_item;
     const int64_t end = begin + a->panels_per_item < a->panels ? begin + a->panels_per_item : a->panels;
-    const int64_t rows = a->job.rows - first < ROWS_AT_ONCE ? a->job.rows - first : ROWS_AT_ONCE;
+    const int64_t rows = least(a->job.rows - first, a->rows_at_once);
     for (int64_t p = begin; p < end; p++) a->kernel(&a->job, p, first, rows);
 }
 
 static void one_part(struct multiply *a, int threads) {
-    const int64_t row_blocks = (a->job.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    const int64_t row_blocks = (a->job.rows + a->rows_at_once - 1) / a->rows_at_once;
     int64_t parts = threads > 1 ? threads * 8 : 1;
     if (a->job.outputs * a->job.inputs < 65536) parts = 1;
-    a->panels = (a->job.outputs + WIDTH - 1) / WIDTH;
+    a->panels = (a->job.outputs + a->width - 1) / a->width;
     a->panels_per_item = (a->panels + parts - 1) / parts;
     a->items_per_rows = (a->panels + a->panels_per_item - 1) / a->panels_per_item;
     parallel_for(a->items_per_rows * row_blocks, parts > 1 ? threads : 1, multiply_item, a);
 }
 
 /* x [rows, inputs]; parts [count, 2] of (type, outputs), whose panels follow each other in `packed`, each part from a multiple
- * of 64 bytes on; bias [N] or NULL; y [rows, N], N the sum of outputs. bf: x, bias and y are bfloat16, else float32.
+ * of 64 bytes on; bias [N] or NULL; y [rows, N], N the sum of outputs. bf: x, bias and y are bfloat16, else float32. exact: x,
+ * in float32, is not rounded.
  * Returns 0; -1: no memory; -2: an unknown type. */
 EXPORT int headway_blocks_linear(const void *x, const uint8_t *packed, const void *bias, void *y, const int64_t *parts,
-                                 int64_t count, int64_t rows, int64_t inputs, int bf, int threads) {
+                                 int64_t count, int64_t rows, int64_t inputs, int bf, int exact, int threads) {
     int64_t stride = 0;
     for (int64_t i = 0; i < count; i++) {
         if (!blocks_format((int)parts[2 * i]).bits) return -2;
         stride += parts[2 * i + 1];
     }
     if (rows <= 0 || stride <= 0) return 0;
-    const int64_t blocks = inputs / BLOCK * rows;
+    const int64_t blocks = exact ? 0 : inputs / BLOCK * rows;
     struct activation small[256], *rounded = small;
     if (blocks > 256 && !(rounded = malloc((size_t)blocks * sizeof *rounded))) return -1;
     struct round_job round = {x, rounded, rows, inputs, bf};
-    parallel_for((rows + ROUND_ROWS - 1) / ROUND_ROWS, threads, round_item, &round);
+    if (!exact) parallel_for((rows + ROUND_ROWS - 1) / ROUND_ROWS, threads, round_item, &round);
     int64_t column = 0, item = bf ? 2 : 4;
     for (int64_t i = 0; i < count; i++) {
         const int type = (int)parts[2 * i];
         const int64_t outputs = parts[2 * i + 1];
         set_starts(rounded, blocks, type);
-        struct multiply a = {{rounded, packed, bias ? (const char *)bias + column * item : NULL, (char *)y + column * item, rows,
-                              outputs, inputs, stride, bf, blocks_format(type)}, kernel_of(type), 0, 0, 0};
+        struct multiply a = {{rounded, exact ? x : NULL, packed, bias ? (const char *)bias + column * item : NULL,
+                              (char *)y + column * item, rows, outputs, inputs, stride, bf, blocks_format(type)},
+                             kernel_of(type), exact ? PANEL : WIDTH, exact ? EXACT_ROWS : ROWS_AT_ONCE, 0, 0, 0};
         one_part(&a, threads);
         packed += ((outputs + WIDTH - 1) / WIDTH * panel_bytes(blocks_format(type), inputs) + 63) / 64 * 64;
         column += outputs;

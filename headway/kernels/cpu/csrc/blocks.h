@@ -88,6 +88,7 @@ struct activation {
 
 struct blocks_job {
     const struct activation *x; /* [inputs / 32, rows] */
+    const float *exact;         /* [rows, inputs], not rounded */
     const uint8_t *packed;
     const void *bias;
     void *y;                    /* rows of `stride` elements */
@@ -97,8 +98,10 @@ struct blocks_job {
 };
 
 #define ROWS_AT_ONCE 64
+#define EXACT_ROWS 192 /* that share what is widened once */
+#define EXACT_BLOCKS 4 /* widened at once, for two panels: 16 KiB */
 
-/* One panel for `rows` <= ROWS_AT_ONCE rows from `first` on. */
+/* One panel for `rows` <= ROWS_AT_ONCE rows from `first` on. Where the job has `exact`, a pair of panels for up to EXACT_ROWS. */
 typedef void (*panel_kernel)(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows);
 
 struct format blocks_format(int type); /* bits 0: not known */

@@ -156,8 +156,9 @@ INLINE v32 products(const vb *w, const vb *magnitude, const int8_t *q, int32_t s
 #endif
 }
 
-/* Scales and minima of OUTS outputs from place `from` of the panel; minima hold what the centre moved. */
-INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const struct format f) {
+/* Scales and minima of OUTS outputs from place `from` of the panel, for values of which `moved` was taken off. */
+INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const int moved,
+                   const struct format f) {
     for (int g = 0; g < f.groups; g++) {
         if (!f.super) {
             scale[g] = halves(block + 2 * from);
@@ -175,7 +176,7 @@ INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale
             if (f.min)
                 min[g] = -(halves(head + 2 * (WIDTH + from)) * small(block + (f.groups + g) * WIDTH + from));
         }
-        if (f.min && centre(f)) min[g] += scale[g] * (float)centre(f);
+        if (f.min && moved) min[g] += scale[g] * (float)moved;
     }
 }
 
@@ -196,7 +197,7 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
             vr scale[2] = {{0}}, min[2] = {{0}};
             unpack(at + block_scales(f) + 4 * from, w, f);
             prepare(w, magnitude, f);
-            scales(head, at, from, scale, min, f);
+            scales(head, at, from, scale, min, centre(f), f);
             for (int64_t r = 0; r < rows; r++) {
                 vr_mem *to = (vr_mem *)(sums + r * WIDTH + from);
                 vr sum = (vr)*to;
@@ -216,20 +217,149 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
         }
         at += block_bytes(f);
     }
-    if (job->bf) finish(job, panel, first, rows, sums, 1);
-    else finish(job, panel, first, rows, sums, 0);
+    if (job->bf) finish(job, panel, first, rows, sums, WIDTH, 1);
+    else finish(job, panel, first, rows, sums, WIDTH, 0);
+}
+
+/* What the weights of a block are made of, for OUTS outputs. */
+struct values {
+    const uint8_t *rows; /* of the planes, at the outputs' place */
+    vb steps[8];         /* bytes, unless fields of 4 bits are taken from the rows */
+    vr by[2], base[2];
+};
+
+#define FROM_ROWS(f) ((f).bits == 4 && (SET == VNNI_512 || !(f).lut))
+
+INLINE struct values values_of(const uint8_t *head, const uint8_t *at, int from, const struct format f) {
+    struct values v = {.rows = at + block_scales(f) + 4 * from};
+    if (!FROM_ROWS(f)) unpack(v.rows, v.steps, f);
+    scales(head, at, from, v.by, v.base, 0, f);
+    if (!f.min)
+        for (int g = 0; g < f.groups; g++) v.base[g] = v.by[g] * (float)-f.offset;
+    return v;
+}
+
+/* Weights of input k < 32, k a constant. A scale times a value takes no more than 24 bits, so the one rounding is that of the
+ * file's formula. */
+INLINE vr value(const struct values *v, const int k, const struct format f) {
+    const int s = k / 4, at = 8 * (k % 4), group = f.groups == 2 ? k / 16 : 0; /* bytes of a word are inputs */
+    vr q;
+    if (FROM_ROWS(f)) {
+        const v32 word = (v32) * (const vb_mem *)(v->rows + s % 4 * ROW) >> (at + s / 4 * 4);
+#if SET == VNNI_512 /* the table is read by the low 4 bits */
+        const __m128i table = f.lut ? _mm_loadu_si128((const __m128i *)nonlinear)
+                                    : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        q = (vr)_mm512_permutexvar_ps((__m512i)word, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(table)));
+#else
+        q = __builtin_convertvector(word & 15, vr);
+#endif
+    } else if (is_signed(f)) q = __builtin_convertvector((v32)v->steps[s] << (24 - at) >> 24, vr);
+    else q = __builtin_convertvector((v32)v->steps[s] >> at & 255, vr);
+    return q * v->by[group] + v->base[group];
+}
+
+/* [32, PANEL] <- a block, from place `from` of a panel on. */
+INLINE void widen_block(const uint8_t *head, const uint8_t *at, int from, float *wide, const struct format f) {
+    const struct values v = values_of(head, at, from, f);
+#pragma GCC unroll 32
+    for (int k = 0; k < BLOCK; k++) *(vr_mem *)(wide + k * PANEL + from) = value(&v, k, f);
+}
+
+#define OF_PANEL (WIDTH / OUTS)
+
+/* One row times a block of two panels. */
+INLINE void exact_block(const uint8_t *const head[2], const uint8_t *const at[2], const float *x, vr acc[2][OF_PANEL],
+                        const struct format f) {
+    struct values v[2][OF_PANEL];
+#pragma GCC unroll 2
+    for (int side = 0; side < 2; side++)
+#pragma GCC unroll 4
+        for (int c = 0; c < OF_PANEL; c++) v[side][c] = values_of(head[side], at[side], c * OUTS, f);
+#pragma GCC unroll 32
+    for (int k = 0; k < BLOCK; k++)
+#pragma GCC unroll 2
+        for (int side = 0; side < 2; side++) /* sums of several outputs hide each other's latency */
+#pragma GCC unroll 4
+            for (int c = 0; c < OF_PANEL; c++) acc[side][c] += value(&v[side][c], k, f) * x[k];
+}
+
+/* Where two panels, of which the second may be missing, are read from. */
+struct cursor {
+    const uint8_t *at[2], *head[2];
+};
+
+INLINE struct cursor start_of(const struct blocks_job *job, int64_t pair, const struct format f) {
+    struct cursor c = {{NULL, NULL}, {NULL, NULL}};
+    const int64_t panels = (job->outputs + WIDTH - 1) / WIDTH;
+    for (int side = 0; side < 2; side++) /* a missing one is the first again, and its sums are nobody's */
+        c.at[side] = job->packed + (pair * 2 + side < panels ? pair * 2 + side : pair * 2) * panel_bytes(f, job->inputs);
+    return c;
+}
+
+/* Before block `b`; behind it `at` moves by block_bytes. */
+INLINE void enter_block(struct cursor *c, int64_t b, const struct format f) {
+#pragma GCC unroll 2
+    for (int side = 0; side < 2; side++) {
+        if (f.super && b % 8 == 0) {
+            c->head[side] = c->at[side];
+            c->at[side] += super_head(f);
+        }
+        for (int line = 0; line < block_bytes(f); line += 64) __builtin_prefetch(c->at[side] + AHEAD + line, 0, 2);
+    }
+}
+
+/* Two panels. x is not rounded: each output is the chain of multiply-adds over rising inputs that it is in linear.c with float32
+ * weights, from the bytes of the blocks. */
+INLINE void exact_panels(const struct blocks_job *job, int64_t pair, int64_t first, int64_t rows, const struct format f) {
+    float sums[EXACT_ROWS * PANEL] __attribute__((aligned(64)));
+    const int64_t blocks = job->inputs / BLOCK, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const float *x = job->exact + first * job->inputs;
+    struct cursor c = start_of(job, pair, f);
+    if (rows == 1) {
+        vr acc[2][OF_PANEL] = {{{0}}};
+        for (int64_t b = 0; b < blocks; b++) {
+            enter_block(&c, b, f);
+            exact_block(c.head, c.at, x + b * BLOCK, acc, f);
+            for (int side = 0; side < 2; side++) c.at[side] += block_bytes(f);
+        }
+        memcpy(sums, acc, sizeof acc);
+    } else {
+        float wide[EXACT_BLOCKS * BLOCK * PANEL] __attribute__((aligned(64)));
+        for (int64_t b = 0; b < blocks; b += EXACT_BLOCKS) {
+            const int64_t now = least(blocks - b, EXACT_BLOCKS);
+            for (int64_t i = 0; i < now; i++) {
+                enter_block(&c, b + i, f);
+                for (int side = 0; side < 2; side++) {
+#pragma GCC unroll 4
+                    for (int from = 0; from < WIDTH; from += OUTS)
+                        widen_block(c.head[side], c.at[side], from, wide + i * BLOCK * PANEL + side * WIDTH, f);
+                    c.at[side] += block_bytes(f);
+                }
+            }
+            for (int64_t t = 0; t < tiles; t++) {
+                const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
+                float_tile((int)(end - r), (const char *)(x + r * job->inputs + b * BLOCK), job->inputs * 4, (const char *)wide,
+                           now * BLOCK, (const char *)wide, 0, sums + r * PANEL, b > 0);
+            }
+        }
+    }
+    for (int64_t side = 0; side < 2 && (pair * 2 + side) * WIDTH < job->outputs; side++)
+        finish(job, pair * 2 + side, first, rows, sums + side * WIDTH, PANEL, 0);
 }
 
 #if SET == PLAIN /* one function for all types: small, and slow anyway */
 static void panel_any(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {
-    one_panel(job, panel, first, rows, job->format);
+    if (job->exact) exact_panels(job, panel, first, rows, job->format);
+    else one_panel(job, panel, first, rows, job->format);
 }
 
 static panel_kernel kernel_of(int type) { return panel_any; }
 #else
 #define ONE(type, bits, super, groups, min, offset, lut, bytes)                                                      \
     static void panel_##type(const struct blocks_job *job, int64_t panel, int64_t first, int64_t rows) {       \
-        one_panel(job, panel, first, rows, FORMAT(type, bits, super, groups, min, offset, lut, bytes));            \
+        const struct format f = FORMAT(type, bits, super, groups, min, offset, lut, bytes);                         \
+        if (job->exact) exact_panels(job, panel, first, rows, f);                                                   \
+        else one_panel(job, panel, first, rows, f);                                                                 \
     }
 FORMATS(ONE)
 #undef ONE

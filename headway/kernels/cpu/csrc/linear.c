@@ -1,19 +1,17 @@
 /* y = x W^T + b for row-major x and W packed in panels of 32 outputs.
  *
  * A panel holds, for each k (float32) or pair of k (bfloat16), the weights of its 32 outputs side by side: a step reads 128 bytes,
- * and memory is read once, in order. Each output is one chain of multiply-adds over rising k whatever the number of rows, so a
+ * and memory is read once, in order. x in float32 takes both kinds: weights that bfloat16 holds exactly need no more bytes. Each output is one chain of multiply-adds over rising k whatever the number of rows, so a
  * row's result does not depend on its neighbours in the batch, nor on the number of threads.
  */
 #include "common.h"
+#include "float_tile.h"
 
-#define PANEL 32
 #define VECTORS (PANEL / LANES)
 #if LANES == 16
-#define MAX_ROWS 12  /* 24 of 32 registers accumulate */
 #define K_BLOCK 512  /* steps of a panel that stay in the second cache while all rows pass over them */
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #else
-#define MAX_ROWS 3  /* 12 of 16 registers accumulate (AVX2), 24 of 32 (NEON) */
 #define K_BLOCK 192 /* 24 KiB of the first cache: six cycles of arithmetic for 128 bytes leave no time for the second */
 #define CASES CASE(1) CASE(2) CASE(3)
 #endif
@@ -29,7 +27,7 @@ struct linear {
     const void *x, *packed, *bias;
     void *y;
     int64_t rows, outputs, inputs, row_block, panels_per_item, items_per_rows;
-    int bf, gelu, tiles;
+    int bf, narrow, gelu, tiles; /* bf: x, bias and y are bfloat16; narrow: the panels are */
     int64_t tile_blocks; /* of inputs */
 };
 
@@ -92,8 +90,14 @@ INLINE void any_tile(int m, const enum form form, const char *x, int64_t stride,
     switch (m) { CASES }
 }
 
+/* A function by itself, as the next one: with constants of other forms in registers its sums would not fit beside them. */
+__attribute__((noinline)) void float_tile(int m, const char *x, int64_t stride, const char *w, int64_t steps, const char *ahead,
+                                          int64_t fetch, float *partial, int resume) {
+    any_tile(m, FLOATS, x, stride, w, steps, ahead, fetch, partial, resume);
+}
+
 /* wide [2 * steps, 32] <- a block of a bfloat16 panel, the pairs taken apart. */
-INLINE void widen(const char *w, int64_t steps, float *wide) {
+static __attribute__((noinline)) void widen(const char *w, int64_t steps, float *wide) {
     for (int64_t s = 0; s < steps; s++)
 #pragma GCC unroll 8
         for (int c = 0; c < VECTORS; c++) {
@@ -119,11 +123,11 @@ INLINE void finish(const struct linear *a, int64_t p, int64_t first, int64_t end
         }
 }
 
-/* One panel for rows [first, end). Where bfloat16 has no products of its own, a->x holds floats; then few rows read the panel
- * as it is, and many share what is widened once. */
-INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end, const int bf) {
-    const enum form form = !bf ? FLOATS : BF_DOT ? PAIRS : WIDEN;
-    const int64_t steps = bf ? a->inputs / 2 : a->inputs, step_bytes = form == WIDEN ? 8 : 4;
+/* One panel for rows [first, end). Where bfloat16 has no products of its own, a->x holds floats; then, as for x in float32, few
+ * rows read a panel of bfloat16 as it is, and many share what is widened once. */
+INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end, const int bf, const int narrow) {
+    const enum form form = !narrow ? FLOATS : bf && BF_DOT ? PAIRS : WIDEN;
+    const int64_t steps = narrow ? a->inputs / 2 : a->inputs, step_bytes = form == WIDEN ? 8 : 4;
     const int64_t stride = steps * step_bytes, tiles = (end - first + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t block = tiles == 1 ? steps : form == WIDEN ? WIDE_BLOCK : K_BLOCK;
     const char *w = (const char *)a->packed + p * steps * 128;
@@ -138,7 +142,9 @@ INLINE void panel(const struct linear *a, int64_t p, int64_t first, int64_t end,
             const char *next = here + (tiles > 1 ? now * 128 + now * 128 * t / tiles : PREFETCH);
             const char *x = (const char *)a->x + (first + r0) * stride + k * step_bytes;
             if (form == WIDEN && tiles > 1)
-                any_tile((int)(r1 - r0), FLOATS, x, stride, (char *)wide, 2 * now, next, 64 / tiles, partial + r0 * PANEL, k > 0);
+                float_tile((int)(r1 - r0), x, stride, (const char *)wide, 2 * now, next, 64 / tiles, partial + r0 * PANEL, k > 0);
+            else if (form == FLOATS)
+                float_tile((int)(r1 - r0), x, stride, here, now, next, 128 / tiles, partial + r0 * PANEL, k > 0);
             else any_tile((int)(r1 - r0), form, x, stride, here, now, next, 128 / tiles, partial + r0 * PANEL, k > 0);
         }
     }
@@ -176,8 +182,9 @@ static void panels_in_tiles(const struct linear *a, int64_t begin, int64_t end, 
 }
 #endif
 
-static void linear_f32(const struct linear *a, int64_t p, int64_t first, int64_t end) { panel(a, p, first, end, 0); }
-static void linear_bf16(const struct linear *a, int64_t p, int64_t first, int64_t end) { panel(a, p, first, end, 1); }
+static void linear_f32(const struct linear *a, int64_t p, int64_t first, int64_t end) { panel(a, p, first, end, 0, 0); }
+static void linear_narrow(const struct linear *a, int64_t p, int64_t first, int64_t end) { panel(a, p, first, end, 0, 1); }
+static void linear_bf16(const struct linear *a, int64_t p, int64_t first, int64_t end) { panel(a, p, first, end, 1, 1); }
 
 static void linear_item(void *context, int64_t item) {
     const struct linear *a = context;
@@ -193,7 +200,7 @@ static void linear_item(void *context, int64_t item) {
         return;
     }
 #endif
-    for (int64_t p = begin; p < end; p++) (a->bf ? linear_bf16 : linear_f32)(a, p, first, last);
+    for (int64_t p = begin; p < end; p++) (a->bf ? linear_bf16 : a->narrow ? linear_narrow : linear_f32)(a, p, first, last);
 }
 
 static void widen_row(void *context, int64_t r) {
@@ -202,13 +209,14 @@ static void widen_row(void *context, int64_t r) {
         store_row(a->copy, r * a->inputs + i, load_row(a->x, r * a->inputs + i, a->inputs - i, 1), a->inputs - i, 0);
 }
 
-/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs], through x Phi(x) with `gelu`; inputs is even for bfloat16. Returns 0,
- * or -1 without memory. */
+/* x [rows, inputs], bias [outputs] or NULL, y [rows, outputs], through x Phi(x) with `gelu`. bf: these are bfloat16; narrow: the
+ * panels are, as they must be with bf, and inputs is even. Returns 0, or -1 without memory. */
 EXPORT int headway_linear(const void *x, const void *packed, const void *bias, void *y, int64_t rows, int64_t outputs,
-                          int64_t inputs, int bf, int gelu, int threads) {
+                          int64_t inputs, int bf, int narrow, int gelu, int threads) {
     if (rows <= 0 || outputs <= 0) return 0;
     struct linear a = {.x = x, .packed = packed, .bias = bias, .y = y, .rows = rows, .outputs = outputs, .inputs = inputs,
-                       .row_block = ROW_BLOCK, .bf = bf, .gelu = gelu, .tiles = bf && tiles_allowed(), .tile_blocks = 1};
+                       .row_block = ROW_BLOCK, .bf = bf, .narrow = narrow, .gelu = gelu, .tiles = bf && tiles_allowed(),
+                       .tile_blocks = 1};
     char local[ON_STACK] __attribute__((aligned(64))), *copy = local;
     const int64_t bytes = a.tiles ? copy_bytes(rows, inputs) : bf && !BF_DOT ? rows * inputs * 4 : 0;
     if (bytes > ON_STACK && !(copy = malloc(bytes))) return -1;
