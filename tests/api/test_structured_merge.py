@@ -100,7 +100,7 @@ def test_what_passes_both_passes_the_one(seed: int) -> None:
         ({"patternProperties": {"^a": True}}, {"patternProperties": {"^b": True}}, "two different 'patternProperties'"),
         ({"patternProperties": {"^a": True}}, {"properties": {"b": True}}, "beside other properties"),
         ({"allOf": []}, {"type": "string"}, "at least one schema"),
-        ({"allOf": {}}, {"type": "string"}, "at least one schema"),
+        ({"allOf": {}}, {"type": "string"}, "allOf must be a list"),
     ],
 )
 def test_what_is_refused(left: Any, right: Any, says: str) -> None:
