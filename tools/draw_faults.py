@@ -1,25 +1,27 @@
-"""Draws faults that nobody has seen: single tokens of the engine's code, changed by chance.
+"""Draws faults that nobody has seen: small mistakes in the engine's code, made by chance.
 
     python tools/draw_faults.py --seed 7 --each 12 > tests/planted/batches/NAME.toml
+    python tools/draw_faults.py --seed 7 --number 100 --floors scheduler runner
 
-Faults that a person thinks of are those the person also thinks of testing; these are drawn. ``--each`` candidates per floor
-come in a random order that depends on the seed alone. Some change nothing that anybody could see (a bound that is twice too
-large, a log line): whoever makes a batch strikes those out before it runs, never after, and says so in the batch's head.
+Faults that a person thinks of are those the person also thinks of testing; these are drawn. ``--each`` candidates per floor,
+or ``--number`` over all floors in proportion to their lines, come in a random order that depends on the seed alone: a line
+first, then what kind of thing is done to it (``tools/mutations.py``). Some change nothing that anybody could see (a bound that
+is twice too large, a log line): whoever makes a batch strikes those out before it runs, never after, and says so in the
+batch's head.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import io
 import random
 import sys
-import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.mutations import ROOT, Mutation, is_python, mutations
+
 FLOORS = (
     "core",
     "scheduler",
@@ -34,88 +36,57 @@ FLOORS = (
     "server",
     "syncs",
 )
-SWAPS = {
-    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "*": "+", "//": "*",
-    "&": "|", "|": "&", "+=": "-=", "-=": "+=", "and": "or", "or": "and", "min": "max", "max": "min",
-    "True": "False", "False": "True", "any": "all", "all": "any",
-}  # fmt: skip
-"""What stands there, and what is put in its place."""
-NOT_CODE = ("raise ", "assert ", "logger.", "import ", "from ", "def ", "class ", "@", '"', "'")
+Lines = Mapping[tuple[str, int], Sequence[Mutation]]
 
 
-class Drawn(NamedTuple):
-    """A candidate: the line as it is, as it becomes, and which token was changed."""
-
-    file: str
-    old: str
-    new: str
-    what: str
-
-
-def code_lines(text: str) -> set[int]:
-    """Numbers of the lines that hold statements inside functions."""
-    lines: set[int] = set()
-    for function in ast.walk(ast.parse(text)):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                documents = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-                if isinstance(node, ast.stmt) and node is not function and not documents:
-                    lines.update(range(node.lineno, node.lineno + 1))
-    return lines
+def candidates(floor: str) -> Lines:
+    """What can be done to each line of a floor; Triton's kernels are left out."""
+    found: dict[tuple[str, int], list[Mutation]] = {}
+    for path in sorted((ROOT / "headway" / floor).rglob("*.py")):
+        if "triton" not in path.name:
+            for each in mutations(path):
+                found.setdefault((each.file, each.number), []).append(each)
+    return found
 
 
-def candidates(path: Path) -> Iterator[Drawn]:
-    """Every single change of a file that leaves it Python, of lines that occur once."""
-    text = path.read_text(encoding="utf-8")
-    lines, wanted = text.splitlines(), code_lines(text)
-    stripped = [line.strip() for line in lines]
-    file = str(path.relative_to(ROOT))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        row, column = token.start
-        if row not in wanted or stripped.count(stripped[row - 1]) != 1 or stripped[row - 1].startswith(NOT_CODE):
-            continue
-        new = SWAPS.get(token.string)
-        if token.type == tokenize.NUMBER and token.string.isdigit():
-            new = str(int(token.string) + 1)
-        if new is None or token.type not in (tokenize.OP, tokenize.NAME, tokenize.NUMBER):
-            continue
-        line = lines[row - 1]
-        changed = line[:column] + new + line[column + len(token.string) :]
-        try:
-            ast.parse("\n".join([*lines[: row - 1], changed, *lines[row:]]))
-        except SyntaxError:
-            continue
-        yield Drawn(file, stripped[row - 1], changed.strip(), f"{token.string} became {new}")
-    for row in sorted(wanted):
-        line = stripped[row - 1]
-        is_call = line.endswith(")") and line.count("(") == line.count(")") and "=" not in line.partition("(")[0]
-        if (
-            is_call
-            and stripped.count(line) == 1
-            and not line.startswith((*NOT_CODE, "return", "if ", "for ", "with ", "yield"))
-        ):
-            yield Drawn(file, line, "pass", "the call is left out")
-
-
-def drawn(seed: int, each: int, floors: Sequence[str] = FLOORS) -> Iterator[Drawn]:
-    """``each`` candidates of every floor, no two of one line."""
+def drawn(seed: int, each: int, floors: Sequence[str] = FLOORS) -> Iterator[Mutation]:
+    """``each`` mistakes of every floor, no two of one line."""
     for floor in floors:
-        rng = random.Random(f"{seed} {floor}")
-        files = [path for path in sorted((ROOT / "headway" / floor).rglob("*.py")) if "triton" not in path.name]
-        found = [one for path in files for one in candidates(path)]
-        rng.shuffle(found)
-        yield from list({(one.file, one.old): one for one in reversed(found)}.values())[: -each - 1 : -1]
+        yield from _some(seed, floor, candidates(floor), each)
 
 
-def as_toml(faults: Iterator[Drawn], batch: str) -> str:
+def sampled(seed: int, number: int, floors: Sequence[str] = FLOORS) -> Iterator[Mutation]:
+    """``number`` mistakes over the floors, in proportion to the lines that can be changed."""
+    lines = {floor: candidates(floor) for floor in floors}
+    whole = sum(map(len, lines.values()))
+    before = 0
+    for floor, own in lines.items():
+        upto = before + len(own)
+        yield from _some(seed, floor, own, number * upto // whole - number * before // whole)
+        before = upto
+
+
+def _some(seed: int, floor: str, lines: Lines, number: int) -> Iterator[Mutation]:
+    rng = random.Random(f"{seed} {floor}")
+    places = sorted(lines)
+    rng.shuffle(places)
+    for place in places:
+        kind = rng.choice(sorted({each.kind for each in lines[place]}))  # names and arguments are many, and easily seen
+        found = rng.choice([each for each in lines[place] if each.kind == kind])
+        if number and is_python(found):
+            number -= 1
+            yield found
+
+
+def as_toml(faults: Iterable[Mutation], batch: str) -> str:
     """A catalogue of them."""
     parts = [f'round = "{batch}"\n']
     for number, fault in enumerate(faults):
         stem = Path(fault.file).stem.replace("_", "-")
-        quoted = [f"'''{text}'''" if "'" in text else f"'{text}'" for text in (fault.old, fault.new)]
+        quoted = [f"'''{text}'''" if "'" in text else f"'{text}'" for text in (fault.old, fault.new, fault.what)]
         parts.append(
             f"[[fault]]\nname = '{batch}-{number:02}-{stem}'\nfile = '{fault.file}'\nold = {quoted[0]}\nnew = {quoted[1]}\n"
-            f"what = '{fault.what}'\n"
+            f"what = {quoted[2]}\n"
         )
     return "\n".join(parts)
 
@@ -125,9 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw faults that nobody has seen.")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--each", type=int, default=8, help="candidates of each floor")
+    parser.add_argument("--number", type=int, help="candidates of all floors, in place of --each")
+    parser.add_argument("--floors", nargs="+", default=FLOORS)
     parser.add_argument("--batch", default="drawn", help="the batch's name")
     options = parser.parse_args(arguments)
-    sys.stdout.write(as_toml(drawn(options.seed, options.each), options.batch))
+    if options.number is None:
+        found = drawn(options.seed, options.each, options.floors)
+    else:
+        found = sampled(options.seed, options.number, options.floors)
+    sys.stdout.write(as_toml(found, options.batch))
 
 
 if __name__ == "__main__":

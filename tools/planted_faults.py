@@ -38,7 +38,7 @@ import textwrap
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ _TOLD = re.compile(r"^E\s+(.*)$", re.MULTILINE)
 _TEST = re.compile(r"^FAILED (\S+)|^again: python -m (tests\.sim\.replay \d+)", re.MULTILINE)
 
 Checks = Mapping[str, Sequence[str]]
+Says = Callable[[str, Sequence[str], str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +208,12 @@ class CleanTree:
             return self._passes[asked[-1]]
 
 
-def try_fault(
-    fault: Fault, checks: Checks, clean: CleanTree, held_out: bool = False, budget: float = 1e9, bound: float = 0.0
-) -> Outcome:
-    """Plant one fault in a fresh copy and run the checks until one fails, or until ``budget`` seconds are over; with ``bound``
-    the one check ``nearest``."""
+def try_fault(fault: Fault, checks: Iterable[tuple[str, Sequence[str]]], says: Says, budget: float = 1e9) -> Outcome:
+    """Plant one fault in a fresh copy and run the checks until one fails, or until ``budget`` seconds are over.
+
+    Args:
+        says: whether a check's failure says something, given its name, its arguments and its output.
+    """
     start = time.monotonic()
     output, caught_by = None, ""
     with tempfile.TemporaryDirectory(prefix="planted-") as place:
@@ -220,24 +222,29 @@ def try_fault(
         target = folder / fault.file
         target.write_text(fault.planted(target.read_text(encoding="utf-8")), encoding="utf-8")
         begun = None
-        for name, check in [nearest(fault.file, bound)] if bound else ordered(fault, checks, held_out):
+        for name, check in checks:
             if begun is not None and time.monotonic() - begun > budget:
                 break
             begun = begun or time.monotonic()
             output = run_check(folder, check)
-            if output is not None and clean.passes(name, check, output):
+            if output is not None and says(name, check, output):
                 caught_by = name
                 break
             output = None
     seconds = time.monotonic() - start
     if output is None:
         return Outcome(fault.name, False, False, "", "", "missed", seconds)
-    output = output.replace(f"{folder}/", "")
+    test, error = failure(output.replace(f"{folder}/", ""), fault.expect)
+    as_meant = not fault.expect or any(word in error for word in fault.expect)
+    return Outcome(fault.name, True, as_meant, caught_by, test, error[:100], seconds)
+
+
+def failure(output: str, expect: Sequence[str] = ()) -> tuple[str, str]:
+    """The test that failed and its error, preferably an expected one; empty, or "?", where the output names none."""
     found = [f"{kind}{rest}" for kind, rest in _RAISED.findall(output)]
-    wanted = [line for line in found if any(word in line for word in fault.expect)]
-    error = (wanted or found or _TOLD.findall(output) or ["?"])[0][:100]
-    test = next((first or second for first, second in _TEST.findall(output)), "")
-    return Outcome(fault.name, True, not fault.expect or bool(wanted), caught_by, test, error, seconds)
+    wanted = [line for line in found if any(word in line for word in expect)]
+    error = (wanted or found or _TOLD.findall(output) or ["?"])[0]
+    return next((first or second for first, second in _TEST.findall(output)), ""), error
 
 
 def page(
@@ -353,8 +360,13 @@ def run_all(
 ) -> Iterator[Outcome]:
     """Try every fault, and say how it went."""
     clean = CleanTree({} if held_out else checks)
+
+    def tried(fault: Fault) -> Outcome:
+        its = [nearest(fault.file, bound)] if bound else ordered(fault, checks, held_out)
+        return try_fault(fault, its, clean.passes, budget)
+
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(lambda fault: try_fault(fault, checks, clean, held_out, budget, bound), faults):
+        for outcome in pool.map(tried, faults):
             word = "caught" if outcome.as_meant else "caught, not as meant" if outcome.caught else "MISSED"
             print(
                 f"{outcome.fault:32} {word:20} {outcome.seconds:5.0f} s  {outcome.check:10} {outcome.error}", flush=True

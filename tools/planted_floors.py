@@ -13,7 +13,8 @@ _SAMPLING = ("tests/engine/test_sampling_oracle.py", "tests/sim/test_sampling_or
 _DOOR = tuple(f"tests/api/test_{name}.py" for name in ("limits", "inputs", "async_llm", "stop_edges"))
 _ENGINE = ("tests/engine/test_naive.py", "tests/engine/test_depths.py", "tests/engine")
 FOLDERS: Mapping[str, Sequence[Sequence[str]]] = {
-    "core": [(*_DOOR, "tests/api"), ("tests/scheduler", "tests/state"), _SAMPLING[:1], ("tests/server",), _ENGINE],
+    "core": [("tests/core",), (*_DOOR, "tests/api"), ("tests/scheduler", "tests/state"), _SAMPLING[:1], ("tests/server",),
+             _ENGINE],
     "scheduler": [("tests/scheduler",), ("tests/sim/test_costs.py",), _ENGINE, ("tests/sim",)],
     "device": [("tests/device",), ("tests/sim/test_costs.py", "tests/sim"), ("tests/engine/test_metrics.py",)],
     "weights": [("tests/weights",), ("tests/models",)],

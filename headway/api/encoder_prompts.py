@@ -123,7 +123,7 @@ def _ids(
     if isinstance(prompt, str) and prompt:
         if tokenizer is None:
             raise InvalidRequestError("skip_tokenizer_init is set: prompts must be token ids, not text", name)
-        return encode_bounded(tokenizer, prompt, most, {"add_special_tokens": special})
+        prompt = encode_bounded(tokenizer, prompt, most, {"add_special_tokens": special})
     if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or not prompt:
         raise InvalidRequestError(f"{name} must be text or token ids, and not empty", name)
     if len(prompt) > most:

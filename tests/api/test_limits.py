@@ -7,8 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headway.api.inputs import Door
+from headway.api.inputs import Door, check_logprobs
 from headway.core.errors import InvalidRequestError
+from headway.core.ints import mix64
 from headway.core.params import SamplingParams
 from tests.api.fakes import ByteTokenizer
 from tests.engine.fake_core import VOCAB, model_info
@@ -88,6 +89,38 @@ def test_bad_words_come_to_no_more_than_the_tables_hold() -> None:
     door.prepare("a", SamplingParams(bad_words=["x" * 1024, "y" * 1024]))
     with pytest.raises(InvalidRequestError, match="bad_words come to"):
         door.prepare("a", SamplingParams(bad_words=["x" * 1024, "y" * 1024, "z"]))
+
+
+@pytest.mark.parametrize("most", [1, 400])
+def test_log_probabilities_that_are_kept_until_the_end(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted out: every token of every completion brings the chosen one and those asked for; likewise every prompt's token."""
+    monkeypatch.setattr("headway.api.inputs.MAX_LOGPROBS_OF_A_REQUEST", most)
+    cases: list[tuple[dict[str, Any], int, int, list[int], int, str]] = [
+        ({"logprobs": 3}, 10, 2, [], 2 * 10 * 4, "logprobs"),
+        ({"logprobs": 0}, 10, 5, [], 5 * 10, "logprobs"),
+        ({"logprob_token_ids": [1, 2], "logprobs": 9}, 10, 2, [], 2 * 10 * 3, "logprobs"),
+        ({"logprobs": 3}, 10, 1, [], 0, ""),  # one completion streams what it has
+        ({}, 10, 5, [4, 4], 0, ""),
+        ({"prompt_logprobs": 4, "logprobs": 1}, 1, 1, [10, 20, 30], 60 * 5, "prompt_logprobs"),
+        ({"prompt_logprobs": 4}, 10, 5, [60], 0, ""),
+        ({"prompt_logprobs": 0}, 10, 2, [100, 301], 401, "prompt_logprobs"),
+        ({"prompt_logprobs": 0}, 10, 2, [100, 300], 400, "prompt_logprobs"),
+    ]
+    for params, tokens, count, prompts, kept, field in cases:
+        if kept <= most:
+            check_logprobs(SamplingParams(**params), tokens, count, prompts)
+        else:
+            with pytest.raises(InvalidRequestError, match=f"{kept} log-probabilities") as caught:
+                check_logprobs(SamplingParams(**params), tokens, count, prompts)
+            assert caught.value.parameter == field
+
+
+def test_seeds_of_requests_that_bring_none() -> None:
+    """By the door's own seed, 0 unless it is given another, and the request's number."""
+    for given, seed in (((), 0), ((0,), 0), ((5,), 5)):
+        door = Door(model_info(), None, *given)
+        found = [door.prepare([1], SamplingParams(detokenize=False)).children[0].seed for _ in range(3)]
+        assert found == [mix64(seed, number) for number in range(3)]
 
 
 def test_bad_words_beyond_what_the_tables_hold_are_not_tokenised() -> None:

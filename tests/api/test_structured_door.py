@@ -194,6 +194,23 @@ def test_a_job_that_crashes_its_process_twice_is_at_fault() -> None:
         pool.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads processor times")
+@pytest.mark.timeout(60)
+def test_a_process_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is larger than what fits between the two: sending the rest of it must not wait for the reader."""
+    monkeypatch.setattr(killable, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(killable, "TICK_SECONDS", 0.1)
+    pool, job = Pool("tests.api.crashing_child", b"", 1, 30.0, 2**32, "stopped"), bytes(2**23)
+    try:
+        assert pool.run(b"fine") == b"fine"
+        [worker] = pool._idle
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        assert pool.run(job) == job, "another process does it"
+        assert worker.process.poll() is not None
+    finally:
+        pool.close()
+
+
 def test_a_job_that_nobody_wants_any_more_ends() -> None:
     made = GrammarCompiler(EVERY, seconds=3600.0)
     job = Job()

@@ -12,9 +12,17 @@ import torch
 
 from headway.core.messages import AddRequest
 from headway.kernels.sample import MIN_P, PENALTIES, RANDOM, TOP, TWICE, WIDE
-from headway.runner.graphs import LOGPROB_ROWS, SEAMLESS_ROWS, WHOLE_STEP_VARIANTS, DecodeGraphs, decode_shape
+from headway.runner.graphs import (
+    LOGPROB_ROWS,
+    SEAMLESS_ROWS,
+    WHOLE_STEP_VARIANTS,
+    DecodeGraphs,
+    decode_shape,
+    few_buckets,
+    row_buckets,
+)
 from headway.runner.launch import LaunchShape
-from headway.runner.split_step import Replayed, SpareLogits, SplitStep, tail_variants
+from headway.runner.split_step import Replayed, SpareLogits, SplitStep, WholeStep, tail_variants
 from headway.sampling.draw import ALL_PATHS, FILTERED
 from headway.sampling.sampler import GRAMMAR_EDIT, Variant
 from tests.engine.harness import request, run
@@ -85,6 +93,84 @@ def test_a_seamless_variant_records_the_front_half_again() -> None:
     SplitStep(device, front, back, [], SpareLogits(), [plain, edited], [edited])
     assert [each is None for each in behind] == [True, True, False, True]  # front half, copy, embedded, anew
     assert len(fronts) == 2 and backs == [plain, edited]
+
+
+class Recorded:
+    """A graph: what was recorded runs again, behind the graph before it."""
+
+    def __init__(self, body: Callable[[], object], first: Recorded | None) -> None:
+        self.body, self.first = body, first
+
+    def replay(self) -> None:
+        if self.first is not None:
+            self.first.replay()
+        self.body()
+
+
+def parts_of(variant: Variant) -> list[Any]:
+    return [f"parts of {variant.edits}"]
+
+
+class Recording:
+    """A device that captures, and a step of it: what ran, in order, after the captures."""
+
+    def __init__(self) -> None:
+        self.main = SimpleNamespace(active=nullcontext)
+        self.ran: list[Any] = []
+
+    def capture(self, body: Callable[[], object], *, first: Any = None, reused: bool = False) -> Recorded:
+        body()
+        return Recorded(body, first)
+
+    def front(self) -> tuple[Any, torch.Tensor]:
+        self.ran.append("front")
+        return "batch", torch.zeros(2, 5)
+
+    def back(self, batch: Any, logits: torch.Tensor, variant: Variant) -> list[Any]:
+        assert batch == "batch" and logits.shape == (2, 5)
+        self.ran.append(variant)
+        return parts_of(variant)
+
+
+@pytest.mark.parametrize("seamless", [False, True])
+def test_a_replayed_step_runs_each_half_once(seamless: bool) -> None:
+    """In one graph where there is one that covers it, else by a tail, else eagerly; it says whose parts it left."""
+    device: Any = Recording()
+    whole, tail = Variant(1), Variant(3, RANDOM)
+    step = SplitStep(
+        device, device.front, device.back, [tail], SpareLogits(), [whole], [whole] if seamless else []
+    )  # fmt: skip
+    beyond = Variant(7, RANDOM, 2)
+    for asked, taken in ((Variant(), whole), (whole, whole), (Variant(2), tail), (tail, tail), (beyond, beyond)):
+        device.ran.clear()
+        assert step.replay(asked) == Replayed(parts_of(taken), taken)
+        assert device.ran == ["front", taken], asked
+        device.ran.clear()
+        halves = tail if asked != beyond else beyond
+        assert step.replay_halves(asked) == Replayed(parts_of(halves), halves)
+        assert device.ran == ["front", halves], asked
+
+
+def test_buckets_of_rows() -> None:
+    """The largest is the most rows there can be, none is larger, and padding is bounded: by what each docstring says."""
+    for most in (1, 2, 3, 4, 5, 8, 63, 64, 65, 250, 256, 257, 288, 300, 512):
+        buckets = row_buckets(most)
+        assert buckets[-1] == most and buckets == sorted(set(buckets)) and buckets[0] == 1
+        for rows in range(1, most + 1):
+            padded = next(bucket for bucket in buckets if bucket >= rows)
+            step = 1 if rows <= 2 else 2 if rows <= 4 else 8 if rows <= 64 else 16 if rows <= 256 else 32
+            assert padded == min(-(-rows // step) * step, most), (rows, most)
+        few = few_buckets(most)
+        assert few == sorted({most} | {2**k for k in range(10) if 2**k <= most})
+
+
+def test_a_step_that_samples_nothing_is_one_graph_whatever_is_asked() -> None:
+    device: Any = Recording()
+    step = WholeStep(device, device.front, device.back)
+    for asked in (Variant(), Variant(7, RANDOM, 2)):
+        device.ran.clear()
+        assert step.replay(asked) == Replayed(parts_of(Variant()), Variant())
+        assert device.ran == ["front", Variant()]
 
 
 def test_small_steps_with_grammars_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:

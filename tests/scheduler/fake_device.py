@@ -4,6 +4,9 @@ The KV of position p stands for everything it depends on: it is a hash chain ove
 positions, then every position up to its last is read back through the slot's block table and must be the one that the
 slot's own tokens give. A stale, recycled, unwritten or foreign block therefore cannot go unnoticed.
 
+Where it has states, a slot's is that of the tokens computed so far, and only there can a row begin: what it was copied from
+must have been the state behind the same tokens.
+
 Where the configuration has rows of drafts, the device guesses them, rightly or wrongly by a seed, writes the KV of all and
 keeps the tokens up to the first wrong one.
 """
@@ -102,6 +105,10 @@ class FakeDevice:
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, int]] = {}
         self.log: list[StepPlan] = []
+        self.width = config.width
+        """Tokens that the next step's decode rows shall have, those of requests with drafts."""
+        self.states: dict[int, int] = {}
+        """By slot of the pool of states: requests' first, then checkpoints."""
 
     def run(self, plan: StepPlan) -> StepResult:
         self._check_shape(plan)
@@ -122,7 +129,29 @@ class FakeDevice:
         decoding = [(row, self.slots[int(plan.slots[row])]) for row in range(plan.num_decode_rows)]
         drafts = {row: self._draft(slot, int(plan.query_lens[row]) - 1) for row, slot in decoding if slot.alive}
         self._write(plan, drafts)
-        return self._sample(plan, drafts)
+        if not self.config.has_states:
+            assert not plan.state_loads and not plan.state_saves
+            return self._sample(plan, drafts)
+        self._load_states(plan)
+        rows = self._spans(plan)
+        result = self._sample(plan, drafts)
+        for row, slot, _, _ in rows:
+            self.states[int(plan.slots[row])] = slot.states()[slot.num_computed - 1]
+        for source, checkpoint in plan.state_saves:
+            assert source in plan.slots and self._is_checkpoint(checkpoint)
+            self.states[checkpoint] = self.states[source]
+        return result
+
+    def _load_states(self, plan: StepPlan) -> None:
+        """What checkpoints held before this step; then each row begins where its slot's state ends."""
+        for checkpoint, slot in plan.state_loads:
+            assert self._is_checkpoint(checkpoint) and slot in {each.slot for each in plan.admissions}
+            self.states[slot] = self.states[checkpoint]
+        for row, found, start, _ in self._spans(plan):
+            assert not start or self.states[int(plan.slots[row])] == found.states()[start - 1], "foreign state"
+
+    def _is_checkpoint(self, slot: int) -> bool:
+        return self.config.max_num_seqs <= slot < self.config.max_num_seqs + self.config.num_checkpoints
 
     def _check_shape(self, plan: StepPlan) -> None:
         n = plan.num_rows
@@ -138,7 +167,7 @@ class FakeDevice:
         for slot, count in zip(plan.slots[decode].tolist(), plan.query_lens[decode].tolist(), strict=True):
             message = self.slots[slot].message
             alone = message.params.disable_spec_decode or message.host_grammar is not None
-            assert count == (1 if alone else plan.width)
+            assert count == (1 if alone else self.width) <= plan.width
         assert plan.samples[decode].all()
         admitted = {a.slot: a for a in plan.admissions}
         for slot in plan.slots[decode].tolist():

@@ -16,7 +16,7 @@ from tests.scheduler.fake_device import FakeDevice
 
 def make_config(**changes: object) -> SchedulerConfig:
     base: dict[str, object] = {
-        "max_num_seqs": 4,
+        "max_num_seqs": 5,
         "max_num_batched_tokens": 16,
         "max_model_len": 32,
         "block_size": 4,
@@ -58,6 +58,7 @@ class Loop:
         plan = self.scheduler.schedule()
         if plan is not None:
             self.check_masks(plan)
+            self.device.width = self.scheduler.width
             self.in_flight.append((plan, self.device.run(plan)))
         return plan
 

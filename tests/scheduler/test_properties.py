@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +92,14 @@ def check_outcome(loop: Loop, name: str, job: Job, aborted: bool) -> None:
 
 
 def run_traffic(
-    work: list[Job], depth: int, pauses: list[bool], changes: dict[str, Any], acceptance: float = 0.5
+    work: list[Job],
+    depth: int,
+    pauses: list[bool],
+    changes: dict[str, Any],
+    acceptance: float = 0.5,
+    widths: Sequence[int] = (),
 ) -> Loop:
+    """Runs ``work`` to its end and checks each request's answer. Steps' decode rows have ``widths`` in turn."""
     loop = Loop(make_config(**changes), depth, acceptance)
     pending = sorted(range(len(work)), key=lambda i: work[i].arrival)
     arrivals: list[str] = []
@@ -112,6 +119,8 @@ def run_traffic(
         if loop.in_flight and pauses[tick % len(pauses)]:
             loop.collect()  # sometimes results come earlier than the depth demands
         loop.pay(1 + tick % 3 if pauses[-1 - tick % len(pauses)] else tick % 2)
+        if widths:
+            loop.scheduler.width = 1 + widths[tick % len(widths)] % loop.config.width
         loop.tick()
         check_progress(loop, arrivals)
         tick += 1
@@ -167,6 +176,7 @@ def test_every_request_gets_its_tokens(
     width=st.integers(2, 6),
     acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     changes=st.sampled_from([(4, 24, 4, 0), (5, 9, 1, 3), (2, 7, 8, 1), (3, 16, 2, 5)]),
+    widths=st.lists(st.integers(0, 5), max_size=4),
 )
 def test_rows_of_drafts_bring_the_same_tokens(
     work: list[Job],
@@ -175,12 +185,28 @@ def test_rows_of_drafts_bring_the_same_tokens(
     width: int,
     acceptance: float,
     changes: tuple[int, int, int, int],
+    widths: list[int],
 ) -> None:
-    """Whatever share of the drafts is accepted: ends inside a run, preemptions with drafts in flight, tight pools."""
+    """Whatever share of the drafts is accepted, and as their number changes: ends inside a run, preemptions with drafts in
+    flight, tight pools."""
     seqs, budget, block_size, extra = changes
     sizes = {"max_num_seqs": seqs, "max_num_batched_tokens": budget, "block_size": block_size, "width": width}
     sizes["num_blocks"] = -(-(32 + width - 1) // block_size) + 1 + extra
-    run_traffic(work, depth, pauses, sizes, acceptance)
+    run_traffic(work, depth, pauses, sizes, acceptance, widths)
+
+
+def test_rows_have_as_many_tokens_as_they_were_told() -> None:
+    loop = Loop(make_config(width=4), acceptance=1.0)
+    loop.add(make_request("a", [1, 2, 4], 20, ignore_eos=True))
+    assert loop.tick() is not None and loop.scheduler.width == 4
+    for width in (4, 1, 2, 4):
+        loop.scheduler.width = width
+        plan = loop.tick()
+        assert plan is not None and plan.width == width == plan.query_lens.tolist()[0]
+    for wrong in (0, 5):
+        with pytest.raises(ValueError, match="1 to 4 tokens"):
+            loop.scheduler.width = wrong
+    loop.finish()
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
@@ -290,6 +316,52 @@ def test_groups_of_layers_with_windows(
     config = make_config(groups=groups, width=width, num_blocks=1000)
     changes = {"num_blocks": config.blocks_for(config.max_model_len) + 1 + spare}
     run_traffic(work, depth, pauses, changes | {"groups": groups, "width": width, "enable_prefix_caching": caching})
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(jobs(), min_size=2, max_size=8),
+    st.integers(0, 4),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+    st.integers(1, 2),
+    st.integers(0, 5),
+    st.integers(1, 12),
+    st.integers(0, 12),
+)
+def test_states_go_on_behind_cached_prefixes(
+    work: list[Job], depth: int, pauses: list[bool], size: int, checkpoints: int, every: int, spare: int
+) -> None:
+    """Few checkpoints, tight pools, rows that are cut for one: the device checks whose state each row begins with."""
+    changes = {"block_size": size, "num_blocks": 32 // size + 1 + spare, "has_states": True}
+    run_traffic(work, depth, pauses, changes | {"num_checkpoints": checkpoints, "checkpoint_every": every})
+
+
+def test_states_are_saved_hit_and_given_up() -> None:
+    """Not left to chance. Requests' states and checkpoints share no slot, and what is loaded spares the prefix."""
+    work = [Job([1, 2, 4, 5, 6, 7, 8, 9, *[i % 3] * 4, i, 2, 1], 4, _plain(), 3 * i, None) for i in range(9)]
+    changes = {"block_size": 2, "has_states": True, "checkpoint_every": 64, "num_blocks": 60}
+    for count, least in ((0, 0), (2, 8), (9, 40)):
+        loop = run_traffic(work, 2, [False], changes | {"num_checkpoints": count})
+        saved = [each for plan in loop.device.log for each in plan.state_saves]
+        loads = [each for plan in loop.device.log for each in plan.state_loads]
+        assert bool(saved) == bool(loads) == bool(count)
+        assert loop.scheduler.stats().prefix_cache_hits >= least
+        assert len({checkpoint for _, checkpoint in saved}) == min(count, len(saved))
+
+
+def test_a_prompt_that_does_not_fit_is_looked_up_once_until_something_is_freed() -> None:
+    """A long prompt's look-up hashes all of it, and the head of the queue is asked for in every step."""
+    loop = Loop(make_config(num_blocks=9, max_num_batched_tokens=32))
+    loop.add(make_request("a", [1] * 20, 12, ignore_eos=True), make_request("b", [2] * 20, 2, ignore_eos=True))
+    kv = loop.scheduler._life.kv
+    asked: list[str] = []
+    look_up = kv.lookup
+    kv.lookup = lambda request: asked.append(request.request_id) or look_up(request)  # type: ignore[method-assign, func-returns-value]
+    for _ in range(9):
+        loop.tick()
+    assert asked == ["a", "b"] and len(loop.tokens("a")) > 4
+    loop.finish()
+    assert asked == ["a", "b", "b"] and len(loop.tokens("b")) == 2
 
 
 def test_a_window_gives_its_blocks_back_while_the_request_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -136,6 +137,34 @@ def test_where_caches_lie(seed: int) -> None:
         stored = [part.untyped_storage() for n in place for part in pool.layers[n]]
         held = {storage.data_ptr(): storage.nbytes() for storage in stored}
         assert sum(held.values()) == 5 * bytes_per_block(layout, 8, torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_states_take_is_what_they_are_said_to_take(seed: int) -> None:
+    """For every way to store them: memory is planned by ``bytes`` before anything is made."""
+    rng = random.Random(300 + seed)
+    layout = drawn(rng)
+    while not layout.has_states:
+        layout = drawn(rng)
+    dtype = rng.choice([torch.float32, torch.bfloat16])
+    slots = rng.randrange(2, 7)
+    storage = StateStorage(
+        slots, dtype, rng.choice([None, torch.float16]), rng.randrange(slots), rng.randrange(3), rng.choice([0, 3])
+    )
+    words = torch.zeros(slots, storage.words(layout), dtype=torch.int32)
+    rings = [ring for layer in storage.rings(layout, CPU) for ring in layer]
+    assert storage.bytes(layout) == words.nbytes + sum(ring.nbytes for ring in rings)
+    assert len(rings) == (len(layout.recurrent) if storage.replays else 0)
+    for number, layer in enumerate(storage.views(layout, words), 1):
+        for part in layer:
+            assert not part.count_nonzero(), "parts share no memory"
+            part.fill_(number)
+    own = [part for spec in layout.states if spec is not None for part in spec.parts]
+    assert (words[:, :4] == 0).all() or not storage.replays
+    shapes = [part.shape if part.name == SSM else (part.shape[0] + storage.drafts, *part.shape[1:]) for part in own]
+    sizes = [storage.part_dtype(part).itemsize * prod(shape) for part, shape in zip(own, shapes, strict=True)]
+    assert 4 * storage.words(layout) == sum(-(-size // 16) * 16 for size in sizes) + 16 * bool(storage.replays)
+    assert [tuple(part.shape[1:]) for layer in storage.views(layout, words) for part in layer] == shapes
 
 
 def test_latents_are_known_as_such() -> None:

@@ -45,9 +45,9 @@ def merged(left: Any, right: Any, resolve: Resolve, depth: int = 0) -> Any:
             return merged(flattened(one, resolve, depth + 1), other, resolve, depth + 1)
     found = _without_branches(left, right, resolve, depth)
     choices = [(name, each[name]) for each in (left, right) for name in ("anyOf", "oneOf") if name in each]
-    if len(choices) == 2:
-        (name, first), (name2, second) = choices
-        if name != name2 or len(first) * len(second) > MAX_BRANCHES:
+    if len(choices) > 1:
+        (name, first), (name2, second) = choices[:2]
+        if len(choices) > 2 or name != name2 or len(first) * len(second) > MAX_BRANCHES:
             raise RefusedError("two lists of alternatives hold at once; write their combinations out in one anyOf")
         found[name] = [merged(a, b, resolve, depth + 1) for a in first for b in second]
     elif choices:

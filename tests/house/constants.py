@@ -1,0 +1,77 @@
+"""The numbers that the package gives names to: limits, time-outs, sizes of tables, as ``python -m tests.house.constants``
+lists them.
+
+They stand in constants.txt, too: tests compare with a limit by its name, and so follow it wherever a slip of a key takes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.house.source import ROOT
+
+LISTED = Path(__file__).parent / "constants.txt"
+APART = ("kernels", "syncs", "cli")
+"""Kernels' constants are tiles that their own tests vary; the others are no part of what serves."""
+OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
+    ast.FloorDiv: operator.floordiv, ast.LShift: operator.lshift, ast.USub: operator.neg,
+}  # fmt: skip
+
+
+def number(node: ast.AST | None) -> float | None:
+    """The value of an expression of nothing but numbers; None: it is another one."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
+    parts = (
+        [node.operand]
+        if isinstance(node, ast.UnaryOp)
+        else [node.left, node.right]
+        if isinstance(node, ast.BinOp)
+        else []
+    )
+    values = [number(part) for part in parts]
+    if not values or None in values or type(getattr(node, "op", None)) not in OPERATORS:
+        return None
+    return OPERATORS[type(node.op)](*values)  # type: ignore[union-attr]
+
+
+def named(text: str) -> Iterator[tuple[str, float]]:
+    """Names and numbers that a module assigns at its top, one or several at a time."""
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign):
+            targets, value = statement.targets[0], statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets, value = statement.target, statement.value
+        else:
+            continue
+        names = targets.elts if isinstance(targets, ast.Tuple) else [targets]
+        values = value.elts if isinstance(value, ast.Tuple) else [value]
+        if len(names) == 1 and isinstance(names[0], ast.Name):
+            numbers = [each for each in map(number, values) if each is not None]
+            if len(numbers) == len(values):
+                for nth, known in enumerate(numbers):
+                    yield f"{names[0].id}[{nth}]" if isinstance(value, ast.Tuple) else names[0].id, known
+        elif len(names) == len(values):
+            for name, each in zip(names, values, strict=True):
+                value_of = number(each)
+                if isinstance(name, ast.Name) and value_of is not None:
+                    yield name.id, value_of
+
+
+def found() -> list[str]:
+    """A line a constant: file, name, value."""
+    lines = []
+    for path in sorted((ROOT / "headway").rglob("*.py")):
+        place = path.relative_to(ROOT / "headway")
+        if place.parts[0] not in APART:
+            lines += [f"{place} {name} {value}" for name, value in named(path.read_text(encoding="utf-8"))]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(found()) + "\n")

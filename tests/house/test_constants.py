@@ -1,0 +1,32 @@
+"""Numbers with names are promises: limits that messages and documents tell, time-outs, sizes of tables, codes on wires."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.house.constants import LISTED, found, named, number
+
+
+def test_every_number_is_the_one_that_was_agreed_on() -> None:
+    """A test that compares with a limit by name passes whatever its value is. Who changes one says so here, too."""
+    agreed = LISTED.read_text(encoding="utf-8").splitlines()
+    now = found()
+    changed = [f"- {line}" for line in agreed if line not in now] + [f"+ {line}" for line in now if line not in agreed]
+    told = "\n".join(changed)
+    assert now == agreed, f"{told}\nif that is meant: python -m tests.house.constants > tests/house/constants.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("-2.5", -2.5), ("4 * 2**20", 4 << 20), ("1 << 3", 8), ("7 // 2", 3), ("1 / 4", 0.25), ("True", None)],
+)
+def test_what_a_number_is(text: str, value: float | None) -> None:
+    assert number(ast.parse(text, mode="eval").body) == value
+
+
+def test_which_are_named() -> None:
+    text = "A = 3\nB: int = 4 * 2\nC, D = 1, 2.5\nE = (1, 2)\nF = G = 5\n"
+    text += "H = 'x'\nK = 1 + A\nM: int\ndef f() -> None:\n    N = 3\n"
+    assert [*named(text)] == [("A", 3), ("B", 8), ("C", 1), ("D", 2.5), ("E[0]", 1), ("E[1]", 2), ("F", 5)]
