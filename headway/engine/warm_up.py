@@ -184,7 +184,7 @@ def _graphs(
         if not body.model.spec.cache.groups and shapes:
             shapes = pooled_shapes(*sizes[:3])
         kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
-        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds)
+        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds, hands_on=body.hands_on)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled, None
     tails = tail_variants(body.sampler.every_edit)
     hands_on, decodes = body.hands_on, decode_shapes(config.max_num_seqs, config.widths)

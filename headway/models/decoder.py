@@ -152,7 +152,8 @@ class DecoderModel(nn.Module):
         if part is not None:
             self.embedding: Embedding = ShardedEmbedding(part, hidden, dtype=dtype, device=device)
         else:
-            reads = vocab if self._enters or (self._ends and tie) else 0
+            shares = tie if generates else config.outputs is not None and config.outputs.head.shares_embedding
+            reads = vocab if self._enters or (self._ends and shares) else 0
             behind = self._padding if tie else 0
             self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
         self.blocks = nn.ModuleList(
@@ -185,9 +186,10 @@ class DecoderModel(nn.Module):
                         if table_of_head is not None:
                             table_of_head[part.own :].zero_()
         elif config.outputs is not None:
-            inputs = config.outputs.inputs(hidden)
-            self.outputs = Head(config.outputs.head, inputs, device=device, embedding=self.embedding.weight)
-            self.head_width = self.outputs.width
+            spec, inputs = config.outputs.head, config.outputs.inputs(hidden)
+            self.head_width = spec.width(inputs)
+            if self._ends:
+                self.outputs = Head(spec, inputs, device=device, embedding=self.embedding.weight)
         multiplier = config.embedding_multiplier
         if config.round_multiplier:
             multiplier = float(torch.tensor(multiplier, dtype=dtype))
@@ -332,7 +334,10 @@ class DecoderModel(nn.Module):
             found |= self.head.destinations(self._head_prefix)
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
         else:
-            elsewhere.append(f"{names.head}.")
+            elsewhere += [
+                f"{names.head}.",
+                *([] if self.config.outputs is None else self.config.outputs.head.beginnings),
+            ]
         trunk = names.norm.rpartition(".")[0]
         prefix, computed = f"{trunk}." if trunk else "", ("rotary_emb.inv_freq", *shared)
         unused = tuple(dict.fromkeys([*elsewhere, *(name.removeprefix(prefix) for name in elsewhere)]))

@@ -107,11 +107,6 @@ def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
     names = ("forward", "_inputs", "_embedded", "_enter", "_add_behind", "_last_norm", "logits")
     if any(getattr(own, name, None) is not getattr(DecoderModel, name) for name in names):
         raise _not_staged(config)
-    if config.outputs is not None:
-        raise UnsupportedModelError(
-            f"{config.architecture}: a model that pools has no tokens to hand back from stage to stage; leave out "
-            "pipeline_parallel_size"
-        )
     if config.narrow_from is not None or config.names.blocks_per_layer != 1:
         raise UnsupportedModelError(
             f"{config.architecture} has layers that read what other layers cache, or that the checkpoint has two in one, which "

@@ -63,11 +63,14 @@ class Border:
 
     def end(self, body: StepBody, shape: LaunchShape, variant: Variant) -> None:
         """Behind a step of ``shape``, padding included: hand on what it has made of its tokens, or what it has drawn."""
+        if not self._stage.is_last:
+            self._stage.send(self._states[: shape.tokens])
+        if body.pools:  # nothing is drawn
+            return
         if self.relay is None:
             self._stage.tell(self._drawn[: shape.width * round_up(shape.rows, 4)])
-            return
-        self._stage.send(self._states[: shape.tokens])
-        self.relay.note(body, shape, variant)
+        else:
+            self.relay.note(body, shape, variant)
 
     def rehearse(self, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
         """Run what ``capture`` will capture: nothing compiles inside a capture."""

@@ -92,7 +92,8 @@ class StepBody:
             arena, tokens, rows, config.block_size, model.spec.cache, config.width, caches.replays > 0
         )
         self.pools = pooler is not None
-        self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
+        gives = pooler is not None and not self.hands_on
+        self.vector, self.token_vector = (pooler.width, pooler.token_width) if pooler is not None and gives else (0, 0)
         self._has_types = model.spec.num_token_types > 1
         self._aligner = cast(AligningModel, model).aligner(config.alignment) if config.alignment else None
         # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
@@ -100,7 +101,7 @@ class StepBody:
 
     @property
     def hands_on(self) -> bool:
-        """Whether a later stage draws the tokens, and has the results."""
+        """Whether a later stage draws the tokens or takes the vectors, and has the results."""
         return self._relay is not None
 
     @property
@@ -255,7 +256,7 @@ class StepBody:
     def outcome_states(self, batch: StepBatch) -> torch.Tensor:
         """What the back half needs of the forward pass: logits [W R, V] of all outcomes that the step can have, outcome by
         outcome (W = 1: after each row's last token); with a pooler hidden states, of all tokens or of each row's last."""
-        if self._pooler is not None:
+        if self._pooler is not None and not self.hands_on:
             return self.forward(batch, only_rows=not self._pooler.wants_all)
         if batch.width > 1 or self._relay is not None:
             return self.row_logits(batch, self.forward(batch, only_rows=False))
@@ -282,19 +283,16 @@ class StepBody:
         Returns:
             log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
+        if self._pooler is not None:
+            parts: list[Part] = [] if self.hands_on else [self._vectors(self._pooler, batch, states, variant)]
+            self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
+            return parts
         if self._relay is not None:
             if len(batch.row_slots) > batch.num_decode_rows:
                 self._relay.pass_chunks(self, batch)
             return []
-        if self._pooler is not None:
-            pooler = self._pooler
-            found: Part = (pooler(states, batch),) if pooler.width else ()
-            if pooler.token_width and variant.covers(TOKEN_VECTORS):
-                found += (pooler.tokens(states, batch),)
-            self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
-            return [found]
         rows = len(batch.row_slots)
-        parts: list[Part] = []
+        parts = []
         slots = batch.row_slots
         for offset in range(batch.width):
             run, judge = self._run(offset, rows, batch.width), None
@@ -310,6 +308,14 @@ class StepBody:
             slots = self._going_on[offset % 2, :rows]
         self.draft(batch, variant)
         return parts
+
+    @staticmethod
+    def _vectors(pooler: Pooler, batch: StepBatch, states: torch.Tensor, variant: Variant) -> Part:
+        """Of rows, and of tokens where some row wants them."""
+        found: Part = (pooler(states, batch),) if pooler.width else ()
+        if pooler.token_width and variant.covers(TOKEN_VECTORS):
+            found += (pooler.tokens(states, batch),)
+        return found
 
     def _run(self, offset: int, rows: int, width: int) -> tuple[object, ...]:
         """What ``slot_advance`` is told of rows with drafts."""
