@@ -116,11 +116,11 @@ class World:
 
         return gather
 
-    def sharded(self, config: ModelConfig, *, whole_experts: bool = False) -> ModelConfig:
-        """The model as this rank has it."""
+    def sharded(self, config: ModelConfig, *, whole_experts: bool = False, embeds: bool = False) -> ModelConfig:
+        """The model as this rank has it; ``embeds``: see ``Stage``."""
         num_layers = len(getattr(config, "blocks", ()))
         own = self.mesh.layers(num_layers) if num_layers else range(0)
-        stage = Stage(self.stages, self.tokens, own)
+        stage = Stage(self.stages, self.tokens, own, embeds)
         return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def turns(self, device: Device) -> Turns | None:

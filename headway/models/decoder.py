@@ -153,6 +153,7 @@ class DecoderModel(nn.Module):
             self.embedding: Embedding = ShardedEmbedding(part, hidden, dtype=dtype, device=device)
         else:
             shares = tie if generates else config.outputs is not None and config.outputs.head.shares_embedding
+            shares = shares or (stage is not None and stage.embeds)
             reads = vocab if self._enters or (self._ends and shares) else 0
             behind = self._padding if tie else 0
             self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
