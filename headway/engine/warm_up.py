@@ -197,4 +197,8 @@ def _graphs(
         return decode, prefill, prefill if vision is not None and not vision.sees else None
     # Attention of tokens that see later ones is another kernel.
     spans = media_shapes(*sizes[:3])
-    return decode, prefill, PrefillGraphs(device, partial(body.front, media=True), body.back, spans, tails, hidden)
+    return (
+        decode,
+        prefill,
+        PrefillGraphs(device, partial(body.front, media=True), body.back, spans, tails, hidden, hands_on=hands_on),
+    )

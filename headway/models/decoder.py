@@ -5,8 +5,8 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, R rows, N positions w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -104,6 +104,11 @@ class DecoderConfig:
         return range(len(self.blocks)) if self.stage is None else self.stage.own
 
     @property
+    def embeds_everywhere(self) -> bool:
+        """Whether every stage reads the embedding, since it runs an encoder that does."""
+        return False
+
+    @property
     def pooling(self) -> PoolingSpec | None:
         """What it gives instead of logits; None: it generates."""
         return None if self.outputs is None else self.outputs.pooling
@@ -154,7 +159,7 @@ class DecoderModel(nn.Module):
         else:
             shares = tie if generates else config.outputs is not None and config.outputs.head.shares_embedding
             shares = shares or (stage is not None and stage.embeds)
-            reads = vocab if self._enters or (self._ends and shares) else 0
+            reads = vocab if self._enters or config.embeds_everywhere or (self._ends and shares) else 0
             behind = self._padding if tie else 0
             self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
         self.blocks = nn.ModuleList(
@@ -270,12 +275,22 @@ class DecoderModel(nn.Module):
         """The stream of embeddings x [T, C] at its first block."""
         return block.enter(x, forms)
 
-    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+    def _entering(self, batch: StepBatch) -> torch.Tensor:
         """[T, C] that may be written to: the embeddings, or what the stage before has made of them."""
-        if not self._enters:
-            assert batch.entering is not None, "a later stage runs what has come from the one before"
-            return batch.entering
+        if self._enters:
+            return self._embedded(batch)
+        assert batch.entering is not None, "a later stage runs what has come from the one before"
+        return batch.entering
+
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        """[T, C] that may be written to: the embeddings, with all that is added to them; of the first stage alone."""
         return self.embedding.forward(batch.input_ids, self._multiplier)
+
+    def _with_entry(self, found: WeightMap, own: Mapping[str, Target]) -> WeightMap:
+        """``found``, and what only the first stage needs; others have no use for it."""
+        if self._enters:
+            return replace(found, targets={**found.targets, **own})
+        return replace(found, unused=(*found.unused, *own))
 
     def _own(self, want: Want) -> Sequence[int]:
         """The layers that run here, of those that are wanted."""
@@ -284,7 +299,7 @@ class DecoderModel(nn.Module):
 
     def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
         """What enters the first block, [T, C], and the batch that the blocks see."""
-        return self._embedded(batch), batch
+        return self._entering(batch), batch
 
     def _add_behind(
         self, layer: int, stream: Stream, batch: StepBatch, caches: CachePool, forms: Sequence[LayerForms]
@@ -314,7 +329,11 @@ class DecoderModel(nn.Module):
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         names = self.config.names
-        elsewhere = [f"{names.layers}.{i}." for i in range(len(self.config.blocks)) if i not in self.config.own]
+        whole, own = (
+            {i // names.blocks_per_layer for i in blocks}
+            for blocks in (range(len(self.config.blocks)), self.config.own)
+        )
+        elsewhere = [f"{names.layers}.{i}." for i in sorted(whole - own)]
         found: dict[str, Target] = {}
         if self.embedding.weight.shape[0]:
             found |= self.embedding.destinations(f"{names.embedding}.")

@@ -65,6 +65,7 @@ class ModelSpec:
         vision: how pictures are prepared for it; None: it sees none.
         vocabulary: logits are of this part of the vocabulary alone, and other ranks have the others; None: of all of it.
         stage: other ranks have other layers; None: all layers are here.
+        encodes: the encoder runs here; False: on another stage, and what it gives is needed there alone.
     """
 
     architecture: str
@@ -85,6 +86,7 @@ class ModelSpec:
     vision: VisionInfo | None = None
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
+    encodes: bool = True
 
     @property
     def num_layers(self) -> int:

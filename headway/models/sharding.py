@@ -9,21 +9,28 @@ cut-off; towers, and inputs by layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import UnsupportedModelError
 from headway.core.log import logger
 from headway.models.blocks import BlockSpec
 from headway.models.decoder import DecoderConfig, DecoderModel
-from headway.models.encoder_decoder import EncoderDecoderConfig
+from headway.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderModel
 from headway.models.interface import ModelConfig
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mixer import CutMixer
+from headway.models.layers.mla import MLASpec
 from headway.models.layers.moe import MixtureSpec
 from headway.models.registry import model_class
+from headway.models.vision_language import SightedConfig, VisionLanguageModel
 from headway.parallel.group import Alone, Group
+from headway.parallel.mesh import stage_starts
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
+
+STAGED = (DecoderModel, VisionLanguageModel, EncoderDecoderModel)
+"""Whose forward passes can be cut between two layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +111,34 @@ def _not_staged(config: ModelConfig) -> UnsupportedModelError:
 
 def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
     own = model_class(config.architecture)
-    names = ("forward", "_inputs", "_embedded", "_enter", "_add_behind", "_last_norm", "logits")
-    if any(getattr(own, name, None) is not getattr(DecoderModel, name) for name in names):
-        raise _not_staged(config)
-    if config.narrow_from is not None or config.names.blocks_per_layer != 1:
+    names = ("forward", "_entering", "_inputs", "_enter", "_add_behind", "_last_norm", "logits")
+    for name in names:
+        if getattr(own, name, None) not in [getattr(each, name) for each in STAGED]:
+            raise _not_staged(config)
+    if config.narrow_from is not None:
         raise UnsupportedModelError(
-            f"{config.architecture} has layers that read what other layers cache, or that the checkpoint has two in one, which "
-            "stages do not know of; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+            f"{config.architecture} has layers that read what other layers cache, which stages do not know of; leave out "
+            "pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
         )
+    each = config.names.blocks_per_layer
+    starts = [layer * each for layer in stage_starts(len(config.blocks) // each, stage.group.size)]
+    _check_borders(config, starts[1:])
     return replace(config, stage=stage)
+
+
+def _check_borders(config: DecoderConfig, starts: Sequence[int]) -> None:
+    """Raises UnsupportedModelError: a stage, all but the first of which begin at ``starts``, needs more than hidden states."""
+    for start in starts:
+        mixer = config.blocks[start].mixer
+        if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
+            raise UnsupportedModelError(
+                f"{config.architecture}: of {len(starts) + 1} stages one begins with layer {start}, which attends to what an "
+                "earlier layer's indexer has selected, and stages do not hand that on; take another pipeline_parallel_size, "
+                "or tensor_parallel_size"
+            )
+    deep = len(config.sight.vision.deepstack) if isinstance(config, SightedConfig) else 0
+    if deep > starts[0]:
+        raise UnsupportedModelError(
+            f"{config.architecture} adds what its tower sees behind its first {deep} layers, and the first of "
+            f"{len(starts) + 1} stages has {starts[0]}; lower pipeline_parallel_size"
+        )

@@ -43,7 +43,7 @@ class Executor:
     Attributes:
         body: the kernels, and the memory they use.
         clock: times the steps.
-        encoder: the model's, None without.
+        encoder: the model's; None without, and where another stage has it.
         num_replays: steps that ran as a captured graph, wholly or up to their logits.
     """
 
@@ -64,7 +64,7 @@ class Executor:
         self._inference = torch.inference_mode()
         self._graphs: tuple[DecodeGraphs, PrefillGraphs, PrefillGraphs | None] | None = None
         self.encoder: EncoderRunner | None = None
-        if body.model.spec.encoder is not None:
+        if body.model.spec.encoder is not None and body.model.spec.encodes:
             self.encoder = EncoderRunner(device, body.model, body.caches, config)
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs, media: PrefillGraphs | None) -> None:
@@ -127,7 +127,7 @@ class Executor:
             layout.padded_tokens = launch.shape.tokens
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
-            if launch.encodings:
+            if launch.encodings and self.body.model.spec.encodes:
                 assert self.encoder is not None, "a step with encodings needs a model with an encoder"
                 self.encoder.run(launch)
             self._staging.send(staging, len(launch.ints))

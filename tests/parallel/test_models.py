@@ -19,7 +19,7 @@ ODD = "llama-one-kv-head"
 QUICK = ("llama-tied-sharded", "llama-biases", "qwen3-bias-window", "olmo2", "qwen2-upper-window")
 """Of the others one of each family is in test_families.py, against one rank instead of transformers, which is cheaper."""
 ONE_LAYER = "llama-no-grouping"
-BETWEEN = ("gemma3n", "gemma4", "bloom", "gpt2", "gpt-bigcode", "opt")
+BETWEEN = ("gemma3n", "gemma4")
 """What their names begin with: they do something between layers that stages do not hand on."""
 SLOW = [name for name in TINY if name not in (*QUICK, ODD)]
 
