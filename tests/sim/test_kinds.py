@@ -29,13 +29,12 @@ REFUSED: dict[str, dict[str, str]] = {
     "delta rule": STATES,
     "fast prefill": BETWEEN,
     "fast prefill, drafts": BETWEEN,
-    "sight": {"a draft model": "sees pictures, and a draft model does not", "halved steps": SEEN_WHOLE, **BETWEEN},
+    "sight": {"a draft model": "sees pictures, and a draft model does not", "halved steps": SEEN_WHOLE},
     "hearing": {
         "drafts by n-grams": "has an encoder, and drafts beside one are not made",
         "a draft model": "has an encoder, and drafts beside one are not made",
         "pooling": "generates, and cannot pool",
         "halved steps": SEEN_WHOLE,
-        **BETWEEN,
     },
 }
 """Of ``options``, with why; what is not here is served."""
