@@ -61,22 +61,22 @@ class Drafts:
         number: drafts a row, at least 1.
         drafter: makes the drafter.
         load: loads its model; None: it has none.
-        reads: the layers of the target whose outputs its model reads, rising, by its files alone.
-        embeds: its model reads the target's embedding.
         lookahead, forgets_last_hit: see ``SchedulerConfig``.
         adaptive: whether steps leave them out while they do not pay.
         drawing: ``draft_sample_method``.
+        reads: the layers of the target whose outputs its model reads, rising, by its files alone.
+        embeds: its model reads the target's embedding.
     """
 
     number: int
     drafter: Callable[[DraftHouse], Drafter]
     load: Callable[[Loading], DraftModel] | None = None
-    reads: Callable[[Loading], tuple[int, ...]] = lambda loading: ()
-    embeds: bool = False
     lookahead: int = 0
     forgets_last_hit: bool = False
     adaptive: bool = False
     drawing: str | None = None
+    reads: Callable[[Loading], tuple[int, ...]] = lambda loading: ()
+    embeds: bool = False
 
     def loaded(self, loading: Loading) -> DraftModel | None:
         """Its model; on a stage before the last what stands for it. None: it has none."""
@@ -112,18 +112,15 @@ class Drafts:
         elif config.method == "suffix":
             found = cls(number, lambda house: SuffixDrafter(house.arena, number, *config.suffix))
         elif config.method in ("eagle", "eagle3"):
-            found = cls(
-                number, EagleDrafter, partial(_load_eagle, config), partial(_read_by_eagle, config), True, number, True
-            )
+            found = cls(number, EagleDrafter, partial(_load_eagle, config), number, True, embeds=True)
+            found = replace(found, reads=partial(_read_by_eagle, config))
         elif config.method == "mtp":
-            found = cls(number, EagleDrafter, partial(_load_mtp, config), embeds=True, lookahead=number)
-            found = replace(found, forgets_last_hit=True)
+            found = cls(number, EagleDrafter, partial(_load_mtp, config), number, True, embeds=True)
         elif config.method in ("dflash", "dspark"):
-            found = cls(
-                number, DFlashDrafter, partial(_load_dflash, config), partial(_read_by_dflash, config), True, number + 1
-            )
+            found = cls(number, DFlashDrafter, partial(_load_dflash, config), number + 1, embeds=True)
+            found = replace(found, reads=partial(_read_by_dflash, config))
         else:
-            found = cls(number, ModelDrafter, partial(_load_draft_model, config), lookahead=number)
+            found = cls(number, ModelDrafter, partial(_load_draft_model, config), number)
         found = replace(found, adaptive=config.is_adaptive, drawing=config.draft_sample_method)
         return found if length is None else _synthetic(found, length)
 

@@ -84,9 +84,9 @@ class WarmUp:
         Raises:
             OutOfMemoryError: it does not fit.
         """
-        num_tokens = (
-            sizes.max_num_batched_tokens if runner.device.asynchronous else min(8, sizes.max_num_batched_tokens)
-        )
+        num_tokens = sizes.max_num_batched_tokens
+        if not runner.device.asynchronous:  # nothing is compiled, and memory is not measured
+            num_tokens = min(num_tokens, 8)
         num_rows = min(sizes.max_num_seqs, num_tokens)
         try:
             self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)

@@ -127,9 +127,8 @@ class Executor:
             layout.padded_tokens = launch.shape.tokens
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
-            if launch.encodings and self.body.model.spec.encodes:
-                assert self.encoder is not None, "a step with encodings needs a model with an encoder"
-                self.encoder.run(launch)
+            if launch.encodings:
+                self._encode(launch)
             self._staging.send(staging, len(launch.ints))
             self.body.settle(launch.unsettled)
             num_edits = launch.num_edits
@@ -157,6 +156,12 @@ class Executor:
         rings = (self._staging,) if self.encoder is None else (self._staging, self.encoder.staging)
         copies = _added(*(each.unpinned for each in (*rings, *readbacks)))
         return {BACK_PRESSURE: _added(*(each.back_pressure for each in readbacks)), UNPINNED_COPY: copies}
+
+    def _encode(self, launch: Launch) -> None:
+        """Queue the launch's encodings, unless the encoder is on another stage."""
+        if self.body.model.spec.encodes:
+            assert self.encoder is not None, "a step with encodings needs a model with an encoder"
+            self.encoder.run(launch)
 
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""

@@ -47,7 +47,7 @@ def folder_of(name: str, layers: int = 4) -> str:
 
 def traffic(name: str, info: Any, longer: int = 0) -> list[AddRequest]:
     """More than there are slots, on few prompts, so that prefixes hit; log-probabilities of some prompts."""
-    wants = {4: {"prompt_logprobs": 1}}
+    wants: dict[int, dict[str, Any]] = {4: {"prompt_logprobs": 1}}
     return [
         request(
             info, f"{i}", prompts(name)[(i + 2) % 5], max_tokens=6 + i % 4 + longer, logprobs=i % 3, **wants.get(i, {})
