@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -105,7 +106,8 @@ class DecoderConfig:
 
     @property
     def embeds_everywhere(self) -> bool:
-        """Whether every stage reads the embedding, since it runs an encoder that does."""
+        """Whether every stage reads the embedding: it runs an encoder that does, or layers that read it beside hidden
+        states."""
         return False
 
     @property
@@ -130,7 +132,12 @@ class DecoderModel(nn.Module):
         config: checked numbers.
         dtype, device: of the weights and activations.
         max_model_len: positions the rotary tables cover.
+
+    Attributes:
+        knows_stages: parts of the forward pass that a class replaces and that are right on stages, too; of that class alone.
     """
+
+    knows_stages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__()
@@ -285,6 +292,10 @@ class DecoderModel(nn.Module):
     def _embedded(self, batch: StepBatch) -> torch.Tensor:
         """[T, C] that may be written to: the embeddings, with all that is added to them; of the first stage alone."""
         return self.embedding.forward(batch.input_ids, self._multiplier)
+
+    def _embedded_here(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """The embeddings, for layers that read them beside what enters, x [T, C]: on each stage from its own table."""
+        return x if self._enters else self._embedded(batch)
 
     def _with_entry(self, found: WeightMap, own: Mapping[str, Target]) -> WeightMap:
         """``found``, and what only the first stage needs; others have no use for it."""

@@ -164,6 +164,7 @@ class EncoderDecoderModel(DecoderModel):
     """
 
     config: EncoderDecoderConfig
+    knows_stages = ("logits",)
 
     def __init__(
         self, config: EncoderDecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int

@@ -16,21 +16,18 @@ from headway.core.errors import UnsupportedModelError
 from headway.core.log import logger
 from headway.models.blocks import BlockSpec
 from headway.models.decoder import DecoderConfig, DecoderModel
-from headway.models.encoder_decoder import EncoderDecoderConfig, EncoderDecoderModel
+from headway.models.encoder_decoder import EncoderDecoderConfig
 from headway.models.interface import ModelConfig
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mixer import CutMixer
 from headway.models.layers.mla import MLASpec
 from headway.models.layers.moe import MixtureSpec
 from headway.models.registry import model_class
-from headway.models.vision_language import SightedConfig, VisionLanguageModel
+from headway.models.vision_language import SightConfig
 from headway.parallel.group import Alone, Group
 from headway.parallel.mesh import stage_starts
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
-
-STAGED = (DecoderModel, VisionLanguageModel, EncoderDecoderModel)
-"""Whose forward passes can be cut between two layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +108,31 @@ def _not_staged(config: ModelConfig) -> UnsupportedModelError:
 
 def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
     own = model_class(config.architecture)
+    assert isinstance(own, type)
     names = ("forward", "_entering", "_inputs", "_enter", "_add_behind", "_last_norm", "logits")
-    for name in names:
-        if getattr(own, name, None) not in [getattr(each, name) for each in STAGED]:
-            raise _not_staged(config)
-    if config.narrow_from is not None:
-        raise UnsupportedModelError(
-            f"{config.architecture} has layers that read what other layers cache, which stages do not know of; leave out "
-            "pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
-        )
+    if any(not _knows_stages(own, name) for name in names):
+        raise _not_staged(config)
     each = config.names.blocks_per_layer
     starts = [layer * each for layer in stage_starts(len(config.blocks) // each, stage.group.size)]
     _check_borders(config, starts[1:])
     return replace(config, stage=stage)
 
 
+def _knows_stages(model: type, name: str) -> bool:
+    """Whether part ``name`` of its forward pass is right on stages: it is every decoder's, and whoever adds to it says so."""
+    owners = [each for each in model.__mro__ if issubclass(each, DecoderModel) and name in vars(each)]
+    return all(owner is DecoderModel or name in vars(owner).get("knows_stages", ()) for owner in owners)
+
+
 def _check_borders(config: DecoderConfig, starts: Sequence[int]) -> None:
     """Raises UnsupportedModelError: a stage, all but the first of which begin at ``starts``, needs more than hidden states."""
+    for layer, block in enumerate(config.blocks):
+        source = layer if block.cache is None or block.cache.shared_with is None else block.cache.shared_with
+        if any(source < start <= layer for start in starts):
+            raise UnsupportedModelError(
+                f"{config.architecture}: layer {layer} reads what layer {source} caches, and of {len(starts) + 1} stages they "
+                "are on two; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+            )
     for start in starts:
         mixer = config.blocks[start].mixer
         if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
@@ -136,7 +141,15 @@ def _check_borders(config: DecoderConfig, starts: Sequence[int]) -> None:
                 "earlier layer's indexer has selected, and stages do not hand that on; take another pipeline_parallel_size, "
                 "or tensor_parallel_size"
             )
-    deep = len(config.sight.vision.deepstack) if isinstance(config, SightedConfig) else 0
+    sight: SightConfig | None = getattr(config, "sight", None)
+    if sight is None:
+        return
+    if config.embeds_everywhere:
+        raise UnsupportedModelError(
+            f"{config.architecture} makes an input for each layer from embeddings, pictures among them, which later stages do "
+            "not have; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+        )
+    deep = len(sight.vision.deepstack)
     if deep > starts[0]:
         raise UnsupportedModelError(
             f"{config.architecture} adds what its tower sees behind its first {deep} layers, and the first of "

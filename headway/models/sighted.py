@@ -170,6 +170,8 @@ class Gemma4SightedConfig(PerLayerConfig):
 class Gemma4ForConditionalGeneration(VisionLanguageModel, Gemma4ForCausalLM):
     """Gemma 4: pictures of any shape; in sliding layers of larger models tokens of a picture see each other. No sounds."""
 
+    knows_stages = ("_inputs",)
+
     def __init__(
         self, config: Gemma4SightedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
     ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import msgspec
 import torch
@@ -72,6 +72,8 @@ class SightedConfig(DecoderConfig):
 
 class VisionLanguageModel(DecoderModel):
     """See the module."""
+
+    knows_stages: ClassVar[tuple[str, ...]] = ("_inputs", "_add_behind")
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
