@@ -27,19 +27,21 @@ from tests.parallel.waits import watched
 TWO: dict[str, Any] = {**THREADS, "distributed_timeout_seconds": 20, "pipeline_parallel_size": 2}
 DEEP = ("qwen3",)
 """What their towers see is added behind two layers, so the first stage needs two."""
-BETWEEN = ("gemma4",)
-STAGED = [name for name in FAMILIES if name not in BETWEEN]
+LARGE = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+"""What Gemma 4's larger models have not."""
 BLOCK_BYTES = 2 * 8 * 2 * 8 * 4
 """Of 8 tokens in one layer of two heads of 8."""
 
 
 @cache
-def folder_of(name: str, layers: int = 4) -> str:
-    """A checkpoint of the family, deeper than usual."""
+def folder_of(name: str, layers: int = 4, **more: Any) -> str:
+    """A checkpoint of the family, deeper than usual; ``more``: fields of its text model."""
     config = json.loads((Path(plain(name)) / "config.json").read_text())
     text = config["text_config"] | {"num_hidden_layers": layers}
     if "layer_types" in text:
         text["layer_types"] = (text["layer_types"] * layers)[:layers]
+    text |= LARGE if name == "gemma4" else {}
+    text |= more
     folder = Path(mkdtemp(prefix=f"headway-stages-{name}-"))
     write(config | {"text_config": text}, folder)
     return str(folder)
@@ -88,7 +90,7 @@ USUAL = {"gemma3": 2, "qwen3": 4, "qwen2.5": 1, "paligemma": 0, "smolvlm": 0}
     ("name", "depth"),
     [
         pytest.param(name, depth, marks=[] if USUAL.get(name) == depth else pytest.mark.soak)
-        for name in STAGED
+        for name in FAMILIES
         for depth in (0, 1, 2, 4)
     ],
 )
@@ -99,11 +101,13 @@ def test_two_stages(name: str, depth: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "depth", "seed"),
-    [("gemma3", 2, 81), ("qwen3", 1, 82), *(pytest.param(name, 4, 83, marks=pytest.mark.soak) for name in STAGED)],
+    [("gemma3", 2, 81), ("qwen3", 1, 82), *(pytest.param(name, 4, 83, marks=pytest.mark.soak) for name in FAMILIES)],
 )
 def test_on_the_simulated_device(name: str, depth: int, seed: int) -> None:
     """In graphs, with few blocks and few rows for pictures, which are evicted."""
-    memory = BLOCK_BYTES * (26 if name == "gemma3" else 2 * 20)  # its windows and its other layers share blocks
+    memory = BLOCK_BYTES * (
+        26 if name in ("gemma3", "gemma4") else 2 * 20
+    )  # its windows and its other layers share blocks
     found, stats = answers_of(
         name, run_ahead=depth, device=f"sim:{seed}", max_model_len=136, kv_cache_memory_bytes=memory, **TWO
     )
@@ -167,7 +171,13 @@ def test_what_is_added_behind_later_stages_is_refused() -> None:
         build_engine(args, progress=False)
 
 
-@pytest.mark.parametrize("name", BETWEEN)
-def test_what_happens_between_layers_is_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="stages do not hand on"):
-        build_engine(arguments(plain(name), **TWO), progress=False)
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"num_kv_shared_layers": 2}, "layer 2 reads what layer 0 caches, and of 2 stages they are on two"),
+        ({"hidden_size_per_layer_input": 4}, "from embeddings, pictures among them, which later stages do not have"),
+    ],
+)
+def test_what_smaller_models_of_gemma_4_have_is_refused(fields: dict[str, int], why: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=why):
+        build_engine(arguments(folder_of("gemma4", **fields), **TWO), progress=False)
