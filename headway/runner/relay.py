@@ -126,6 +126,7 @@ class Relay:
         going = slots
         for offset, drawn in enumerate(tokens):
             going = body.advance(going, drawn, variant, packed, offset, shape.width)
+        # Of all rows, also those that drew nothing: the table is the last stage's, whatever a later step reads of it.
         body.take_drafts(owners, drafts)
 
 
