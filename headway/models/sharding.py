@@ -65,7 +65,10 @@ def sharded(config: ModelConfig, sharing: Sharing) -> ModelConfig:
         return config
     if not isinstance(config, DecoderConfig):
         if sharing.stage.group.size > 1:
-            raise _not_staged(config)
+            raise UnsupportedModelError(
+                f"{config.architecture} is an encoder, which is whole on each rank; leave out pipeline_parallel_size, and set "
+                "data_parallel_size for more texts at once"
+            )
         logger.info("%s is whole on each of the %d ranks", config.architecture, sharing.tensor.size)
         return config
     if sharing.stage.group.size > 1:

@@ -134,5 +134,7 @@ def test_no_stage_waits_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_encoders_are_refused() -> None:
     """They take texts whole and are small: replicas are the way to more of them."""
     folder = save(build("BertModel"), Path(mkdtemp(prefix="headway-stages-")))
-    with pytest.raises(UnsupportedModelError, match="leave out pipeline_parallel_size"):
+    with pytest.raises(
+        UnsupportedModelError, match="is an encoder, which is whole on each rank; leave out pipeline_parallel_size"
+    ):
         build_engine(EngineArgs(model=folder, device="cpu", **TWO), progress=False)
