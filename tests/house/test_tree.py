@@ -9,12 +9,12 @@ from tests.house.source import ROOT, python_sources, text_sources
 
 BUDGET = {
     "cli": 5_990, "server": 7_371, "api": 10_109, "engine": 5_200, "runner": 2_966, "speculative": 1_862, "multimodal": 940,
-    "models": 15_053, "attention": 807, "recurrent": 227, "sampling": 859, "pooling": 279, "state": 769, "parallel": 2_098,
+    "models": 15_056, "attention": 807, "recurrent": 227, "sampling": 859, "pooling": 279, "state": 769, "parallel": 2_098,
     "scheduler": 2_992, "device": 3_042, "kernels": 26_036, "weights": 1_697, "core": 2_788,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 91_085
+WHOLE_BUDGET = 91_088
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

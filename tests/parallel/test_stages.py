@@ -137,6 +137,18 @@ def test_all_stages_run_the_same_tokens(
     assert stats.num_accepted_tokens > 0
 
 
+def test_synthetic_acceptance_is_the_last_stages(deep_model: Path) -> None:
+    """What is accepted by a rate goes back as what was drawn: all stages go on alike, and rows bring as many tokens."""
+    drafts = NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    made = alike(6, temperature=0.0, ignore_eos=True)
+    both = [answers_of(deep_model, made, speculative_config=drafts, **more) for more in ({}, TWO)]
+    assert [len(found[each.request_id].token_ids) for found, _ in both for each in made] == [
+        14 + i for i in range(6)
+    ] * 2
+    rates = [stats.num_accepted_tokens / stats.num_draft_tokens for _, stats in both]
+    assert rates[1] == pytest.approx(rates[0], abs=0.1) and rates[1] > 0.3
+
+
 def test_a_decode_step_of_a_stage_is_graphs_and_exchanges(deep_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the step nor what is done with its tokens later is launched kernel by kernel."""
     one_by_one: list[LaunchShape] = []
